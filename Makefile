@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 ARGS ?=
 
+# Where it is set, each of the many processes that tests start would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 SEEDS ?= 300
 SEED ?=
 MUTANTS ?=
@@ -47,7 +50,7 @@ demo: $(STAMP) ## run the main job on real flights (ARGS="--rows 20000 --keep")
 check: lint types unit ## the quick round before a commit: style, types, tidy and unit tests
 
 test: lint types ## what has to pass: style, types, every kind of test (WORKERS=4, ARGS for pytest)
-	@$(PARALLEL) --durations=15 --durations-min=1 $(ARGS)
+	@$(PARALLEL) --second-chance --durations=15 --durations-min=1 $(ARGS)
 
 lint: $(STAMP) ## formatting and lint
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }

@@ -93,6 +93,9 @@ class Admin(Resident):
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin")
 
+    def __repr__(self) -> str:
+        return f"<Admin at {', '.join(self._addresses)}, {self._connections.home.state}>"
+
     async def __aenter__(self) -> Self:
         network = self._connections.open()
         self._metaserver = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
@@ -107,7 +110,12 @@ class Admin(Resident):
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection."""
+        """
+        Close every connection.
+
+        Raises:
+            OtherLoopError: the admin was opened in another event loop.
+        """
         await self._connections.close()
 
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
@@ -341,7 +349,8 @@ class Admin(Resident):
             accept_loss: the silent broker's disk is lost for good: strict and static subjects continue too.
 
         Returns:
-            One operation for each subject; `busy` names the subjects of which something stays there, and why.
+            In `operations` one for each subject, to `wait` for; `busy` names the subjects of which something stays
+            there, and why.
 
         Raises:
             BrokerGroupUnknownError, NotEnoughBrokersError
@@ -400,17 +409,19 @@ class Admin(Resident):
         A plan, and an operation that has nothing to do, are returned as they are.
 
         Raises:
-            UnreachableError: as `follow`.
+            InvalidRequestError, OperationUnknownError, UnreachableError: as `follow`.
         """
-        return [view async for view in self.follow(operation)][-1]
+        async for latest in self.follow(operation):
+            operation = latest
+        return operation
 
     async def cancel(self, operation_id: int) -> OperationView:
         """
-        Undo an operation that has sealed nothing yet; again changes nothing.
+        Cancel an operation that has not begun to seal; a repetition changes nothing.
 
         Raises:
             OperationUnknownError
-            OperationForwardError: it has begun to seal, and can only go forward.
+            OperationForwardError: it has begun to seal, and can only be completed.
         """
         if not isinstance(operation_id, int) or not 0 < operation_id <= MAX_I64:
             raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Which machine a figure comes from."""
+"""Describes the machine that a figure comes from."""
 
 from __future__ import annotations
 

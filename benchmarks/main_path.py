@@ -27,8 +27,8 @@ from keylane.rpc.http_network import HttpNetwork
 ROLES = str(Path(__file__).with_name("roles.py"))
 
 
-class Cluster:
-    """A metaserver and one broker, each a process of its own."""
+class BenchCluster:
+    """A metaserver and a broker, each a process of its own."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._stack = stack
@@ -49,7 +49,7 @@ class Cluster:
         return process, line_of(process)["address"]
 
     def create(self, subject: str) -> None:
-        """A subject of 4 partitions."""
+        """Create a subject of 4 partitions."""
 
         async def create() -> None:
             network = HttpNetwork()
@@ -78,17 +78,17 @@ class Cluster:
 
 
 def line_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next JSON line a process prints."""
+    """The next JSON line that a process prints."""
     output: IO[str] | None = process.stdout
     assert output is not None
     line = output.readline()
     if not line:
         raise SystemExit(f"a measured process ended with status {process.wait()}")
-    found: dict[str, Any] = json.loads(line)
-    return found
+    figures: dict[str, Any] = json.loads(line)
+    return figures
 
 
-def round_of(cluster: Cluster, number: int, count: int) -> dict[str, float]:
+def round_of(cluster: BenchCluster, number: int, count: int) -> dict[str, float]:
     """One round of all figures."""
     figures: dict[str, float] = {}
     apart, both = f"apart-{number}", f"both-{number}"
@@ -116,9 +116,9 @@ def round_of(cluster: Cluster, number: int, count: int) -> dict[str, float]:
     consumer.wait()
     figures["both_per_second"] = count / (handled["ended"] - sent["started"])
 
-    one = cluster.role("single", apart, 500)
-    single = line_of(one)
-    one.wait()
+    sender = cluster.role("single", apart, 500)
+    single = line_of(sender)
+    sender.wait()
     figures["single_send_p50_ms"] = single["p50_ms"]
     figures["single_send_p99_ms"] = single["p99_ms"]
     figures["fdatasync_p50_ms"] = single["fdatasync_p50_ms"]
@@ -139,12 +139,14 @@ def main() -> None:
     options = parser.parse_args()
     rounds, count = (1, options.count // 10) if options.quick else (options.rounds, options.count)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        cluster = Cluster(Path(folder), stack)
-        found = []
+        cluster = BenchCluster(Path(folder), stack)
+        figures = []
         for number in range(rounds):
-            found.append(round_of(cluster, number, count))
+            figures.append(round_of(cluster, number, count))
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
-    medians = {key: round(statistics.median(one[key] for one in found), 3) for key in found[0]}
+    medians = {
+        key: round(statistics.median(figure[key] for figure in figures), 3) for key in figures[0]
+    }
     print(json.dumps({"machine": machine(), "rounds": rounds, "count": count, **medians}, indent=2))
 
 

@@ -1,7 +1,7 @@
 """Measures what keeping the order costs: hand-over, fail-over, resize, a large join, heartbeats; prints JSON.
 
-    handover_p99_ms       a partition changes hands politely: last message of the old owner to first of the new one
-    failover_p99_ms       an owner is killed: from the kill to the first message of the new owner, ttl_ms inside
+    handover_p99_ms       a hand-over: from the last message of the old owner to the first message of the new owner
+    failover_p99_ms       an owner is killed: from the kill to the first message of the new owner, ttl_ms included
     resize_moved_p99_ms   a partition is split under load: send to handled, of its keys
     resize_other_p99_ratio   the same of all other keys, against the second before: medians of seconds
     steady_p99_ratio      noise: the worst second before a split against their median
@@ -31,7 +31,7 @@ from pathlib import Path
 
 import uvloop
 from machine import machine
-from main_path import Cluster, line_of
+from main_path import BenchCluster, line_of
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
@@ -45,7 +45,7 @@ from keylane.rpc.http_network import HttpNetwork
 TTL_MS = 2_000
 KEYS = [b"key-%d" % number for number in range(200)]
 SENT_AT_ONCE = 20
-"""Few, so that a pause is not the time between two sends."""
+"""Few, so that the time between sends does not count as a pause."""
 SESSIONS = 1_000
 JOIN_PARTITIONS = 900
 STEADY_SECONDS = 1.0
@@ -61,17 +61,17 @@ def p99(values: Sequence[float]) -> float:
 
 
 class Traffic:
-    """A steady stream of messages, about 4,000 a second, and who handled them when."""
+    """A steady stream of about 4,000 messages a second, with their owners and latencies."""
 
     def __init__(self, meta: str, subject: str) -> None:
         self.meta = meta
         self.subject = subject
         self.latencies: list[tuple[bytes, float, float]] = []
-        """Key, when it was sent, how long until it was handled, in seconds."""
+        """(key, time of sending, seconds until it was handled) of each handled message."""
         self.sent: list[float] = []
-        """When each was sent."""
+        """Time of sending of each message."""
         self.owners: dict[int, list[tuple[int, float, float]]] = {}
-        """Of each partition: token, its first and its last message."""
+        """Partition id → (token, time of its first message, time of its last message) of each owner."""
 
     async def handle(self, message: Message) -> None:
         now = time.monotonic()
@@ -103,7 +103,7 @@ class Traffic:
         )
 
     def changes_ms(self, since: float, until: float) -> list[float]:
-        """Milliseconds from the last message of one owner to the first of the next, of changes in this time."""
+        """Milliseconds from an owner's last message to the next owner's first, of changes in this time."""
         return [
             (after[1] - before[2]) * 1_000
             for spans in self.owners.values()
@@ -127,7 +127,7 @@ async def create(meta: MetaClient, subject: str, partitions: int) -> None:
 
 
 async def done(meta: MetaClient, subject: str) -> OperationView:
-    """The subject's last operation, once it is done: a stalled disk makes it late, which the latencies show."""
+    """Wait until the subject's last operation is done."""
     async with asyncio.timeout(DONE_SECONDS_MAX):
         while True:
             (view, *_) = (await meta.operations(subject)).operations
@@ -136,11 +136,11 @@ async def done(meta: MetaClient, subject: str) -> OperationView:
             await asyncio.sleep(0.1)
 
 
-async def handover(cluster: Cluster, meta: MetaClient, rounds: int) -> list[float]:
-    """Consumers join and leave politely."""
+async def handover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list[float]:
+    """Consumers join and leave; milliseconds of each hand-over."""
     await create(meta, "handover", 16)
     traffic = Traffic(cluster.meta, "handover")
-    found: list[float] = []
+    changes: list[float] = []
     async with (
         Producer(cluster.meta, strategy="strict") as producer,
         traffic.consumer(),
@@ -153,16 +153,16 @@ async def handover(cluster: Cluster, meta: MetaClient, rounds: int) -> list[floa
             async with traffic.consumer():
                 await asyncio.sleep(STEADY_SECONDS)
             await asyncio.sleep(STEADY_SECONDS)
-        found = traffic.changes_ms(since, time.monotonic())
+        changes = traffic.changes_ms(since, time.monotonic())
         sending.cancel()
-    return found
+    return changes
 
 
-async def failover(cluster: Cluster, meta: MetaClient, rounds: int) -> list[float]:
-    """A consumer in a process of its own is killed."""
+async def failover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list[float]:
+    """A consumer in a process of its own is killed; milliseconds until each of its partitions is handled again."""
     await create(meta, "failover", 16)
     traffic = Traffic(cluster.meta, "failover")
-    found: list[float] = []
+    delays: list[float] = []
     async with (
         Producer(cluster.meta, strategy="strict") as producer,
         traffic.consumer(ttl_ms=TTL_MS) as heir,
@@ -181,16 +181,16 @@ async def failover(cluster: Cluster, meta: MetaClient, rounds: int) -> list[floa
             victim.kill()
             victim.wait()
             await asyncio.sleep(TTL_MS / 1_000 + 2)
-            # What the victim handled is not known here: count from its end.
+            # Messages that the victim handled are not known here, so the time counts from the kill.
             taken = [
                 (spans[-1][1] - killed) * 1_000
                 for spans in traffic.owners.values()
                 if spans[-1][1] > killed
             ]
             assert len(taken) == left > 0, "not all were taken over"
-            found += taken
+            delays += taken
         sending.cancel()
-    return found
+    return delays
 
 
 async def be_victim(meta: str) -> None:
@@ -207,7 +207,7 @@ async def be_victim(meta: str) -> None:
 
 
 async def resize(
-    cluster: Cluster, meta: MetaClient, rounds: int
+    cluster: BenchCluster, meta: MetaClient, rounds: int
 ) -> tuple[list[float], list[list[float]], list[list[float]]]:
     """
     One of four partitions is split and merged again; latencies in ms.
@@ -250,29 +250,31 @@ async def resize(
                 elif begun <= sent_at < until:
                     here = logical_partition(key) < 256
                     (moved if here else others[-1]).append(seconds * 1_000)
-            traffic.latencies = [one for one in traffic.latencies if one[1] >= until]
-            traffic.sent = [one for one in traffic.sent if one >= until]
+            traffic.latencies = [latency for latency in traffic.latencies if latency[1] >= until]
+            traffic.sent = [sent_at for sent_at in traffic.sent if sent_at >= until]
         sending.cancel()
     return moved, others, before
 
 
-async def join(cluster: Cluster, meta: MetaClient) -> float:
+async def join(cluster: BenchCluster, meta: MetaClient) -> float:
     """Ten consumers join a group of 900 partitions at once; seconds until each is pulled."""
     await create(meta, "join", JOIN_PARTITIONS)
     traffic = Traffic(cluster.meta, "join")
     consumers = [traffic.consumer(ttl_ms=30_000) for _ in range(10)]
     async with AsyncExitStack() as stack:
         began = time.monotonic()
-        await asyncio.gather(*(stack.enter_async_context(one) for one in consumers))
+        await asyncio.gather(*(stack.enter_async_context(consumer) for consumer in consumers))
         while True:
-            held = [held for one in consumers for held in one.assignment]
-            pulling = {one.partition_id for one in held if one.waiting_for == "messages"}
+            held = [held for consumer in consumers for held in consumer.assignment]
+            pulling = {
+                assigned.partition_id for assigned in held if assigned.waiting_for == "messages"
+            }
             if len(pulling) == len(held) == JOIN_PARTITIONS:
                 return time.monotonic() - began
             await asyncio.sleep(0.01)
 
 
-async def heartbeats(cluster: Cluster, network: HttpNetwork, meta: MetaClient) -> float:
+async def heartbeats(cluster: BenchCluster, network: HttpNetwork, meta: MetaClient) -> float:
     """The share of a core that a metaserver takes for a thousand consumers on 1,024 partitions."""
     await create(meta, "beats", 1_024)
     client = MetaClient(network, [cluster.meta], timeout_ms=30_000)
@@ -289,8 +291,8 @@ async def heartbeats(cluster: Cluster, network: HttpNetwork, meta: MetaClient) -
     async def begin() -> None:
         session = secrets.token_hex(16)
         async with at_once:
-            one = await client.join(Join(subject="beats", group="bench", session=session))
-        tasks.append(asyncio.create_task(beat(session, one.heartbeat_ms)))
+            joined = await client.join(Join(subject="beats", group="bench", session=session))
+        tasks.append(asyncio.create_task(beat(session, joined.heartbeat_ms)))
 
     await asyncio.gather(*(begin() for _ in range(SESSIONS)))
     await asyncio.sleep(SAMPLE_SECONDS)
@@ -310,13 +312,13 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(cluster: Cluster, rounds: int) -> dict[str, float]:
+async def measure(cluster: BenchCluster, rounds: int) -> dict[str, float]:
     """All figures, one after another."""
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta], timeout_ms=30_000)
 
-    def say(what: str, *found: float) -> None:
-        print(what, *(round(one, 3) for one in found), file=sys.stderr, flush=True)
+    def say(what: str, *values: float) -> None:
+        print(what, *(round(value, 3) for value in values), file=sys.stderr, flush=True)
 
     try:
         say("hand-over, then what was found and the next")
@@ -325,7 +327,10 @@ async def measure(cluster: Cluster, rounds: int) -> dict[str, float]:
         fails = await failover(cluster, meta, max(1, rounds // 3))
         say("resize", p99(fails))
         moved, others, before = await resize(cluster, meta, rounds)
-        others_ms, before_ms = [p99(one) for one in others], [p99(one) for one in before]
+        others_ms, before_ms = (
+            [p99(values) for values in others],
+            [p99(values) for values in before],
+        )
         steady_ms = statistics.median(before_ms)
         say("join", p99(moved), statistics.median(others_ms), steady_ms)
         joined = await join(cluster, meta)
@@ -359,9 +364,9 @@ def main() -> None:
             runner.run(be_victim(options.victim))
             return
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            cluster = Cluster(Path(folder), stack)
-            found = runner.run(measure(cluster, 2 if options.quick else 10))
-    rounded = {key: round(value, 3) for key, value in found.items()}
+            cluster = BenchCluster(Path(folder), stack)
+            figures = runner.run(measure(cluster, 2 if options.quick else 10))
+    rounded = {key: round(value, 3) for key, value in figures.items()}
     print(json.dumps({"machine": machine(), **rounded}, indent=2))
 
 

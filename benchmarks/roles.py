@@ -1,4 +1,4 @@
-"""What the measured processes do: send, consume, send one by one, drain an outbox.  Each prints one JSON line.
+"""The measured processes: send, consume, send messages one at a time, drain an outbox.  Each prints one JSON line.
 
 Run as `python benchmarks/roles.py ROLE META SUBJECT COUNT`.
 """
@@ -28,7 +28,7 @@ SENDS_PER_TURN = 500
 
 
 async def send(meta: str, subject: str, count: int) -> dict[str, object]:
-    """Send `count` messages as fast as there is room; the clock stops with the last ack."""
+    """Send `count` messages as fast as the producer's queue takes them; the clock stops at the last ack."""
     async with Producer(meta, strategy="strict") as producer:
         await producer.send(subject, VALUE, key=KEYS[0])
         started = time.monotonic()
@@ -45,7 +45,7 @@ async def send(meta: str, subject: str, count: int) -> dict[str, object]:
 
 
 async def consume(meta: str, subject: str, count: int) -> dict[str, object]:
-    """Handle `count` messages, one `async` call each; the clock runs from the first to the last of them."""
+    """Handle `count` messages, an `async` call each; the clock runs from the first message to the last."""
     handled = 0
     started = ended = 0.0
     done = asyncio.Event()
@@ -66,7 +66,7 @@ async def consume(meta: str, subject: str, count: int) -> dict[str, object]:
 
 
 async def single(meta: str, subject: str, count: int) -> dict[str, object]:
-    """Send one by one, each after the ack of the one before; beside it the disk's own fdatasync."""
+    """Send messages one at a time, each after the ack before it; measures the disk's own fdatasync as well."""
     sends: list[float] = []
     flushes: list[float] = []
     with tempfile.NamedTemporaryFile() as probe:

@@ -84,19 +84,19 @@ class Run:
     def crash(self, folder: Path) -> dict[str, Any]:
         size = 128 << 10
         self.part("fill", folder, count=16_384 // self._part, size=size, clean=False)
-        found = self.part("start", folder, size=size)
+        measured = self.part("start", folder, size=size)
         return {
-            "crash_start_vs_disk": found["disk_s"] / found["start_s"],
-            "crash_start_s": found["start_s"],
-            "crash_start_disk_s": found["disk_s"],
-            "crash_start_log_mb": found["log_mb"],
+            "crash_start_vs_disk": measured["disk_s"] / measured["start_s"],
+            "crash_start_s": measured["start_s"],
+            "crash_start_disk_s": measured["disk_s"],
+            "crash_start_log_mb": measured["log_mb"],
         }
 
     def clean(self, folder: Path) -> dict[str, Any]:
         size = 16 << 10
         self.part("fill", folder, count=131_072 // self._part, size=size, clean=True)
-        found = self.part("start", folder, size=size)
-        return {"clean_start_s": found["start_s"], "clean_start_log_mb": found["log_mb"]}
+        measured = self.part("start", folder, size=size)
+        return {"clean_start_s": measured["start_s"], "clean_start_log_mb": measured["log_mb"]}
 
     def lookup(self, folder: Path) -> dict[str, Any]:
         return self.part("lookup", folder, units=10_000_000 // self._part, lookups=20_000)
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(NAMES))
     chosen = parser.parse_args()
     started = time.perf_counter()
-    found: dict[str, Any] = {"machine": machine(), "quick": chosen.quick}
+    results: dict[str, Any] = {"machine": machine(), "quick": chosen.quick}
     with tempfile.TemporaryDirectory(prefix="keylane-store-") as folder:
         for index in [chosen.index] if chosen.index else ["file", "rocksdb"]:
             run = Run(index, Path(folder), quick=chosen.quick)
@@ -124,9 +124,9 @@ def main() -> None:
                 began = time.perf_counter()
                 run.in_folder(getattr(run, name))
                 print(f"{index} {name}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-            found[index] = {key: rounded(value) for key, value in run.results.items()}
-    found["seconds"] = round(time.perf_counter() - started)
-    print(json.dumps(found, indent=2))
+            results[index] = {key: rounded(value) for key, value in run.results.items()}
+    results["seconds"] = round(time.perf_counter() - started)
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

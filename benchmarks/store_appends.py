@@ -1,4 +1,4 @@
-"""How fast a store appends: large batches beside the same bytes written raw, and small ones."""
+"""Measures appends: large batches beside raw writes of the same bytes, and small batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from store_rig import KIB, MIB, PER_CLIENT, Batches, append_all, host, serving
+from store_rig import KIB, MIB, PER_CLIENT, BatchMaker, append_all, host, serving
 
 from keylane.broker.storage.append_file import RealAppendFile
 
@@ -27,7 +27,7 @@ class Cadence:
 
         def append(self: RealAppendFile, buffers: Any) -> None:
             if self._path.endswith(".log"):
-                cadence.sizes.append([len(one) for one in buffers])
+                cadence.sizes.append([len(buffer) for buffer in buffers])
             cadence._append(self, buffers)
 
         RealAppendFile.append = append
@@ -54,7 +54,7 @@ class Cadence:
 
 async def append(folder: str, index: str, *, count: int, rounds: int) -> dict[str, Any]:
     """128 KiB batches of 40 clients, and the same bytes written raw right after, some rounds of each."""
-    batches = Batches(128 * KIB)
+    batches = BatchMaker(128 * KIB)
     ratios, rates = [], []
     async with serving(folder, index) as (store, service):
         await host(store, range(1, 41))
@@ -79,7 +79,7 @@ async def append(folder: str, index: str, *, count: int, rounds: int) -> dict[st
 
 async def commits(folder: str, index: str, *, count: int, rounds: int) -> dict[str, Any]:
     """1 KiB batches of 64 clients: how many share a commit, and how many are stored a second."""
-    batches = Batches(KIB)
+    batches = BatchMaker(KIB)
     rates: list[float] = []
     carried: list[float] = []
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""What very many partitions cost: the rate of appends, memory and files, and opening them again."""
+"""Measures very many partitions: the rate of appends, memory, open files, restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from store_rig import MIB, PER_CLIENT, Batches, append_all, host, opened, serving
+from store_rig import MIB, PER_CLIENT, BatchMaker, append_all, host, opened, serving
 
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.files import RealFiles
@@ -20,10 +20,12 @@ from keylane.protocol.frames import Append
 
 
 def memory_mb() -> tuple[float, float]:
-    """Resident now, and at most so far."""
+    """Resident memory now, and its peak."""
     text = Path("/proc/self/status").read_text()
-    found = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if "kB" in line}
-    return round(found["VmRSS"] / 1024, 1), round(found["VmHWM"] / 1024, 1)
+    fields = {
+        line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if "kB" in line
+    }
+    return round(fields["VmRSS"] / 1024, 1), round(fields["VmHWM"] / 1024, 1)
 
 
 def open_files() -> int:
@@ -34,27 +36,26 @@ async def many(
     folder: str, index: str, *, partitions: int, window: int, rounds: int
 ) -> dict[str, Any]:
     """
-    Medians of some fillings; the folder keeps the last.
+    Medians of `rounds` fillings; the folder keeps the last.
 
-    A second of work says little of a rate, and a disk that was idle is faster: short ones come after one that does
-    not count.
+    An idle disk is faster at first, so several short fillings follow one that does not count.
     """
-    found = [
+    fillings = [
         await fill_many(f"{folder}/{number}", index, partitions=partitions, window=window)
         for number in range(rounds + (rounds > 1))
     ]
-    os.rename(f"{folder}/{len(found) - 1}", f"{folder}/last")
-    counted = found[-rounds:]
-    result = {key: statistics.median(one[key] for one in counted) for key in found[0]}
+    os.rename(f"{folder}/{len(fillings) - 1}", f"{folder}/last")
+    counted = fillings[-rounds:]
+    result = {key: statistics.median(filling[key] for filling in counted) for key in fillings[0]}
     return result | {"append_ratio": result["late_appends_s"] / result["early_appends_s"]}
 
 
 async def fill_many(folder: str, index: str, *, partitions: int, window: int) -> dict[str, Any]:
-    """Many partitions with one small batch each; the rate of appends after the thousandth and after the last."""
-    batches = Batches(200)
+    """Many partitions with a small batch each; the rate of appends after 1,000 partitions and after all."""
+    batches = BatchMaker(200)
 
     async def one_each(service: BrokerService, numbers: range) -> float:
-        made = ((one, batches.make(one, 0)) for one in numbers)
+        made = ((partition_id, batches.make(partition_id, 0)) for partition_id in numbers)
         return len(numbers) / await append_all(service, made, clients=64 * PER_CLIENT)
 
     most_files = 0
@@ -84,13 +85,13 @@ async def fill_many(folder: str, index: str, *, partitions: int, window: int) ->
 
 
 async def restart(folder: str, index: str, *, partitions: int) -> dict[str, Any]:
-    """Open what is there, and read and append at once."""
+    """Open a filled folder, then append and read at once."""
     started = time.perf_counter()
     pool = ThreadPoolExecutor(1)
     store = opened(RealFiles(folder), folder, index, pool)
     service = BrokerService(store, clock=SystemClock())
     partition = store.state.partition(partitions // 2)
-    await service.handle(Append(partitions // 2), Batches(200).make(partitions // 2, 1))
+    await service.handle(Append(partitions // 2), BatchMaker(200).make(partitions // 2, 1))
     _, upto = await store.read(partition, 0, bytes_max=1)
     seconds = time.perf_counter() - started
     assert upto > 0

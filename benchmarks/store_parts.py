@@ -15,7 +15,8 @@ from store_starts import fill, start
 from keylane.broker.app import tune_interpreter
 
 PARTS = {
-    one.__name__: one for one in (append, commits, reading, many, restart, fill, start, lookup)
+    function.__name__: function
+    for function in (append, commits, reading, many, restart, fill, start, lookup)
 }
 
 

@@ -1,4 +1,4 @@
-"""How fast a store reads its log, and finds an offset by time."""
+"""Measures reads of the log, and lookups by time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import Any
 
-from store_rig import KIB, MIB, Batches, append_all, host, serving
+from store_rig import KIB, MIB, BatchMaker, append_all, host, serving
 
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.index.interface import Unit
@@ -18,8 +18,8 @@ from keylane.protocol.control import TimeBound
 async def reading(
     folder: str, index: str, *, alone: int, rows: int, partitions: int, rounds: int
 ) -> dict[str, Any]:
-    """A partition of 128 KiB batches, and 1,000 of 16 KiB ones that take turns; from the page cache."""
-    batches, small = Batches(128 * KIB), Batches(16 * KIB)
+    """Reads from the page cache: a partition of 128 KiB batches, and interleaved partitions of 16 KiB batches."""
+    batches, small = BatchMaker(128 * KIB), BatchMaker(16 * KIB)
     async with serving(folder, index, cache_bytes=0) as (store, service):
         await host(store, range(1, partitions + 2))
         made = ((1, batches.make(1, n)) for n in range(alone))
@@ -30,8 +30,8 @@ async def reading(
         async def rate(partition_ids: list[int]) -> float:
             size = 0
             started = time.perf_counter()
-            for one in partition_ids:
-                partition = store.state.partition(one)
+            for partition_id in partition_ids:
+                partition = store.state.partition(partition_id)
                 offset = 0
                 while offset < partition.readable_offset:
                     data, offset = await store.read(partition, offset, bytes_max=2 * MIB)
@@ -73,11 +73,11 @@ async def lookup(folder: str, index: str, *, units: int, lookups: int) -> dict[s
     for number in range(lookups + 1000):
         at_ms, bound = rng.randrange(7 * units), rng.choice(list(TimeBound))
         began, computed = time.perf_counter(), time.thread_time()
-        found = queues.by_time(1, at_ms, bound)
+        unit = queues.by_time(1, at_ms, bound)
         if number >= 1000:
             took.append(time.perf_counter() - began)
             cpu.append(time.thread_time() - computed)
-        assert found is not None or bound is TimeBound.LOWER
+        assert unit is not None or bound is TimeBound.LOWER
     took.sort()
     cpu.sort()
     queues.close()

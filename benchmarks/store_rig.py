@@ -1,4 +1,4 @@
-"""What the parts of a store are measured with: batches, a store and its service, appends that are timed."""
+"""Helpers of the store's benchmarks: batches, a store with its service, timed appends."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from keylane.protocol.routing import Partition, PartitionState
 KIB = 1 << 10
 MIB = 1 << 20
 PER_CLIENT = 5
-"""Batches that a client has under way; the producer's default."""
+"""Batches that a client has in flight; the producer's default."""
 
 
-class Batches:
-    """Batches of one producer, of about `size` bytes, made by copying one and stamping its sequence."""
+class BatchMaker:
+    """Makes batches of one producer, of about `size` bytes: copies of a template with their own sequence."""
 
     def __init__(self, size: int, *, producer_id: int = 7) -> None:
         count = max(1, min(128, size // KIB))
@@ -101,7 +101,10 @@ async def serving(folder: str, index: str, **changes: Any) -> Any:
 async def host(store: Store, partition_ids: range) -> None:
     for start in range(0, len(partition_ids), 1000):
         await asyncio.gather(
-            *(store.host(facts(one))[1] for one in partition_ids[start : start + 1000])
+            *(
+                store.host(facts(partition_id))[1]
+                for partition_id in partition_ids[start : start + 1000]
+            )
         )
 
 

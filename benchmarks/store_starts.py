@@ -1,4 +1,4 @@
-"""How long a store takes to start from a cold log, beside what the disk alone needs to read it."""
+"""Measures the start of a store from a cold log, beside the time in which the disk alone reads the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from store_rig import MIB, PER_CLIENT, Batches, append_all, host, opened, serving
+from store_rig import MIB, PER_CLIENT, BatchMaker, append_all, host, opened, serving
 
 from keylane.broker.storage.files import RealFiles
 
@@ -27,7 +27,7 @@ def drop_cache(folder: str) -> None:
 
 
 def read_seconds(folder: str) -> float:
-    """What the disk needs for the log from one end to the other."""
+    """Seconds in which the disk reads the whole log."""
     drop_cache(folder)
     started = time.perf_counter()
     buffer = bytearray(4 * MIB)
@@ -41,7 +41,7 @@ def read_seconds(folder: str) -> float:
 
 async def fill(folder: str, index: str, *, count: int, size: int, clean: bool) -> dict[str, Any]:
     """A log of many batches on 100 partitions, without a snapshot, ended by a clean stop or not."""
-    batches = Batches(size)
+    batches = BatchMaker(size)
     async with serving(folder, index) as (store, service):
         await host(store, range(1, 101))
         await store.snapshotter.write()
@@ -55,7 +55,7 @@ async def fill(folder: str, index: str, *, count: int, size: int, clean: bool) -
 
 
 async def start(folder: str, index: str, *, size: int) -> dict[str, Any]:
-    """Seconds to open a store that is cold, and those that the disk alone needs."""
+    """Seconds to open a cold store, and seconds in which the disk alone reads its log."""
     disk = [read_seconds(folder)]
     drop_cache(folder)
     began = time.perf_counter()

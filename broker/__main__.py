@@ -1,4 +1,4 @@
-"""`python -m keylane.broker`: one broker as a program of its own."""
+"""`python -m keylane.broker`: a broker as a program of its own."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .settings import broker_settings
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="keylane.broker", description=__doc__)
-    parser.add_argument("--group", help="broker group it serves")
+    parser.add_argument("--group", help="broker group that it serves")
     parser.add_argument("--data", help="data folder, used by this broker only; made if missing")
     parser.add_argument("--meta", help="metaservers, host:port[,host:port…]")
     parser.add_argument("--host", help="loopback address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for any free port")
     parser.add_argument("--segment-bytes", type=int, help="size of a segment of the commit log")
-    parser.add_argument("--index", help="what finds batches in the log: file, rocksdb")
-    parser.add_argument("--config", type=Path, help="TOML file with the same names and more")
+    parser.add_argument("--index", help="kind of index of the log: file, rocksdb")
+    parser.add_argument("--config", type=Path, help="TOML file with these settings and more")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program; the exit status."""
+    """Run the program; returns its exit status."""
     flags = vars(_parser().parse_args(arguments))
     config = flags.pop("config")
 

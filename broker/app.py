@@ -1,4 +1,4 @@
-"""A broker put together: folder, store, server, registration; started and stopped in order."""
+"""Starts and stops a broker's parts in order: data folder, store, server, registration, retention."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from .store.store import Store
 log = logging.getLogger("keylane.broker")
 
 SWITCH_S = 0.0005
-"""How long a thread waits for a busy event loop after its disk operation; with Python's 5 ms the disk idles meanwhile."""
+"""How long a thread waits for a busy event loop after a disk operation; with Python's 5 ms the disk would idle."""
 GC_THRESHOLDS = (10_000, 4, 200)
-"""Messages leave no cycles: the collector runs seldom, and never long over objects that stay."""
+"""Messages make no reference cycles, so the collector needs to run seldom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningBroker:
-    """A broker that serves."""
+    """A broker that serves requests."""
 
     address: str
     identity: FolderIdentity
     store: Store
 
 
-class _Opened(NamedTuple):
+class _Folder(NamedTuple):
     """A data folder opened for serving."""
 
     identity: FolderIdentity
@@ -69,18 +69,18 @@ async def running_broker(
     rng: random.Random | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """
-    Recover, listen and report; stop in reverse order at the end of the block.
+    Recover the store, listen, and report to the metaserver; stop in reverse order at the end of the block.
 
-    The metaserver need not be reachable.  A network given is the caller's to close.
+    The metaserver need not be reachable.  The caller has to close a `network` that it gives.
 
     Raises:
-        DataFolderError, CorruptLogError, AddressError: it cannot start.
+        DataFolderError, CorruptLogError, AddressError: the broker cannot start.
     """
     clock, rng = clock or SystemClock(), rng or random.SystemRandom()
     check_free(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
-        stack.callback(files.close)  # last: the lock outlives all threads
+        stack.callback(files.close)  # called last: the lock outlives all threads
         run_commit = _in_pool(stack, 1, "commit")
         run_read = _in_pool(stack, settings.reader_threads, "read")
         run_background = _in_pool(stack, 1, "background")
@@ -129,8 +129,8 @@ def _open(
     clock: Clock,
     rng: random.Random,
     pools: tuple[RunBlocking, ...],
-) -> _Opened:
-    """Lock the data folder, recover its store and name this opening; blocks."""
+) -> _Folder:
+    """Lock the data folder, recover its store, and name the new opening; blocks."""
     run_commit, run_read, run_background = pools
     files.lock()
     identity = claim_folder(files, broker_group=settings.group, rng=rng)
@@ -139,11 +139,11 @@ def _open(
         files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
         run_background=run_background,
     )  # fmt: skip
-    return _Opened(identity, store, begin_opening(files, rng=random.SystemRandom()))
+    return _Folder(identity, store, begin_opening(files, rng=random.SystemRandom()))
 
 
 def _control(
-    opened: _Opened, registration: Registration, cleaning: Cleaning, *, clock: Clock
+    opened: _Folder, registration: Registration, cleaning: Cleaning, *, clock: Clock
 ) -> BrokerControl:
     return BrokerControl(
         opened.store,
@@ -159,9 +159,9 @@ def _control(
 
 
 def _report(
-    opened: _Opened, address: str, *, untold: tuple[int, ...], taken: bool
+    opened: _Folder, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
-    """The report of a broker; without earlier openings if its last report was `taken`."""
+    """The report of a broker; `taken` leaves out earlier openings, as after an accepted report."""
     identity, store, opening = opened
     return BrokerHeartbeat(
         broker_group=identity.broker_group,
@@ -183,7 +183,7 @@ def _limits(settings: BrokerSettings) -> HttpLimits:
 def _in_pool(
     stack: contextlib.AsyncExitStack, threads: int, name: str
 ) -> Callable[..., Awaitable[Any]]:
-    """A function that runs functions in `threads` threads of its own; they end with the stack."""
+    """A function that runs functions in a pool of `threads` threads; the pool ends with the stack."""
     pool = ThreadPoolExecutor(threads, name)
     stack.callback(pool.shutdown)
 
@@ -200,7 +200,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def tune_interpreter() -> None:
-    """Set the whole process up for serving; objects in memory now stay, and are left out of garbage collections."""
+    """Tune the whole process for serving; present objects are left out of garbage collections from now on."""
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
@@ -209,7 +209,7 @@ def tune_interpreter() -> None:
 async def run_broker(
     settings: BrokerSettings, stop: asyncio.Event, *, ready: Callable[[str], None]
 ) -> None:
-    """Serve until `stop` is set; `ready` is called with the address once it serves.  Has the process to itself."""
+    """Serve until `stop` is set, as the only task of the process; `ready` is called with the address when it serves."""
     async with running_broker(settings) as broker:
         tune_interpreter()
         ready(broker.address)

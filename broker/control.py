@@ -1,4 +1,4 @@
-"""Control calls of a broker: hosting partitions, looking at them, health."""
+"""Control calls of a broker: host, describe and seal partitions, set cursors, health."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from .store.set_cursor import set_cursor
 from .store.store import DURABLE, Store
 
 LISTED_MAX = 500
-"""Partitions in one answer: more would block the event loop for long."""
+"""Partitions in an answer; more would block the event loop too long."""
 GROUPS_LISTED_MAX = 2_000
-"""Consumer groups after which an answer ends, for the same reason."""
+"""Consumer groups at which an answer ends, for the same reason."""
 
 
 class BrokerControl:
-    """Answers control calls from a store; `registration`, `retention` and `refusal` return a problem, "" if there is none."""
+    """Answers control calls from a store; `registration`, `retention` and `refusal` return a problem, or ""."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class BrokerControl:
         self._retention = retention
         self._refusal = refusal
         self._ids: list[int] = []
-        """Ids of hosted partitions, sorted, as of the last listing."""
+        """Ids of hosted partitions, sorted, at the last listing."""
         self._ids_version = -1
 
     def routes(self) -> list[ControlRoute]:
-        """One route for each of `endpoints.BROKER`."""
+        """A route for each endpoint of `endpoints.BROKER`."""
         return [
             ControlRoute(endpoints.HOST_PARTITION, self.host),
             ControlRoute(endpoints.PARTITIONS, self.list),
@@ -83,11 +83,11 @@ class BrokerControl:
         ]
 
     async def host(self, body: HostPartition, _params: Params) -> PartitionStatus:
-        """Host a partition of this broker's group, durably; a repeat succeeds while the partition is unused."""
+        """Host a partition of this broker group, durably; a repeat succeeds while the partition is unused."""
         if body.partition.broker_group != self._broker_group:
             raise WrongBrokerError(
-                f"partition {body.partition.partition_id} is of broker group "
-                f"{body.partition.broker_group!r}, this is {self._broker_group!r}",
+                f"partition {body.partition.partition_id} belongs to broker group "
+                f"{body.partition.broker_group!r}, not to {self._broker_group!r}",
                 broker_group=self._broker_group,
             )
         await check_standing(self._standing)
@@ -99,7 +99,7 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def list(self, _body: object, params: Params) -> PartitionStatusList:
-        """Hosted partitions by id, `limit` of those after `after`; fewer if they have many groups."""
+        """A page of hosted partitions by id: at most `limit` after `after`, fewer if they have many groups."""
         after = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
         hosted = self._store.state.partitions
@@ -108,38 +108,38 @@ class BrokerControl:
             self._ids, self._ids_version = sorted(known), hosted.version
         now_ms = self._clock.boot_ms()
         start = bisect_right(self._ids, after)
-        found: list[PartitionStatus] = []
+        listed: list[PartitionStatus] = []
         groups = 0
         for partition_id in self._ids[start : start + limit]:
-            found.append(hosted[partition_id].status(now_ms=now_ms))
-            groups += len(found[-1].groups)
+            listed.append(hosted[partition_id].status(now_ms=now_ms))
+            groups += len(listed[-1].groups)
             if groups >= GROUPS_LISTED_MAX:
                 break
-        more = start + len(found) < len(self._ids)
+        more = start + len(listed) < len(self._ids)
         return PartitionStatusList(
             broker_group=self._broker_group,
-            partitions=found,
+            partitions=listed,
             broker_id=self._broker_id,
-            more_after=found[-1].partition_id if more else None,
+            more_after=listed[-1].partition_id if more else None,
         )
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
-        """One partition with its groups, or the one group asked for."""
+        """A partition with its groups, or with the requested group."""
         partition = self._store.state.partition(_partition_id(params))
         status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
         return replace(status, unsealable=_unsealable(self._store, partition))
 
     async def offset(self, _body: object, params: Params) -> FoundOffset:
-        """The offset of the message stored at a time, or next to it."""
+        """The offset of a message by the time at which it was stored."""
         partition = self._store.state.partition(_partition_id(params))
         text, bound = params.get("at_ms", ""), params.get("bound", TimeBound.LOWER)
         if bound not in set(TimeBound):
             raise InvalidRequestError(f"the bound is lower or upper, not {bound[:40]!r}")
         if not (text.isascii() and text.isdecimal() and len(text) < 19):
             raise InvalidRequestError(f"at_ms is milliseconds since 1970, not {text[:40]!r}")
-        found = await self._store.offset_at(partition, int(text), TimeBound(bound))
+        offset = await self._store.offset_at(partition, int(text), TimeBound(bound))
         return FoundOffset(
-            offset=found,
+            offset=offset,
             first_offset=partition.first_offset,
             next_offset=partition.readable_offset,
         )
@@ -148,7 +148,7 @@ class BrokerControl:
         """
         Seal a partition, durably; a repeat changes nothing.
 
-        With `?empty=1` only a partition without messages: one with messages is not the one that the caller hosted.
+        With `?empty=1` a partition with messages is refused: it is not the partition that the caller has hosted.
         """
         await check_standing(self._standing)
         partition_id = _partition_id(params)
@@ -159,7 +159,7 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def cursor(self, body: SetCursor, params: Params) -> PartitionStatus:
-        """Set a group's cursor under a fresh token, durably; the answer has that group only."""
+        """Set a group's cursor under a new token, durably; the answer has that group only."""
         await check_standing(self._standing)
         partition = self._store.state.partition(_partition_id(params))
         await set_cursor(self._store, partition, body)
@@ -173,7 +173,7 @@ class BrokerControl:
         return Done()
 
     async def health(self, _body: object, _params: Params) -> Health:
-        """Health: ready is a broker that takes writes and that the metaserver does not refuse."""
+        """Health: a broker is ready if it takes writes and the metaserver does not refuse it."""
         read_only = self._store.commit.reason
         refusal = self._refusal()
         reason = read_only or (refusal and f"the metaserver refuses this broker: {refusal}")
@@ -203,7 +203,7 @@ class BrokerControl:
 
 
 def _unsealable(store: Store, partition: HostedPartition) -> str:
-    """Why a seal would be refused, other than for a moment's overload; "" if it would not."""
+    """Why a seal would be refused, overload apart; "" if it would be taken."""
     if partition.sealed:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""A broker reports itself to the metaserver, for as long as it lives.  Network, through `MetaClient`."""
+"""Reports a broker to the metaserver, at regular intervals.  Network, through `MetaClient`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..protocol.control import BrokerHeartbeat, BrokerWelcome
 from ..protocol.errors import (
     BrokerGroupTakenError,
     FolderBehindError,
+    FolderGivenUpError,
     KeylaneError,
-    LossAcceptedError,
     RefusedError,
     Retry,
     UnreachableError,
@@ -27,27 +27,27 @@ log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=50, max_ms=1_000)
 FIRST_REPORT_MS_MAX = 2_000
-"""Clients wait at most this long for the end of a broker's first report."""
+"""The longest time that a client's call waits for the broker's first report."""
 START_MS = 5_000
-"""A metaserver that does not answer is logged at INFO, not WARNING, for this long after the start."""
-_FOR_PEOPLE = (FolderBehindError, LossAcceptedError)
-"""Refusals that only an operator can end: the hint says how."""
+"""For this time after the start, a metaserver that does not answer is logged at INFO, not WARNING."""
+_FOR_PEOPLE = (FolderBehindError, FolderGivenUpError)
+"""Refusals that only an operator can end; the hint says how."""
 _SET_ASIDE = (BrokerGroupTakenError, *_FOR_PEOPLE)
-"""Refusals because another data folder stands for the broker group."""
+"""Refusals because the broker group belongs to another data folder."""
 
 
 class Metaserver(Protocol):
-    """What registration needs of a `MetaClient`."""
+    """The part of a `MetaClient` that registration needs."""
 
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
     ) -> BrokerWelcome:
-        """Report a broker; each metaserver has its share of `within_ms`."""
+        """Report a broker; each metaserver gets its share of `within_ms`."""
         ...
 
 
 class Registration:
-    """The loop of heartbeats; `problem` says why the last one failed."""
+    """The loop of heartbeats; `problem` says why the last heartbeat failed."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Registration:
         Args:
             on_accepted: called once, when a metaserver has accepted the first report.
             on_missed: called when the metaserver says that this broker may lack a consumer group.
-            on_fence: called with the highest token from before an operator accepted this data folder, before any
-                client is served.
+            on_fence: called with the highest token that was granted before an operator accepted this data folder;
+                clients are served after it.
         """
         self._meta = meta
         self._report = report
@@ -80,19 +80,19 @@ class Registration:
         self._told = ("", logging.NOTSET)
         self.problem = "not reported yet"
         self.refusal = ""
-        """Why the metaserver refuses this broker, so that no client is sent to it; "" if it does not, or is silent."""
+        """Why the metaserver refuses this broker and sends no client to it; "" if it does not, or does not answer."""
         self.set_aside = ""
-        """Why another data folder stands for the broker group; "" unless the metaserver says so."""
+        """Why the broker group belongs to another data folder; "" unless the metaserver says so."""
         self._asked = asyncio.Event()
 
     @property
     def asked(self) -> bool:
-        """True once the first report was answered or has failed: from then on `set_aside` counts."""
+        """True once the first report was answered or has failed; before that `set_aside` is not known."""
         return self._asked.is_set()
 
     @property
     def accepted(self) -> bool:
-        """True if a metaserver has accepted a report and has not set this broker aside since: it tells missing groups."""
+        """True if a metaserver has accepted a report, and has not set this broker aside since."""
         return self._accepted.is_set()
 
     async def wait_accepted(self) -> None:
@@ -100,15 +100,15 @@ class Registration:
         await self._accepted.wait()
 
     async def wait_asked(self) -> None:
-        """Wait for the end of the first report, FIRST_REPORT_MS_MAX at most: a broker serves without its metaserver."""
+        """Wait for the end of the first report, FIRST_REPORT_MS_MAX at most; then serve without a metaserver."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_REPORT_MS_MAX / 1000):
                 await self._asked.wait()
         self._asked.set()
 
     async def run(self) -> None:
-        """Report at once, then at the interval that the metaserver gives; cancel it to end it."""
-        failures = 0
+        """Report at once, then at the interval that the metaserver gives, until cancelled."""
+        pauses = WAITS.pauses(self._rng)
         within_ms = None
         while True:
             try:
@@ -116,7 +116,6 @@ class Registration:
                 if welcome.fence and self._on_fence is not None:
                     await self._on_fence(welcome.fence)
             except KeylaneError as error:
-                failures += 1
                 self.problem = error.message
                 if isinstance(error, _FOR_PEOPLE):
                     self.problem += f"; {error.hint}"
@@ -128,17 +127,17 @@ class Registration:
                     self.set_aside = error.message
                     self._accepted.clear()
                 self._asked.set()
-                wait_ms = WAITS.wait_ms(failures, self._rng)
+                wait_ms = pauses.next_ms()
             else:
-                if failures:
+                if pauses.failures:
                     again = " again" if self._reported else ""
                     log.log(
                         self._told[1],
                         "registered%s after %s",
                         again,
-                        counted(failures, "try", "tries"),
+                        counted(pauses.failures, "try", "tries"),
                     )
-                failures = 0
+                pauses.reset()
                 if welcome.groups_missed and self._on_missed is not None:
                     self._on_missed()
                 self.set_aside = ""
@@ -150,12 +149,12 @@ class Registration:
                 self._told = ("", logging.NOTSET)
                 self.problem = self.refusal = ""
                 wait_ms = welcome.heartbeat_ms
-                # Where all metaservers but one hang, that one hears this broker before its ttl is over.
+                # If all metaservers but one hang, that one must get the report before the broker's ttl ends.
                 within_ms = max(welcome.ttl_ms - 2 * wait_ms, welcome.ttl_ms // 4)
             await asyncio.sleep(wait_ms / 1000)
 
     def _tell(self, error: KeylaneError) -> None:
-        """Log each problem once; of programs that start together the first find no metaserver, which is no problem yet."""
+        """Log each problem once.  A broker may start before its metaserver, so at first no answer is logged at INFO."""
         starting = not self._reported and self._boot_ms() - self._began_ms < START_MS
         level = (
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING

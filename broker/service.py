@@ -1,8 +1,9 @@
-"""Answers each frame of the data plane.
+"""Answers the frames of the data plane.
 
-Every decision about order is made before the first await: the server starts the frames of a connection in the order of
-their arrival.  Frames wait only at the start of a broker, until a metaserver was asked whether this data folder stands
-for the group; if appends overtake each other then, the sequence refuses them.
+The server begins the frames of a connection in the order of their arrival, and appends and acks are decided before the
+first await, so they are decided in that order.  Only at the start of a broker frames wait before that, until a
+metaserver has answered whether the broker group belongs to this data folder.  If appends overtake each other then, the
+check of sequences refuses them.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ Handled = tuple[Answer, bytes]
 
 
 class BrokerService:
-    """Answers requests out of a store."""
+    """Answers requests of the data plane from a store."""
 
     def __init__(self, store: Store, *, clock: Clock, standing: Standing | None = None) -> None:
         self._store = store
@@ -85,11 +86,11 @@ class BrokerService:
 
     async def handle(self, request: Request, payload: memoryview) -> Handled:
         """
-        The answer to one request, and its payload.
+        The answer to a request, and the answer's payload.
 
         Raises:
-            RefusedError and its kin: nothing was done.
-            StorageError and its kin: see their fate.
+            RefusedError and its subclasses: nothing was done.
+            StorageError and its subclasses: see their fate.
         """
         kind = type(request)
         if payload and kind is not Append:
@@ -172,7 +173,7 @@ class BrokerService:
             )
             drained = partition.ended and group.acked.cursor >= partition.next_offset
             if drained and (saved := self._save(partition, group)) is not None:
-                # The metaserver stores that the group has drained it: a restart of this broker must not forget it.
+                # The metaserver stores that the partition is drained, so a restart of this broker must not forget it.
                 await saved
                 partition, group = self._held(request)
             if ranges or drained or now_ms >= until_ms:
@@ -241,10 +242,13 @@ class BrokerService:
 
     def _save(self, partition: HostedPartition, group: Group) -> Awaitable[None] | None:
         """
-        A future to await before a group's progress is told, or None: an earlier ack may have met a full disk.
+        Save a group's progress if it is not durable, as after an ack that met a full disk.
+
+        Returns:
+            A future to await before the progress is told, or None if it is durable.
 
         Raises:
-            BrokerReadOnlyError: it cannot be made durable now.
+            BrokerReadOnlyError: the progress cannot be made durable now.
         """
         if not group.unsaved:
             return None
@@ -261,7 +265,7 @@ class BrokerService:
         return Released(), b""
 
     def _held(self, request: Pull | PullShared | Ack | Release) -> tuple[HostedPartition, Group]:
-        """The partition and the group of a request from the owner of the pull lock, which is renewed."""
+        """Check that a request comes from the owner of the pull lock, and renew the lock; the partition and the group."""
         check_session(request.session)
         partition = self._store.state.partition(request.partition_id)
         partition.check_owners()
@@ -277,12 +281,12 @@ class BrokerService:
         return partition, group
 
     def close(self) -> None:
-        """Answer the pulls that wait."""
+        """Have all waiting pulls answered."""
         self._waiting.wake_all()
 
 
 def _owner(request: Pull | PullShared | Ack | Release, group: Group) -> str:
-    """The session in whose name the request is made: SHARED for a shared group, except for an exclusive pull."""
+    """The session that must own the lock for this request: SHARED for a shared group, except for an exclusive pull."""
     of_all = isinstance(request, PullShared) or (
         group.lock.shared and not isinstance(request, Pull)
     )

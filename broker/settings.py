@@ -1,22 +1,18 @@
-"""What can be set on a broker: defaults, a TOML file, flags.  Pure, but for reading that file.
-
-    defaults  ◀─  FILE.toml  ◀─  flags            the later wins; an unknown name is an error
-
-All problems are reported together.
-"""
+"""The settings of a broker, with the reasons for the defaults; an error lists all problems."""
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..protocol.address import parse_address
+from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
+from ..protocol.settings import kind_problems, range_problems, refuse, values_of
+from ..rpc.settings import read_settings
 
 MIB = 1 << 20
 INDEX_KINDS = ("file", "rocksdb")
@@ -24,40 +20,40 @@ INDEX_KINDS = ("file", "rocksdb")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Settings of one broker process."""
+    """Settings of a broker process."""
 
     group: str
-    """Name of the broker group it serves."""
+    """Name of the broker group that it serves."""
     data: Path
     """Its data folder, used by no other process; made if missing."""
     meta: tuple[str, ...]
     """Addresses of metaservers, host:port."""
     host: str = "127.0.0.1"
     port: int = 0
-    """0: any free one."""
+    """0: any free port."""
     segment_bytes: int = 1 << 30
-    """A segment of the commit log is rolled before it grows past this. RocketMQ's and QMQ's default."""
+    """Most bytes in a segment of the commit log.  RocketMQ and QMQ have the same default."""
     snapshot_bytes: int = 256 * MIB
-    """A snapshot of the state is written each time the log has grown by this much; a start reads what follows it."""
+    """A snapshot is written when the log has grown by this many bytes; a start reads the log behind it."""
     index: str = "file"
-    """What finds batches in the log: "file", or "rocksdb" for very many partitions."""
+    """Kind of index of the log: "file", or "rocksdb" for very many partitions."""
     retention_ms: int = 72 * 3_600_000
-    """Messages older than this are removed, a whole segment at a time; 0: never because of their age."""
+    """Messages older than this are removed, a whole segment at a time; 0: age removes no messages."""
     retention_bytes: int = 0
-    """The oldest segments are removed while the log is larger than this; 0: however large it is."""
+    """The oldest segments are removed while the log is larger than this; 0: size removes no messages."""
     queued_bytes_max: int = 32 * MIB
-    """Appends waiting for the disk; beyond it producers are told to wait. A quarter second of a 128 MB/s disk."""
+    """Bytes of appends that wait for the disk; above it producers have to wait.  A quarter second of a 128 MB/s disk."""
     commit_bytes_max: int = 16 * MIB
-    """What one write and sync carries at most, so that a burst does not make the first of it wait for the last."""
+    """Most bytes in a write and sync.  In a burst the first append need not wait for the last."""
     cache_bytes: int = 16 * MIB
-    """Newest batches kept in memory for consumers that keep up."""
+    """Memory for the newest batches, which consumers that keep up read."""
     reader_threads: int = 2
     """Threads that read old batches from the disk."""
     http_connections_max: int = HTTP_CONNECTIONS_MAX
-    """Plain HTTP connections at once; those of the data plane are not among them."""
+    """Plain HTTP connections at a time, those of the data plane apart."""
 
     def __post_init__(self) -> None:
-        _refuse(_value_problems({name: getattr(self, name) for name in self.__slots__}))
+        refuse(_problems(values_of(self)))
 
 
 _RANGES = {
@@ -74,36 +70,25 @@ _RANGES = {
 }
 
 
-def _value_problems(values: Mapping[str, Any]) -> list[str]:
-    found = []
+def _problems(values: Mapping[str, object]) -> list[str]:
+    problems = range_problems(values, _RANGES)
     if "group" in values:
         try:
             check_name("broker group", values["group"])
         except InvalidNameError as error:
-            found.append(f"group: {error.message}")
-    if "\0" in str(values.get("data", "")):
-        found.append("data: not a folder's name")
-    if "meta" in values:
-        if not values["meta"]:
-            found.append("meta: at least one address, as 127.0.0.1:7000")
-        for address in values["meta"]:
-            try:
-                parse_address(address)
-            except ConfigError as error:
-                found.append(f"meta: {error.message}")
+            problems.append(f"group: {error.message}")
+    data = values.get("data", Path())
+    if not isinstance(data, Path) or "\0" in str(data):
+        problems.append("data must be the path of a folder")
+    meta = values.get("meta", ("127.0.0.1:7000",))
+    for address in meta if isinstance(meta, tuple) and meta else (meta,):
+        try:
+            addresses_of(address)
+        except ConfigError as error:
+            problems.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
-        found.append(f"index: {values['index']!r} is neither {' nor '.join(INDEX_KINDS)}")
-    found += [
-        f"{name}: {values[name]} is not in [{low}, {high}]"
-        for name, (low, high) in _RANGES.items()
-        if name in values and not low <= values[name] <= high
-    ]
-    return found
-
-
-def _refuse(problems: list[str]) -> None:
-    if problems:
-        raise ConfigError("broker settings:\n  " + "\n  ".join(problems), problems=len(problems))
+        problems.append(f"index must be {' or '.join(INDEX_KINDS)}, not {values['index']!r:.40}")
+    return problems + kind_problems(values, {"host": str})
 
 
 def broker_settings(flags: Mapping[str, Any], config: Path | None = None) -> BrokerSettings:
@@ -111,46 +96,7 @@ def broker_settings(flags: Mapping[str, Any], config: Path | None = None) -> Bro
     Settings from a TOML file and flags; a flag that is None was not given.
 
     Raises:
-        ConfigError: an unreadable file, unknown or missing names, wrong types, impossible values; all at once.
+        ConfigError: the file is unreadable, names are unknown or missing, values have wrong types or are impossible.
+            It lists all problems.
     """
-    given: dict[str, Any] = {}
-    if config is not None:
-        try:
-            given.update(tomllib.loads(config.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"cannot read {config}: {error}", path=str(config)) from error
-    given.update({name: value for name, value in flags.items() if value is not None})
-    problems = []
-    values: dict[str, Any] = {}
-    fields = {field.name: field for field in dataclasses.fields(BrokerSettings)}
-    for name, value in given.items():
-        if name not in fields:
-            problems.append(f"{name}: no such setting")
-            continue
-        try:
-            values[name] = _typed(name, value)
-        except TypeError as error:
-            problems.append(f"{name}: {error}")
-    problems += [
-        f"{name}: missing"
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and name not in given
-    ]
-    _refuse(problems + _value_problems(values))
-    return BrokerSettings(**values)
-
-
-def _typed(name: str, value: Any) -> Any:
-    if name == "data":
-        if isinstance(value, str | Path):
-            return Path(value)
-        raise TypeError(f"text is wanted, not {value!r}")
-    if name == "meta":
-        parts = value.split(",") if isinstance(value, str) else value
-        if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
-            return tuple(part.strip() for part in parts)
-        raise TypeError(f"addresses are wanted, not {value!r}")
-    kind = str if name in {"group", "host", "index"} else int
-    if type(value) is not kind:
-        raise TypeError(f"{'text' if kind is str else 'a whole number'} is wanted, not {value!r}")
-    return value
+    return read_settings(BrokerSettings, flags, config, problems_of=_problems)

@@ -1,6 +1,6 @@
-"""Whether a data folder stands for its broker group, as far as a metaserver has said.  Pure.
+"""Whether the broker group still belongs to this data folder, by the answers of metaservers.  Pure.
 
-An older copy of a folder, started in place of the newer one, has the same address: clients and metaservers call it.
+A broker that is started on an older copy of a folder may have the address of the newer one, so clients call it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from ..protocol.errors import WrongBrokerError
 
 
 class Standing(Protocol):
-    """The part of a `Registration` that says it."""
+    """The part of a `Registration` that tells the standing of a data folder."""
 
     @property
     def set_aside(self) -> str:
-        """Why another folder stands for the group; "" unless a metaserver says so."""
+        """Why the broker group belongs to another folder; "" unless a metaserver says so."""
         ...
 
     @property
@@ -25,7 +25,7 @@ class Standing(Protocol):
 
     @property
     def accepted(self) -> bool:
-        """True if a metaserver has accepted a report of this opening and refused none since; else it may be an old copy."""
+        """True if a metaserver has accepted a report of this opening and refused none since; no old copy is accepted."""
         ...
 
     async def wait_accepted(self) -> None:
@@ -38,10 +38,10 @@ class Standing(Protocol):
 
 
 async def check_standing(standing: Standing | None) -> None:
-    """Raises WrongBrokerError if another folder stands for the group; for calls that change state."""
+    """Raises WrongBrokerError if the broker group belongs to another folder; called before state is changed."""
     if standing is None:
         return
     if not standing.asked:
         await standing.wait_asked()
     if standing.set_aside:
-        raise WrongBrokerError(f"nothing is served here: {standing.set_aside}")
+        raise WrongBrokerError(f"this broker does not serve its group: {standing.set_aside}")

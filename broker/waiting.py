@@ -1,4 +1,4 @@
-"""Long polls: pulls that wait until their partition has messages, an end or a newer owner."""
+"""Long polls: pulls that wait until their partition has new messages, an end or a newer owner."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 
 
 class LongPolls:
-    """Futures of long polls, by partition."""
+    """The waiting pulls, by partition."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[asyncio.Future[None], None]] = {}
-        """In the order of arrival: the first to wait is woken first."""
+        """Partition id → futures in the order of arrival; the first is woken first."""
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:
-        """Until the partition is woken, `wait_ms` at most."""
+        """Wait until the partition is woken, `wait_ms` at most."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(partition_id, {})[future] = None
         try:

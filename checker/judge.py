@@ -126,11 +126,11 @@ class Judge:
     """
 
     def __init__(self, *, partitions_fixed: bool = False) -> None:
-        self.found = Findings()
-        self.log = Log(self.found, partitions_fixed=partitions_fixed)
-        self.ownership = Ownership(self.found)
-        self.sequences = Sequences(self.found)
-        self.routes = Routes(self.found)
+        self.findings = Findings()
+        self.log = Log(self.findings, partitions_fixed=partitions_fixed)
+        self.ownership = Ownership(self.findings)
+        self.sequences = Sequences(self.findings)
+        self.routes = Routes(self.findings)
         self.now = 0
         self._groups: dict[str, dict[int, Progress]] = {}
         self._lost: set[int] = set()
@@ -143,11 +143,11 @@ class Judge:
     def progress(self, group: str, partition_id: int) -> Progress:
         """A group on a partition."""
         partitions = self._groups.setdefault(group, {})
-        found = partitions.get(partition_id)
-        if found is None:
-            found = partitions[partition_id] = Progress(partition_id, self.found)
-            found.eras.floor = self._firsts.get(partition_id, 0)
-        return found
+        progress = partitions.get(partition_id)
+        if progress is None:
+            progress = partitions[partition_id] = Progress(partition_id, self.findings)
+            progress.eras.floor = self._firsts.get(partition_id, 0)
+        return progress
 
     def started(  # noqa: PLR0917 - the fields of an event
         self,
@@ -164,7 +164,7 @@ class Judge:
     ) -> None:
         """See `events.Started`."""
         place = (partition_id, offset)
-        log, note = self.log, self.found.note
+        log, note = self.log, self.findings.note
         if log.values.get(place) != value:
             note("phantom", f"{value!r} handled at {partition_id}/{offset}, where it is not")
             return
@@ -195,7 +195,9 @@ class Judge:
             self._begun[lane] = max(newest, number)
         elif number < newest:
             said = f"number {number} of {lane[1]} for {lane[0]!r} begun behind {newest}"
-            self.found.note("inversion", f"{lane[2]!r}: {said}, in lost partition {partition_id}")
+            self.findings.note(
+                "inversion", f"{lane[2]!r}: {said}, in lost partition {partition_id}"
+            )
 
     def ended(
         self, group: str, partition_id: int, offset: int, token: int, session: str = ""
@@ -260,9 +262,9 @@ class Judge:
                     continue
                 where = f"{partition_id}/{offset} for {group!r}"
                 if any(offset < era.cursor for era in eras):
-                    self.found.note("lost", f"{where} was acked and never handled")
+                    self.findings.note("lost", f"{where} was acked and never handled")
                 elif drained:
-                    self.found.note("starvation", f"{where} was never handled")
+                    self.findings.note("starvation", f"{where} was never handled")
             for progress in partitions.values():
                 progress.close(drained=drained)
-        return self.found
+        return self.findings

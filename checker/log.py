@@ -54,11 +54,11 @@ class Log:
         partitions_fixed: no partition was ever split, merged or moved, so a key lives in one of them.
     """
 
-    def __init__(self, found: Findings, *, partitions_fixed: bool = False) -> None:
+    def __init__(self, findings: Findings, *, partitions_fixed: bool = False) -> None:
         self.values: dict[Place, Value] = {}
         """Place → the value stored there."""
         self.sendings: dict[Value, _Sending] = {}
-        self._found = found
+        self._findings = findings
         self._partitions_fixed = partitions_fixed
         self._fates: dict[Value, _Fate] = {}
         self._first_place: dict[Value, Place] = {}
@@ -106,7 +106,7 @@ class Log:
         sending = self.sendings.get(value)
         if reordered and sending is not None and (sending.strict or not sending.key):
             why = "its subject is strict" if sending.strict else "it has no key"
-            self._found.note("inversion", f"{value!r} was told as reordered, although {why}")
+            self._findings.note("inversion", f"{value!r} was told as reordered, although {why}")
 
     def stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
         """See `events.Stored`."""
@@ -114,7 +114,7 @@ class Log:
         self.values[place] = value
         sending = self.sendings.get(value)
         if sending is None or sending.key != key:
-            self._found.note(
+            self._findings.note(
                 "phantom", f"{value!r} at {partition_id}/{offset}, which was not sent so"
             )
             return
@@ -124,9 +124,11 @@ class Log:
         if first != place:
             self._more_places[value].append(place)
             if promised and not fate.twice:
-                self._found.note("duplicate", f"{value!r} at {partition_id}/{offset} and {first}")
+                self._findings.note(
+                    "duplicate", f"{value!r} at {partition_id}/{offset} and {first}"
+                )
         if fate.outcome in {"not done", "withdrawn"}:
-            self._found.note("phantom", f"{value!r} at {place}, told as {fate.outcome}")
+            self._findings.note("phantom", f"{value!r} at {place}, told as {fate.outcome}")
         if key:
             self._keyed(place, key, sending, promised=promised)
 
@@ -135,13 +137,13 @@ class Log:
         if promised:
             taken = self._ranges.get(partition_id)
             if taken is not None and logical_partition(key) not in taken:
-                self._found.note(
+                self._findings.note(
                     "inversion", f"{key!r} at {place}: its partition is another, undeclared"
                 )
             lane = (partition_id, sending.producer, key)
             before = self._newest.get(lane, -1)
             if sending.number < before:
-                self._found.note(
+                self._findings.note(
                     "inversion",
                     f"{key!r}: number {sending.number} of {sending.producer} at {place} after {before}",
                 )
@@ -153,14 +155,14 @@ class Log:
         elif self._home.setdefault(key, partition_id) != partition_id:
             self._strays.add(key)
             if self._partitions_fixed:
-                self._found.note(
+                self._findings.note(
                     "inversion", f"{key!r} is in partitions {self._home[key]} and {partition_id}"
                 )
         self._last[partition_id, key] = place
 
     def close(self, *, drained: bool) -> None:
         """Find what the whole log lacks."""
-        note = self._found.note
+        note = self._findings.note
         for value, fate in self._fates.items():
             sending = self.sendings.get(value)
             if fate.outcome in {"not done", "unknown"} and sending is not None and sending.strict:

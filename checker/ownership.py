@@ -10,8 +10,8 @@ from .findings import Findings
 class Ownership:
     """Judges grants and hand-overs, in the order of time."""
 
-    def __init__(self, found: Findings) -> None:
-        self._note = found.note
+    def __init__(self, findings: Findings) -> None:
+        self._note = findings.note
         self._group_of: dict[str, int] = {}
         self._granted: dict[tuple[int, int], int] = {}
         """(group, partition) → the newest token."""

@@ -15,11 +15,11 @@ class Progress:
     """Judges what owners and the broker do with one partition, in the order of time."""
 
     __slots__ = (
-        "_fences", "_found", "_instants", "_late", "_sessions", "done", "eras", "looks", "newest",
+        "_fences", "_findings", "_instants", "_late", "_sessions", "done", "eras", "looks", "newest",
         "partition_id", "reached",
     )  # fmt: skip
 
-    def __init__(self, partition_id: int, found: Findings) -> None:
+    def __init__(self, partition_id: int, findings: Findings) -> None:
         self.partition_id = partition_id
         self.eras = Eras(self._note)
         """Progress between the resets."""
@@ -30,7 +30,7 @@ class Progress:
         self.newest = 0
         """The highest token under which a handler began."""
         self.looks: list[Looked] = []
-        self._found = found
+        self._findings = findings
         self._late: list[tuple[int, int]] = []
         """(token, offset) first handled when a newer owner had begun."""
         self._sessions: dict[int, str] = {}
@@ -44,14 +44,14 @@ class Progress:
     def begun(self, offset: int, key: bytes, token: int, session: str) -> None:
         """A handler began."""
         if self._sessions.setdefault(token, session) != session:
-            self._found.note(
+            self._findings.note(
                 "duplicate token", f"token {token} of partition {self.partition_id} used twice"
             )
         self.newest = max(self.newest, token)
         if key:
             reached = self.reached.get((token, key), -1)
             if offset < reached or (offset == reached and offset in self.done[token]):
-                self._found.note(
+                self._findings.note(
                     "nonmonotonic",
                     f"token {token} of partition {self.partition_id} went back from {reached} "
                     f"to {offset} of {key!r}",
@@ -79,7 +79,7 @@ class Progress:
         """The broker accepted a call that was asked at `began` and answered at `instant`."""
         index = bisect_left(self._instants, began) - 1
         if index >= 0 and token < self._fences[index]:
-            self._found.note(
+            self._findings.note(
                 "stale effect",
                 f"{kind} of token {token} on partition {self.partition_id} "
                 f"after {self._fences[index]}",
@@ -128,7 +128,7 @@ class Progress:
             self._note("nonmonotonic", f"the cursor is {cursor} after a restart, {before} before")
 
     def _note(self, anomaly: str, example: str) -> None:
-        self._found.note(anomaly, f"partition {self.partition_id}: {example}")
+        self._findings.note(anomaly, f"partition {self.partition_id}: {example}")
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     def close(self, *, drained: bool) -> None:
@@ -156,7 +156,7 @@ class Progress:
                 passed = set(range(before.cursor, look.cursor))
                 foreign = len(passed - self.done[look.token]) - before.acked_above
                 if foreign > 0:
-                    self._found.note(
+                    self._findings.note(
                         "stale effect",
                         f"partition {self.partition_id}: cursor went from {before.cursor} to "
                         f"{look.cursor} under token {look.token}, which handled less",

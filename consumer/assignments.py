@@ -1,4 +1,4 @@
-"""The partitions assigned to a consumer: a pull client for each, made and ended by comparing grants.
+"""The partitions assigned to a consumer: compares grants with pull clients, and makes and ends these.
 
     granted ─▶ new: make a client    kept: renew it    gone, lapsed, or under another token: end it
                                                                                               │
@@ -8,7 +8,7 @@ Each partition is handed over in a task of its own, so that a slow handler of on
 
 Invariants
     A partition has at most one client, or one hand-over under way.
-    A token that is for single use, or fenced, is never taken up again: no message is handled again under it.
+    A token that is for single use, or fenced, is never used again: no message is handled twice under it.
     The metaserver hears that a partition is released only after its handlers have ended.
 """
 
@@ -45,7 +45,7 @@ class Assignments:
     It is the `GrantHolder` of the membership, and the `PullOwner` of each pull client.
 
     Args:
-        dispatch: gets the messages, and has their handlers end.
+        dispatch: gets the messages, and ends their handlers.
         fail: called with an error that ends the consumer.
     """
 
@@ -76,7 +76,7 @@ class Assignments:
         self._hand_overs: dict[int, asyncio.Task[None]] = {}
         """A task for each client in `_ending`."""
         self._ended_tokens: dict[int, int] = {}
-        """The highest token of each partition that is not taken up again."""
+        """The highest token of each partition that is not used again."""
         self._reports: set[asyncio.Task[None]] = set()
         self._grants: tuple[Grant, ...] = ()
         self._deadline_ms = 0
@@ -102,7 +102,7 @@ class Assignments:
 
     # ── called by the membership: GrantHolder ────────────────────────────────────────────────────────
     def granted(self, grants: Grants, deadline_ms: int) -> None:
-        """Every partition granted now; all leases end at `deadline_ms` on the boot clock."""
+        """Take every partition granted now; all leases end at `deadline_ms` on the boot clock."""
         self._deadline_ms = deadline_ms
         for client in self.ending:
             if client.session == self._membership.session:
@@ -110,7 +110,7 @@ class Assignments:
         self._apply(grants.grants)
 
     def session_lost(self) -> None:
-        """The session is gone, and with it all grants, until the next one."""
+        """Hand all partitions over: the grants ended with the session."""
         self.hand_over_all()
 
     def drained(self) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ class Assignments:
 
     # ── grants compared with clients ─────────────────────────────────────────────────────────────────
     def _apply(self, grants: tuple[Grant, ...]) -> None:
-        """Renew, make and end clients until they are those that are granted."""
+        """Renew, make and end clients, so that there is a client for each grant."""
         if self._closing:
             return
         self._grants = grants
@@ -203,15 +203,17 @@ class Assignments:
         if self._announcing is not None:
             await asyncio.wait([self._announcing])
         if client.fenced:
-            # Usually a newer owner has it.  If not, grants continue above the fence, and never in a tight loop.
+            # Usually a newer owner has the partition.  If not, it is granted above the fence; the pause keeps that rare.
             await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
-        if client.token_is_single_use or client.fenced:  # else other sessions have the token too
+        if (
+            client.token_is_single_use or client.fenced
+        ):  # otherwise other sessions have the token too
             await self._membership.report_released(
                 client.session, client.partition_id, client.token, fence=client.life.fence
             )
 
     def _report_again(self, grant: Grant) -> None:
-        """The metaserver still grants a token that has ended here: it has not heard the report."""
+        """Report a release again: the metaserver has not heard of it, and still grants the token."""
         partition_id = int(grant.partition.partition_id)
         report = self._membership.report_released(
             self._membership.session, partition_id, grant.token
@@ -242,7 +244,7 @@ class Assignments:
 
     # ── leases that end, and why ─────────────────────────────────────────────────────────────────────
     async def _watch_deadline(self) -> None:
-        """End clients whose lease lapsed, so that running handlers are cancelled; log what an operator has to know."""
+        """End clients whose lease lapsed, which cancels their handlers; log stalls and losses."""
         while True:
             left_ms = self._deadline_ms - self._clock.boot_ms()
             if left_ms <= 0:
@@ -258,7 +260,7 @@ class Assignments:
             self._dispatch.look()
 
     def _note_loss(self, client: PullClient) -> None:
-        """Note why `client` ends, unless the metaserver or the user asked for it."""
+        """Note the reason for the end of `client`, unless the metaserver or the user asked for it."""
         now_ms = self._clock.boot_ms()
         if client.fenced:
             why = FENCED

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ..protocol.address import addresses_of
-from ..protocol.errors import ClosedError
+from ..protocol.control import SHORT_TEXT_CHARS_MAX
+from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
@@ -21,6 +23,7 @@ from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
 from ..rpc.home import Resident
 from ..rpc.network import Network
+from ..rpc.race import Race
 from ..rpc.stop_signals import StopSignals
 from .assignments import Assignments
 from .handling.handlers import Handler, check_handler
@@ -30,6 +33,8 @@ from .membership import Membership
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
+_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
+"""NUL, and halves of characters, which have no bytes in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +102,10 @@ class Consumer(Resident):
                 quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
             concurrency: handlers at once, each on another key; 16 by default.
             ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
-            name: for people, shown with the partitions; by default host and process id.
-            strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
-                partition, in no order, each at least once.  The group's first consumer decides.
+            name: for people, shown with the partitions; up to 512 characters; by default host and process id.
+            strategy: the *consume* strategy of the group, "exclusive", the default, or "shared": every consumer of the
+                group takes messages of every partition, in no order, each at least once.  The group's first consumer
+                decides.  Not the order strategy of `Producer`.
             settings: everything that can be set; the arguments above take precedence.
 
         Raises:
@@ -108,12 +114,10 @@ class Consumer(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        settings = settings or ConsumerSettings()
-        self._settings = replace(
-            settings,
-            concurrency=concurrency if concurrency is not None else settings.concurrency,
-            ttl_ms=ttl_ms if ttl_ms is not None else settings.ttl_ms,
-            strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # checked there
+        if name is not None:
+            _check_client_name(name)
+        self._settings = _settings_with(
+            settings, concurrency=concurrency, ttl_ms=ttl_ms, strategy=strategy
         )
         self._addresses = addresses_of(meta)
         if handler is not None:
@@ -142,6 +146,12 @@ class Consumer(Resident):
         self._opened = asyncio.Event()
         """Set when the opening has ended, well or not."""
 
+    def __repr__(self) -> str:
+        where = ", ".join(self._addresses)
+        return (
+            f"<Consumer of {self._subject} in group {self._group} at {where}, {self._home.state}>"
+        )
+
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
         """
@@ -149,7 +159,10 @@ class Consumer(Resident):
 
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver answers; open it again.
-            KeylaneError: the metaserver refuses, for example an unknown subject; or the consumer is open already.
+            SubjectUnknownError: it was never created.
+            GroupStrategyError: the group has the other strategy.
+            GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
+            AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
         """
         network = self._connections.open()
         self._clear()
@@ -227,6 +240,9 @@ class Consumer(Resident):
         """
         Hand everything over: finish handlers, flush acks, release, leave.
 
+        A handler that calls this gets no wait: the consumer closes, and hands over the handler's partition once the
+        handler has returned.
+
         Without a handler, messages that were taken and not acked are given up at once, and redelivered.  In a child of
         the process that opened the consumer, this does nothing: the parent still consumes.
 
@@ -237,7 +253,13 @@ class Consumer(Resident):
             return
         self._home.check()
         # A cancellation ends only the waiting: handlers end, and partitions are handed over, all the same.
-        await asyncio.shield(self._end())
+        ending = self._end()
+        if not self._called_by_handler():
+            await asyncio.shield(ending)
+
+    def _called_by_handler(self) -> bool:
+        """True if the running task is that of a handler, whose end a hand-over waits for."""
+        return isinstance(self._dispatch, Workers) and self._dispatch.runs(asyncio.current_task())
 
     def _end(self) -> asyncio.Task[None]:
         """Begin to hand everything over, once: a signal, an error and the user may close the consumer at the same time."""
@@ -282,29 +304,31 @@ class Consumer(Resident):
         body has `handover_ms` to ack its messages.
 
         Raises:
+            HandlerTypeError: the consumer is not open and has no handler, so that its messages would reach no code.
             KeylaneError: the consumer cannot be opened, or the error that ended it.
         """
         with StopSignals() as stop:
             if self._membership is not None:
                 await self._run(stop.event)
                 return
+            if self._handler is None:
+                raise HandlerTypeError(
+                    "run() of a consumer without a handler: give it handler=, or iterate over it inside `async with`"
+                )
             async with self:
                 await self._run(stop.event)
 
     async def _run(self, stop: asyncio.Event) -> None:
-        ended = asyncio.create_task(self.wait(), name="wait for the end")
-        stopped = asyncio.create_task(stop.wait(), name="wait for a signal")
-        try:
-            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+        async with Race() as race:
+            ended = race.start(self.wait(), name="wait for the end")
+            race.start(stop.wait(), name="wait for a signal")
+            await race.first()
             if not ended.done():
                 log.info("consumer of %s in group %s hands over", self._subject, self._group)
                 if isinstance(self._dispatch, Stream):
                     await self._dispatch.finish()
                 await self.close()
             await ended
-        finally:
-            ended.cancel()
-            stopped.cancel()
 
     async def wait(self) -> None:
         """
@@ -324,7 +348,7 @@ class Consumer(Resident):
         Hand everything over and get nothing until `resume`; the consumer stays a member of its group.
 
         Partitions whose messages are still in an iteration's body are handed over at its next step, which may happen
-        after this has returned.
+        after this has returned.  In a handler this returns at once: the hand-over waits for that handler too.
 
         Raises:
             KeylaneError: the metaserver could not be told; still consuming, try again.
@@ -334,7 +358,7 @@ class Consumer(Resident):
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(True)
         hand_overs = self._assignments.hand_over_all()
-        if hand_overs:
+        if hand_overs and not self._called_by_handler():
             # The body of an iteration may call this before it acks, so an iteration is waited for with a limit.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
             iterated = isinstance(self._dispatch, Stream)
@@ -378,3 +402,22 @@ class Consumer(Resident):
             )
             for client in self._assignments.clients
         ]
+
+
+def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
+    """These settings, or the defaults, with the arguments that are not None in their place; raises ConfigError."""
+    if settings is None:
+        settings = ConsumerSettings()
+    if not isinstance(settings, ConsumerSettings):
+        raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+
+
+def _check_client_name(name: object) -> None:
+    """Raises ConfigError: a metaserver would not take it as the name of a client."""
+    legal = (
+        isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX and not _UNSENDABLE.search(name)
+    )
+    if not legal:
+        text = f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
+        raise ConfigError(text)

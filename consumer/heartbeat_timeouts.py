@@ -17,12 +17,12 @@ Invariants
 from __future__ import annotations
 
 TRIES_MIN = 2
-"""With one metaserver too: an answer may get lost."""
+"""The least number of tries before the lease ends, also with one metaserver: an answer may get lost."""
 WAITS_PER_TTL = 4
 """A long poll lasts ttl / WAITS_PER_TTL at most: after two of them there is time left to find another metaserver."""
 TIMEOUT_MS_MIN = 50
 GRACE_MS_MAX = 1_000
-"""The answer to a long poll may be late by this, or by half of the long poll if that is more."""
+"""An answer to a long poll may be this late, or half of the long poll if that is more."""
 
 
 class HeartbeatTimeouts:
@@ -42,25 +42,25 @@ class HeartbeatTimeouts:
         """How long the metaserver may wait for a change before it answers."""
 
     def begin(self, sent_at_ms: int, heartbeat_ms: int) -> None:
-        """A join sent at `sent_at_ms` began a session; the metaserver wants a heartbeat every `heartbeat_ms`."""
+        """Note that a join sent at `sent_at_ms` began a session, with a heartbeat every `heartbeat_ms`."""
         self.wait_ms = min(heartbeat_ms, self._ttl_ms // WAITS_PER_TTL)
         self.granted(sent_at_ms + self._lease_ms)
 
     def granted(self, until_ms: int) -> None:
-        """A metaserver answered: the lease now ends at `until_ms`."""
+        """Note that a metaserver answered, and that the lease now ends at `until_ms`."""
         self._failed = 0
         self._until_ms = until_ms
 
     def failed(self) -> bool:
-        """A try failed; returns True if every address was tried since the last answer."""
+        """Note that a try failed; True if every address was tried since the last answer."""
         self._failed += 1
         return self._failed >= self._addresses
 
     def timeout_ms(self, now_ms: int, *, wait_ms: int) -> int:
-        """Time-out of the next heartbeat in all, of which the metaserver may wait `wait_ms` for a change."""
+        """The whole time-out of the next heartbeat; the metaserver may wait `wait_ms` of it for a change."""
         left_ms = self._until_ms - now_ms
         if left_ms <= 0:
-            left_ms = self._lease_ms  # the lease has ended: there is no hurry any more
+            left_ms = self._lease_ms  # the lease has ended: no try is urgent
         share_ms = (left_ms - wait_ms) // (self._tries - self._failed % self._tries)
         most_ms = max(GRACE_MS_MAX, wait_ms // 2) if wait_ms else self._timeout_max_ms
         most_ms = min(most_ms, self._timeout_max_ms)

@@ -3,8 +3,9 @@
 Invariants
     The deadline is the boot clock at the sending of the heartbeat + ttl - margin, so the lease ends here before it ends
     at the metaserver; a late answer leaves less of it, never more.
-    One heartbeat is under way at a time, so no answer overtakes another.  A version lower than the last means that the
-    database lost its last commits: it counts when it is received again, after a pause; tokens and fences guard the rest.
+    One heartbeat is under way at a time, so no answer overtakes another.
+    A version below the last one means that the database lost its last commits.  It counts once it is received a second
+    time, after a pause; tokens and fences keep partitions safe meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import random
 from typing import Protocol
 
+from ..protocol.backoff import Pauses
 from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
@@ -25,23 +27,24 @@ from ..protocol.errors import (
 )
 from ..rpc.client import MetaClient
 from ..rpc.identity import DrawBits
+from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 REPORTS_AT_ONCE_MAX = 32
-"""Each report needs a connection of its own, and a consumer may hand over a thousand partitions at once."""
+"""The limit of reports at once: each needs a connection, and a consumer may hand over a thousand partitions."""
 
 
 class GrantHolder(Protocol):
-    """The consumer's side of a session: takes grants, and knows what every heartbeat reports."""
+    """What a membership needs of its consumer: it takes grants, and knows what heartbeats report."""
 
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         """Take every partition granted now; the leases end at `deadline_ms` on the boot clock."""
         ...
 
     def session_lost(self) -> None:
-        """Let go of every grant: the metaserver does not know the session any more."""
+        """Give up every grant: the metaserver does not know the session any more."""
         ...
 
     def drained(self) -> tuple[int, ...]:
@@ -89,8 +92,8 @@ class Membership:
         self._rng = rng
         self._draw_identity = identity
         self._version = -1
-        self._falls = 0
-        """How often the version fell in this session."""
+        self._fall_pauses = settings.backoff.pauses(rng)
+        """After each fall of the version in this session."""
         self._timeouts = HeartbeatTimeouts(
             addresses=meta.address_count,
             ttl_ms=settings.ttl_ms,
@@ -98,7 +101,7 @@ class Membership:
             timeout_max_ms=settings.call_timeout_ms,
         )
         self._nudge = asyncio.Event()
-        """The next heartbeat is answered at once: there is a report, or little of the lease may be left."""
+        """Set when the next heartbeat should be answered at once: for a report, or because the lease may end soon."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
 
@@ -128,22 +131,22 @@ class Membership:
         )
         self.session = session
         self._version = -1
-        self._falls = 0
+        self._fall_pauses.reset()
         self._timeouts.begin(sent_at_ms, joined.heartbeat_ms)
 
     def nudge(self) -> None:
-        """Send the next heartbeat now: there is something to report."""
+        """Send the next heartbeat now, for a report."""
         self._nudge.set()
 
     async def _beat(self, holder: GrantHolder) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         try:
             while True:
                 try:
                     if not self.session:
                         await self._join()
                     await self._beat_once(holder)
-                    attempt = 0
+                    pauses.reset()
                 except SessionUnknownError as error:
                     log.warning("consumer session lost: %s", error.message)
                     self.session = ""
@@ -155,8 +158,7 @@ class Membership:
                     log.info("heartbeat: %s", error.message)
                     all_failed = self._timeouts.failed()
                     if all_failed or not isinstance(error, UnreachableError | StorageError):
-                        attempt += 1
-                        await self._pause(attempt)
+                        await self._pause(pauses)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
@@ -169,33 +171,23 @@ class Membership:
         self._nudge.clear()
         wait_ms = 0 if hurry else self._timeouts.wait_ms
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
-        call = asyncio.create_task(
-            self._meta.heartbeat(
-                Heartbeat(
-                    session=self.session,
-                    known_version=-1 if hurry else self._version,
-                    drained=holder.drained(),
-                    holding=holder.holding(self.session),
-                    wait_ms=wait_ms,
-                    suspended=self._suspended,
-                ),
-                timeout_ms=timeout_ms - wait_ms,
-            )
+        body = Heartbeat(
+            session=self.session,
+            known_version=-1 if hurry else self._version,
+            drained=holder.drained(),
+            holding=holder.holding(self.session),
+            wait_ms=wait_ms,
+            suspended=self._suspended,
         )
-        nudge = asyncio.create_task(self._nudge.wait())
-        try:
-            # A nudge breaks off a long poll while the metaserver may be waiting; after that a late answer is awaited.
-            ends = (call,) if hurry else (call, nudge)
-            limit_s = None if hurry else wait_ms / 1000
-            await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if nudge.done() and not hurry and not call.done():
-                return
-            await asyncio.wait((call,))
-            grants = call.result()
-        finally:
-            call.cancel()
-            nudge.cancel()
-            await asyncio.gather(call, nudge, return_exceptions=True)
+        async with Race() as race:
+            call = race.start(self._meta.heartbeat(body, timeout_ms=timeout_ms - wait_ms))
+            if not hurry:
+                # A nudge ends a long poll while the metaserver may be waiting; after that a late answer is awaited.
+                nudge = race.start(self._nudge.wait())
+                await race.first(wait_ms)
+                if nudge.done() and not call.done():
+                    return
+            grants = await call
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
@@ -205,18 +197,17 @@ class Membership:
         holder.granted(grants, deadline_ms)
 
     async def _version_fell(self, version: int) -> None:
-        """Ask again after a pause, which is longer each time: two databases may answer in turn."""
-        self._falls += 1
+        """Ask again after a pause, longer each time, because two databases may answer in turn."""
         log.warning(
             "the metaserver's grants went back from version %d to %d: its database has lost its last commits",
             self._version, version,
         )  # fmt: skip
         self._version = -1
-        await self._pause(self._falls)
+        await self._pause(self._fall_pauses)
 
-    async def _pause(self, attempt: int) -> None:
-        wait_ms = self._settings.backoff.wait_ms(attempt, self._rng)
-        await asyncio.sleep(min(wait_ms, self._timeouts.wait_ms) / 1000)
+    async def _pause(self, pauses: Pauses) -> None:
+        """Sleep for the next pause, at most as long as a heartbeat may wait."""
+        await asyncio.sleep(min(pauses.next_ms(), self._timeouts.wait_ms) / 1000)
 
     async def report_released(
         self, session: str, partition_id: int, token: int, *, fence: int = 0
@@ -238,7 +229,7 @@ class Membership:
 
     async def suspend(self, suspended: bool) -> None:
         """
-        Be granted nothing from now on (True), or take part again (False); a later session joins in the same way.
+        Ask for no grants from now on (True), or for grants again (False); a later session joins in the same way.
 
         Raises:
             KeylaneError: the metaserver could not be told; nothing has changed.
@@ -254,7 +245,7 @@ class Membership:
             raise
 
     async def announce_leave(self) -> None:
-        """Tell the metaserver that everything is being handed over: it grants each partition as soon as it is released."""
+        """Tell the metaserver that all partitions are handed over, so that it grants each one as soon as it is released."""
         try:
             await self.suspend(True)
         except KeylaneError as error:

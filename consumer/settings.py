@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
-from ..protocol.errors import ConfigError
 from ..protocol.limits import (
     ACK_RANGES_MAX,
     HOLD_MS_MAX,
@@ -15,7 +14,7 @@ from ..protocol.limits import (
     TTL_MS_MIN,
 )
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.settings import CALL_TIMEOUT_MS, range_problems
+from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
 _RANGES = {
     "ttl_ms": (TTL_MS_MIN, TTL_MS_MAX),
@@ -43,7 +42,7 @@ class ConsumerSettings:
     ttl_ms: int = TTL_MS_DEFAULT
     """A consumer silent for this long loses its partitions."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """How the group consumes, or its name as text; the group's first consumer decides."""
+    """The consume strategy of the group, also as text: "exclusive" or "shared"; the group's first consumer decides."""
     concurrency: int = 16
     """Handlers at once, each on another order key."""
     pull_bytes: int = 1 << 20
@@ -73,7 +72,8 @@ class ConsumerSettings:
     """Pauses between tries of a failing message.  Later messages of its key wait meanwhile; no worker does."""
 
     def __post_init__(self) -> None:
-        problems = range_problems(self, _RANGES)
+        values = values_of(self)
+        problems = range_problems(values, _RANGES)
         if not problems and self.concurrency > ACK_RANGES_MAX:
             problems.append(
                 f"concurrency above {ACK_RANGES_MAX} could leave more gaps than a cursor keeps"
@@ -83,8 +83,8 @@ class ConsumerSettings:
         except ValueError:
             names = " or ".join(ConsumeStrategy)
             problems.append(f"strategy must be {names}, not {self.strategy!r:.40}")
-        if problems:
-            raise ConfigError("; ".join(problems))
+        problems += kind_problems(values, {"backoff": Backoff, "handler_backoff": Backoff})
+        refuse(problems)
 
     @property
     def margin_ms(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..protocol.errors import KeylaneError
 from ..rpc.program import run_program, say_ready
 from .running import running_metaserver
-from .settings import MetaserverSettings, read_settings
+from .settings import MetaserverSettings, metaserver_settings
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     config = given.pop("config")
     log_level = given.pop("log_level")
     try:
-        settings = read_settings(given, config)
+        settings = metaserver_settings(given, config)
     except KeylaneError as error:
         print(f"keylane: {error}", file=sys.stderr)
         return 1

@@ -33,7 +33,7 @@ class Attendant:
     def __init__(
         self,
         database: Database,
-        members: GroupService,
+        groups: GroupService,
         catalogue: Catalogue,
         settings: MetaserverSettings,
         operations: OperationDriver,
@@ -42,7 +42,7 @@ class Attendant:
         quick_duties: Sequence[Callable[[], Awaitable[object]]] = (),
     ) -> None:
         self._database = database
-        self._members = members
+        self._groups = groups
         self._catalogue = catalogue
         self._settings = settings
         self._operations = operations
@@ -69,8 +69,8 @@ class Attendant:
         try:
             due = await self._database.read(due_groups)
             for group_id in due.groups:
-                await self._members.settle(group_id)
-            await self._members.check_for_changes()
+                await self._groups.settle(group_id)
+            await self._groups.check_for_changes()
             await self._catalogue.check_for_changes()
             await self._operations.resume()
         except KeylaneError as error:

@@ -19,6 +19,7 @@ from ..rpc.http_network import HttpNetwork
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.race import Race
 from ..rpc.server import ControlRoute, Params, Server
 from .attendant import Attendant
 from .calls import control_routes
@@ -51,13 +52,12 @@ class RunningMetaserver:
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Return when `stop` is set.  Raises what the periodic work failed with, if it met a bug."""
-        stopped = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait([stopped, self._attending], return_when=asyncio.FIRST_COMPLETED)
-            if self._attending.done():
-                self._attending.result()
-        finally:
-            stopped.cancel()
+        async with Race() as race:
+            race.start(stop.wait())
+            race.start(asyncio.wait([self._attending]))
+            await race.first()
+        if self._attending.done():
+            self._attending.result()
 
 
 @asynccontextmanager
@@ -142,7 +142,7 @@ def _services(
         network,
         settings,
         catalogue=catalogue,
-        members=groups,
+        groups=groups,
         driver=driver,
         rng=rng,
         after_step=after_step,

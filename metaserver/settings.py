@@ -1,16 +1,16 @@
-"""The metaserver's settings: defaults, then a TOML file, then the command line; all problems at once."""
+"""The settings of a metaserver, with their help texts; all problems are told at once."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..protocol.errors import ConfigError, DataFolderError
+from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX
-from ..protocol.settings import range_problems
+from ..protocol.settings import range_problems, refuse, values_of
+from ..rpc.settings import read_settings
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")
 NO_FILE = ("", "//", "///", "///:memory:")
@@ -67,18 +67,9 @@ class MetaserverSettings:
     )
 
     def __post_init__(self) -> None:
-        problems = range_problems(self, _RANGES)
-        if not problems and self.broker_ttl_ms < 2 * self.broker_heartbeat_ms:
-            problems.append("broker_ttl_ms must be at least twice broker_heartbeat_ms")
-        url = self.database_url
-        if url is not None and not str(url).startswith(DATABASE_SCHEMES):
-            problems.append(f"database_url begins with one of {', '.join(DATABASE_SCHEMES)}")
-        elif url is not None and str(url).removeprefix(DATABASE_SCHEMES[0]) in NO_FILE:
-            problems.append("an SQLite database_url names a file")
-        if not isinstance(self.host, str) or not self.host:
-            problems.append("host must be an address")
-        if problems:
-            raise ConfigError("; ".join(problems), problems=len(problems))
+        refuse(_problems(values_of(self)))
+        if self.broker_ttl_ms < 2 * self.broker_heartbeat_ms:
+            refuse(["broker_ttl_ms must be at least twice broker_heartbeat_ms"])
 
 
 _RANGES = {
@@ -96,31 +87,29 @@ _RANGES = {
 }
 
 
-def read_settings(given: Mapping[str, Any], config: Path | None = None) -> MetaserverSettings:
+def _problems(values: Mapping[str, object]) -> list[str]:
+    problems = range_problems(values, _RANGES)
+    if not isinstance(values.get("data", Path()), Path):
+        problems.append("data must be the path of a folder")
+    url = values.get("database_url")
+    if url is not None and not str(url).startswith(DATABASE_SCHEMES):
+        problems.append(f"database_url begins with one of {', '.join(DATABASE_SCHEMES)}")
+    elif url is not None and str(url).removeprefix(DATABASE_SCHEMES[0]) in NO_FILE:
+        problems.append("an SQLite database_url names a file")
+    host = values.get("host", "127.0.0.1")
+    if not isinstance(host, str) or not host:
+        problems.append("host must be an address")
+    return problems
+
+
+def metaserver_settings(flags: Mapping[str, Any], config: Path | None = None) -> MetaserverSettings:
     """
-    Read settings from a TOML file and overlay those of `given` that are not None.
+    Settings from a TOML file and flags; a flag that is None was not given.
 
     Raises:
-        ConfigError: the file is unreadable, names are unknown, values are impossible.
+        ConfigError: the file is unreadable, names are unknown or missing, values are impossible.
     """
-    merged: dict[str, Any] = {}
-    if config is not None:
-        try:
-            merged = tomllib.loads(config.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"cannot read {config}: {error}") from error
-    merged |= {name: value for name, value in given.items() if value is not None}
-    known = {setting.name for setting in fields(MetaserverSettings)}
-    problems = [f"unknown setting {name!r}" for name in merged if name not in known]
-    if "data" not in merged:
-        problems.append("data: a folder is needed")
-    elif not isinstance(merged["data"], str | Path):
-        problems.append("data must be the path of a folder")
-    else:
-        merged["data"] = Path(merged["data"])
-    if problems:
-        raise ConfigError("; ".join(problems), problems=len(problems))
-    return MetaserverSettings(**merged)
+    return read_settings(MetaserverSettings, flags, config, problems_of=_problems)
 
 
 def prepare_folder(data: Path) -> Path:

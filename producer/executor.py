@@ -1,4 +1,4 @@
-"""Sends the batches of one message group, in order; only its executor sends to the group's partition.
+"""Sends the batches of a message group in order; only its executor sends to the group's partition.
 
     send() ─▶ open batch ─roll─▶ queue ─▶ in flight (a window, order kept by the sequence) ─▶ settled
 
@@ -56,7 +56,7 @@ class MessageGroup(NamedTuple):
 
 
 class ExecutorOwner(Protocol):
-    """What an executor needs of the sender of its subject."""
+    """The sender of a subject, as its executors see it."""
 
     def has_spare(self, executor: Executor) -> bool:
         """True if another executor is available."""
@@ -67,11 +67,11 @@ class ExecutorOwner(Protocol):
         ...
 
     def availability_changed(self) -> None:
-        """An executor's broker fails, or answers again."""
+        """Take note that an executor's broker fails, or answers again."""
         ...
 
     def emptied(self, executor: Executor) -> None:
-        """All messages have left an executor whose partition is not open in the route any more."""
+        """Take note that an executor has no message left, and that its partition is not open in the route."""
         ...
 
     async def ask_history(self) -> Collection[str]:
@@ -93,8 +93,8 @@ class Executor:
 
     Args:
         broker: None while the metaserver knows no address of the broker group.
-        epochs: producer epochs, rising over all executors of a subject.  When a route leads back to a partition, its
-            broker must not take new batches for repeats of those of an earlier executor.
+        epochs: producer epochs, rising over all executors of a subject.  So the broker of a partition to which a route
+            leads back takes no new batch for a repeat of an earlier executor's.
     """
 
     def __init__(
@@ -125,7 +125,6 @@ class Executor:
         self._producer_id = identity.producer_id
         self._settings = settings
         self._clock = clock
-        self._rng = rng
         self._budget = budget
         self._loop = asyncio.get_running_loop()
         self.open = self._new_batch()
@@ -135,9 +134,8 @@ class Executor:
         self._epochs = epochs
         self._epoch = next(epochs)
         self._next_sequence = 0
-        self._attempt = 0
-        """Failures since a batch was stored."""
-        self.retries = 0
+        self._pauses = settings.backoff.pauses(rng)
+        """Reset whenever a batch is stored."""
         self._task = asyncio.create_task(self._run(), name=f"send {group.partition_name}")
 
     def _new_batch(self) -> OutgoingBatch:
@@ -145,7 +143,7 @@ class Executor:
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:
-        """The open batch got its first message."""
+        """Note that the open batch has its first message."""
         self.open.opened_at_ms = self._clock.boot_ms()
         self._wake.set()
 
@@ -156,6 +154,11 @@ class Executor:
             self._budget.enter(len(self.open), self.open.size)
             self._wake.set()
         self.open = self._new_batch()
+
+    def queue(self, batch: OutgoingBatch) -> None:
+        """Queue a closed batch of new messages."""
+        self._budget.enter(len(batch), batch.size)
+        self.take_over([batch])
 
     def take_over(self, batches: list[OutgoingBatch]) -> None:
         """Queue batches that left another executor, behind those that are queued here."""
@@ -197,7 +200,7 @@ class Executor:
         return self._waiting_for if self._has_work() or self.state.refuses else ""
 
     def heard(self, event: ExecutorEvent) -> None:
-        """Take note of what a route, the history or a refusal says of the partition."""
+        """Note what a route, the history or a refusal says of the partition."""
         self.state = self.state.after(event)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
@@ -216,12 +219,12 @@ class Executor:
                     continue
                 await self._stream(channel)
             except KeylaneError as error:
-                self._attempt += 1
                 self._tried(ExecutorEvent.FAILED)
                 if self._after_failure(error, hopeless=await self._hopeless(error)):
+                    self._pauses.skip()
                     continue
-                self.retries += 1
-                wait_ms = self._settings.backoff.wait_ms(self._attempt, self._rng)
+                self._budget.retries += 1
+                wait_ms = self._pauses.next_ms()
                 log.debug(
                     "%s: %s; again in %d ms", self.group.partition_name, error.message, wait_ms
                 )
@@ -236,14 +239,14 @@ class Executor:
             await self._wake.wait()
 
     def _tried(self, event: ExecutorEvent) -> None:
-        """Take note of how a try ended, ANSWERED or FAILED, and tell the owner if that changes the state."""
+        """Note the end of a try, ANSWERED or FAILED, and tell the owner if that changes the state."""
         state = self.state.after(event)
         if state != self.state:
             self.state = state
             self._owner.availability_changed()
 
     async def _stream(self, channel: Channel) -> None:
-        """Send until nothing is left.  After the first failure it waits for all calls, then raises that failure."""
+        """Send until no batch is left; after a failure wait for all calls under way, then raise it."""
         calls: deque[tuple[OutgoingBatch, asyncio.Task[Receipt]]] = deque()
         again = deque(self._in_flight)
         try:
@@ -254,7 +257,7 @@ class Executor:
                     self._settle(batch, call.result())
                 while len(calls) < self._settings.in_flight_max:
                     if not again and any(batch.doubtful for batch, _ in calls):
-                        break  # a broker recognizes only the latest batches: a doubtful one must not fall behind newer ones
+                        break  # a broker recognizes its latest batches only: a doubtful batch must not fall behind newer ones
                     next_batch = again.popleft() if again else self._take(idle=not calls)
                     if next_batch is None:
                         break
@@ -273,7 +276,7 @@ class Executor:
                     self._settle(batch, result)
 
     async def _pause(self, *, idle: bool) -> None:
-        """Wait for an answer, for a batch to fill, or until `linger_ms` of the open batch are over."""
+        """Wait for an answer, for a full batch, or for the end of the open batch's `linger_ms`."""
         if not idle or not len(self.open):
             await self._wake.wait()
             return
@@ -333,7 +336,7 @@ class Executor:
 
     def _settle(self, batch: OutgoingBatch, receipt: Receipt) -> None:
         self._tried(ExecutorEvent.ANSWERED)
-        self._attempt = 0
+        self._pauses.reset()
         self._in_flight.remove(batch)
         self._budget.stored(batch, receipt)
         self._moves_again()
@@ -346,11 +349,10 @@ class Executor:
     # ── after a failure ──────────────────────────────────────────────────────────────────────────────
     async def _hopeless(self, error: KeylaneError) -> bool:
         """
-        True if no broker can tell any more whether the oldest batch is stored, and the loss is not accepted.
+        True if no broker knows whether the oldest batch is stored, and the loss is not accepted.
 
-        A broker that does not have the partition may be an empty one that replaced a lost one, or may have the address
-        of one that moved.  The metaserver knows which.  It is asked after the refusal, because an earlier answer may
-        describe the time before.
+        A broker without the partition may have replaced a lost broker, or may have the address of a broker that moved.
+        The metaserver knows which.  It is asked after the refusal, because an earlier answer may be out of date.
         """
         doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
         state = self.state
@@ -368,7 +370,7 @@ class Executor:
         return self.state.gone and not self.state.lost and self.partition.address == address
 
     def _after_failure(self, error: KeylaneError, *, hopeless: bool) -> bool:
-        """Act on `error`, which the oldest batch met; True if the next try needs no pause."""
+        """Act on the failure of the oldest batch; True if the next try needs no pause."""
         if not self._in_flight and self._take(idle=True) is None:
             return False
         if self.state.lost:
@@ -379,7 +381,7 @@ class Executor:
         if renamed:
             self._new_identity()
         if step is Step.AGAIN:
-            # A gap before the oldest batch: the broker has forgotten this producer; no older batch is missing.
+            # With a gap before the oldest batch, the broker has forgotten this producer: no older batch is missing.
             forgotten = isinstance(error, SequenceGapError) and self._in_flight[0].sends > 1
             if forgotten or renamed:
                 for batch in self._in_flight:
@@ -428,8 +430,8 @@ class Executor:
             self.heard(ExecutorEvent.SEALED)
         if step is Step.NEW_ROUTE:
             self.heard(ExecutorEvent.ROUTE_NEEDED)
-        # A sealed partition has not stored the batch that it refused, even if an earlier try had no answer.  No batch
-        # behind one that is not stored can be stored.
+        # A sealed partition has not stored the batch that it refused, even if an earlier try had no answer.  Batches
+        # behind a batch that is not stored are not stored either.
         refused = sealed or not self._in_flight[0].doubtful
         leaving = self._take_all()
         for batch in leaving:
@@ -456,7 +458,7 @@ class Executor:
     def _give_up_oldest(self, error: KeylaneError) -> None:
         head = self._in_flight.popleft()
         for batch in self._in_flight:
-            # Under a new epoch the broker does not recognize it.  It cannot be stored if the oldest is not.
+            # The broker does not recognize it under a new epoch.  It is not stored if the oldest batch is not.
             batch.leave(refused=not head.doubtful)
         self._new_epoch()
         self._budget.give_up(head, error)
@@ -511,7 +513,7 @@ class Executor:
             batch.unpack()
 
     def _new_identity(self) -> None:
-        """Take another producer id: a second producer uses this one, and the batches here are not stored."""
+        """Take another producer id: another producer uses this one, and the batches here are not stored."""
         log.warning(
             "%s: the producer id %x is used by another producer; continuing under a new one",
             self.group.partition_name, self._producer_id,

@@ -1,4 +1,4 @@
-"""Decides what an executor does after a batch failed: the difference between STRICT and BEST_TRIED.  Pure.
+"""Decides what an executor does after a batch failed; here STRICT and BEST_TRIED differ.  Pure.
 
 Messages leave a partition by the time for which it has failed, not by the number of tries.  All messages of a
 partition leave together, in their order, when the oldest is due; so newer messages of a logical partition wait for the
@@ -28,7 +28,7 @@ from .settings import ProducerSettings
 
 
 class Step(enum.Enum):
-    """What follows for a batch that was not acked."""
+    """What an executor does with a batch that was not acked."""
 
     AGAIN = "same partition, same sequence, after a pause"
     NEW_ROUTE = "ask for a newer route, and send older messages first"
@@ -37,7 +37,7 @@ class Step(enum.Enum):
 
 
 class WaitStage(enum.Enum):
-    """How long messages have waited for the partition that they were sent to, against the settings."""
+    """How long messages have waited for their partition, compared with the settings."""
 
     ENDLESS = "they never leave it, as under STRICT"
     EARLY = "they stay, for less than `leave_after_ms` so far"
@@ -57,20 +57,20 @@ _TRY_AGAIN = (
     StorageError,
 )
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
-"""Refusals that another broker may have sent, one that has the address of the right broker now."""
+"""Refusals that may come from another broker, which has the address of the right broker now."""
 
 
 def wait_stage(
     settings: ProducerSettings, *, may_leave: bool, tries: int, waited_ms: int, failing_ms: int
 ) -> WaitStage:
     """
-    How long the messages of a failing partition have waited there.
+    The stage of waiting of the messages of a failing partition.
 
     Args:
         may_leave: whether the subject lets messages leave their partition, as under BEST_TRIED.
         tries: failed tries of the oldest batch, there and elsewhere.
         waited_ms: since the first of these.
-        failing_ms: since the first failure that the oldest message of the partition met there.
+        failing_ms: since the first failure of the oldest message in this partition.
     """
     if not may_leave:
         return WaitStage.ENDLESS
@@ -96,9 +96,8 @@ def decide_after_failure(
             is not accepted.
     """
     if isinstance(error, ProducerFencedError) and doubtful:
-        return (
-            Step.GIVE_UP
-        )  # its broker would recognize it only under the old epoch, which is fenced
+        # Its broker would recognize it only under the old epoch, which is fenced.
+        return Step.GIVE_UP
     may_be_stored = doubtful and isinstance(error, NOT_HERE)
     if may_be_stored and hopeless and stage is WaitStage.ENDLESS:
         return Step.GIVE_UP

@@ -14,7 +14,7 @@ CAUSES_KEPT = 16
 
 
 class Untold:
-    """The messages that were given up and not told; the counts are exact."""
+    """Counts of messages that were given up and of which no future told; the counts are exact."""
 
     __slots__ = ("causes", "messages", "unknown")
 

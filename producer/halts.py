@@ -31,7 +31,7 @@ class Halts:
         self._budget = budget
 
     def check(self, key: bytes) -> None:
-        """Raises KeyHaltedError while `key` is halted."""
+        """Raise KeyHaltedError if `key` is halted."""
         if key in self.keys:
             text = f"an older message of {key_digest(key)} of {self._subject!r} timed out, and the key is halted"
             raise KeyHaltedError(text, subject=self._subject, key=key)

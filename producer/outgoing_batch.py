@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch
+from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch, split_columns
 from ..protocol.message import Receipt
+from ..protocol.record import Kind, encode_record
 from .given_up import GivenUp
 
 Outcome = Receipt | GivenUp
@@ -32,6 +34,8 @@ class OutgoingBatch:
 
     __slots__ = (
         "_all_keyed",
+        "_body",
+        "_body_count",
         "_told",
         "_waiters",
         "data",
@@ -90,9 +94,33 @@ class OutgoingBatch:
         self._told: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
         self._all_keyed = False
+        self._body: bytes | None = None
+        """The encoded body of a batch that was made by column."""
+        self._body_count = 0
+
+    @classmethod
+    def of_body(
+        cls, future: asyncio.Future[None], body: bytes, count: int, sent_at_ns: int
+    ) -> OutgoingBatch:
+        """A closed batch of `count` messages from its body, which `join_columns` made; all are sent at `sent_at_ns`."""
+        batch = cls(future)
+        batch._body, batch._body_count = body, count
+        batch.size = len(body)
+        batch.times = [sent_at_ns] * count
+        del batch.keys, batch.values
+        return batch
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> list[bytes]:
+            """The keys or the values of a batch that was made from its body; they are asked for when it meets trouble."""
+            if name not in ("keys", "values"):
+                raise AttributeError(name)
+            self.keys, self.values = split_columns(self._body, self._body_count)
+            return self.keys if name == "keys" else self.values
 
     def __len__(self) -> int:
-        return len(self.values)
+        return self._body_count or len(self.values)
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
@@ -185,6 +213,19 @@ class OutgoingBatch:
         """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
+            if self._body is not None:
+                self.data = encode_record(
+                    self._body,
+                    kind=Kind.MESSAGES,
+                    count=self._body_count,
+                    partition_id=partition_id,
+                    first_sent_at_ns=self.times[0],
+                    last_sent_at_ns=self.times[-1],
+                    producer_id=producer_id,
+                    producer_epoch=producer_epoch,
+                    sequence=sequence,
+                )
+                return self.data
             self.data = encode_batch(
                 partition_id=partition_id,
                 sent_at_ns=self.times,

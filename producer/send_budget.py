@@ -1,4 +1,4 @@
-"""Counts the messages and bytes of a producer that are not answered yet, and limits them."""
+"""Counts and limits the messages and bytes of a producer that are not answered yet."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class SendBudget:
         self.messages = 0
         self.acked = 0
         self.failed = 0
+        self.retries = 0
+        """Failed tries after which batches were sent again."""
         self._untold = Untold()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,23 +14,25 @@ from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
 
 
-class SendFuture(msgspec.Struct, frozen=True, gc=False):
+class SendFuture:
     """
     The future outcome of a `send`: `await future` returns the Receipt, or raises the error of the message.
 
-    Each await raises a new error object, with the `fate` of this message: whether it may be stored.  A wait that is
-    cancelled does not withdraw the message.
+    The outcome is final.  Each await raises a new error object, with the `fate` of this message: whether it may be
+    stored.  A cancelled wait does not withdraw the message.  A future is awaited in the event loop of its producer.
     """
 
-    batch: OutgoingBatch
-    index: int
+    __slots__ = ()
+    if TYPE_CHECKING:  # BatchFuture has them; `help` shows what users call
+        _batch: OutgoingBatch
+        _index: int
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        batch, index = self.batch, self.index
+        batch, index = self._batch, self._index
         while type(batch.outcome) is not Receipt and not batch.settled(index):
             if batch.future.get_loop() is not asyncio.get_running_loop():
                 error = OtherLoopError("the message was sent in another event loop")
-                error.fate = Fate.UNKNOWN  # it is on its way there
+                error.fate = Fate.UNKNOWN  # it may be stored: it is sent in the other loop
                 raise error
             # Shielded: a cancelled waiter must not cancel the whole batch.
             yield from asyncio.shield(batch.waited_for(index)).__await__()
@@ -38,7 +40,7 @@ class SendFuture(msgspec.Struct, frozen=True, gc=False):
 
     def done(self) -> bool:
         """True once the message is stored or given up."""
-        return self.batch.settled(self.index)
+        return self._batch.settled(self._index)
 
     def result(self) -> Receipt:
         """
@@ -46,11 +48,11 @@ class SendFuture(msgspec.Struct, frozen=True, gc=False):
 
         Raises:
             asyncio.InvalidStateError: it is not `done` yet.
-            KeylaneError: it was given up.
+            KeylaneError: it was given up; the same error as from `await`.
         """
         if not self.done():
             raise asyncio.InvalidStateError("the message is neither stored nor given up yet")
-        return self.batch.receipt(self.index)
+        return self._batch.receipt(self._index)
 
     def add_done_callback(self, callback: Callable[[SendFuture], object]) -> None:
         """Call `callback(future)` in the producer's event loop, soon after the message is stored or given up."""
@@ -59,10 +61,10 @@ class SendFuture(msgspec.Struct, frozen=True, gc=False):
             if self.done():
                 callback(self)
             else:  # the batch's future is done before the outcome of this message is known
-                self.batch.waited_for(self.index).add_done_callback(settled)
+                self._batch.waited_for(self._index).add_done_callback(settled)
 
         if self.done():
-            self.batch.future.get_loop().call_soon(settled)
+            self._batch.future.get_loop().call_soon(settled)
         else:
             settled()
 
@@ -70,7 +72,14 @@ class SendFuture(msgspec.Struct, frozen=True, gc=False):
         return f"<SendFuture {'done' if self.done() else 'pending'}>"
 
 
-class OverLimitFuture(SendFuture, frozen=True, gc=True):
+class BatchFuture(SendFuture, msgspec.Struct, frozen=True, gc=False):
+    """The future of the message at an index of a batch: one is made for each message, so it has two fields and no more."""
+
+    _batch: OutgoingBatch
+    _index: int
+
+
+class OverLimitFuture(BatchFuture, frozen=True, gc=True):
     """The future of a message that `task` queued over the limit of `budget`."""
 
     budget: SendBudget

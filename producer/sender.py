@@ -1,11 +1,11 @@
-"""Leads the messages of one subject to executors by its route, and holds messages that have no partition now.
+"""Hands the messages of a subject to executors by its route, and holds messages that have no partition now.
 
     send() ─▶ table[logical partition] ─▶ executor          held: batches of messages without a partition
 
 Invariants
-    The messages of a key are in one executor at a time, in the order in which they were sent.  When their partition is
-    left, older messages are sent first; newer ones are held until there is a newer route, and until the partition
-    that was left has answered or refused every message that was sent to it.
+    The messages of a key are in one executor at a time, in the order of their `send` calls.  When messages leave a
+    partition, older ones are sent first.  Newer ones are held until there is a newer route, and until the left
+    partition has answered or refused every message that was sent to it.
     The table has None where messages are held; filling the table releases held messages, the oldest first.
 """
 
@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import KeylaneError, NoPartitionError, Retry
+from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
 from ..protocol.routing import (
     OrderStrategy,
@@ -31,6 +31,7 @@ from ..protocol.routing import (
 )
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
+from ..rpc.race import Race
 from .executor import Executor, MessageGroup
 from .executor_state import ExecutorEvent
 from .failure import Step
@@ -38,7 +39,7 @@ from .halts import Halts
 from .identity import Identity
 from .outgoing_batch import REORDERED, OutgoingBatch
 from .send_budget import SendBudget
-from .send_future import SendFuture
+from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
 from .waiting import WaitReport
 
@@ -54,13 +55,13 @@ CLOSED = "the producer was closed before this message was acked"
 
 
 class SubjectSender:
-    """The executors of one subject, and the tables that lead to them."""
+    """The executors of a subject, and the tables in which messages find them."""
 
     def __init__(
         self,
         subject: str,
         *,
-        strategy: OrderStrategy | None,
+        order_strategy: OrderStrategy | None,
         meta: MetaClient,
         broker_at: Callable[[str], BrokerClient],
         identity: Identity,
@@ -76,8 +77,8 @@ class SubjectSender:
         self.keyless = self.table
         """As `table`, for messages without a key: partitions that do not answer are replaced by others."""
         self.careful = False
-        """True while messages go to other partitions than their own, or a key is halted: `send` then calls `check`."""
-        self._asked = strategy
+        """True while messages go to other partitions than their own, or a key is halted; `send` then calls `check`."""
+        self._order_strategy = order_strategy
         self._meta = meta
         self._broker_at = broker_at
         self._identity = identity
@@ -101,8 +102,10 @@ class SubjectSender:
         self._partition_ids: list[int] = []
         self._home_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
         self._away: dict[int, Executor] = {}
-        """By partition id: the executor that takes its messages, which went elsewhere, until its broker answers."""
+        """By partition id: the executor that takes the partition's messages until its own broker answers again."""
         self._refresh = asyncio.Event()
+        self._routed = asyncio.Event()
+        self._refusal: KeylaneError | None = None
         self._closing = False
         self._expiring: asyncio.TimerHandle | None = None
         self._expire_ms = EXPIRE_MS_MAX
@@ -125,7 +128,18 @@ class SubjectSender:
         self._budget.enter(1, batch.size - size)
         if timeout_ms:
             self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
-        return SendFuture(batch, index)
+        return BatchFuture(batch, index)
+
+    async def routed(self) -> None:
+        """
+        Wait for the first route.
+
+        Raises:
+            KeylaneError: the metaserver refuses one.
+        """
+        await self._routed.wait()
+        if self._refusal is not None:
+            raise self._refusal.copy(Fate.NOT_DONE)
 
     def check(self, executor: Executor, key: bytes, logical: int) -> bool:
         """
@@ -225,13 +239,13 @@ class SubjectSender:
         return sum(map(len, waiting))
 
     async def _follow_routes(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         while True:
             why = NO_PARTITION
             try:
                 if self._apply(await self._ask()):
                     await self._seek_brokers()
-                    attempt = 0
+                    pauses.reset()
                     self._report_held(why)
                     continue
                 why = "the metaserver's route is older than the one followed"
@@ -242,8 +256,7 @@ class SubjectSender:
                 log.info("route of %s: %s", self.subject, error.message)
                 why = error.message
             self._report_held(why)
-            attempt += 1
-            await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+            await asyncio.sleep(pauses.next_ms() / 1000)
 
     def _report_held(self, why: str) -> None:
         """Log at growing intervals why messages are held."""
@@ -263,38 +276,36 @@ class SubjectSender:
 
     async def _ask(self) -> Route:
         """
-        A newer route when there is one, else the same after PULL_WAIT_MS_MAX.
+        Wait for a newer route, at most PULL_WAIT_MS_MAX; returns the known one if there is none.
 
-        While a broker is missing the call is short, so that whatever else fails meanwhile waits for a short call only.
+        While a broker is missing the calls are short, so that the next failure is followed by a fresh call soon.
         """
         known = self._route
         ask = partial(
             self._meta.route,
             self.subject,
             known_version=-1 if known is None else known.version,
-            order_strategy=self._asked,
+            order_strategy=self._order_strategy,
         )
         urgent = self._refresh.is_set() or self._lacks_a_broker()
         self._refresh.clear()
         if known is None or urgent:
             return await ask(wait_ms=URGENT_WAIT_MS)
-        call = asyncio.create_task(ask(wait_ms=PULL_WAIT_MS_MAX))
-        refresh = asyncio.create_task(self._refresh.wait())
-        try:
-            await asyncio.wait((call, refresh), return_when=asyncio.FIRST_COMPLETED)
-            return await call if call.done() else known
-        finally:
-            call.cancel()
-            refresh.cancel()
-            await asyncio.gather(call, refresh, return_exceptions=True)
+        async with Race() as race:
+            call = race.start(ask(wait_ms=PULL_WAIT_MS_MAX))
+            race.start(self._refresh.wait())
+            await race.first()
+            return call.result() if call.done() else known
 
     def _lacks_a_broker(self) -> bool:
-        """True while some range has no partition to go to, or the broker of a partition fails."""
+        """True while some range has no partition, or the broker of a partition fails."""
         return None in self._home_table or not all(map(_answers, self._executors.values()))
 
     def _die(self, error: KeylaneError) -> None:
-        """Give up all held messages: the metaserver refused a route for good."""
+        """Give up all held messages, because the metaserver refuses to give a route."""
         self._on_dead(self)
+        self._refusal = error
+        self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
         for batch in self._held:
@@ -308,6 +319,7 @@ class SubjectSender:
             self._tell_of_older(route)
             return False
         self._route = route
+        self._routed.set()
         self._open = {partition.partition_id for partition in route.open_partitions()}
         self._partition_ids = [partition.partition_id for partition in route_table(route)]
         for partition in route.open_partitions():
@@ -371,7 +383,7 @@ class SubjectSender:
         }
 
     def _follow_brokers(self, partitions: Iterable[Partition]) -> None:
-        """Give executors the present addresses of their broker groups, also those of partitions that are not open."""
+        """Give executors the present addresses of their broker groups, also executors of partitions that are not open."""
         addresses = {
             partition.broker_group: partition.address
             for partition in partitions
@@ -383,12 +395,12 @@ class SubjectSender:
                 executor.moved(address, self._broker_at(address))
 
     def _retire(self, executor: Executor) -> None:
-        """Close the executor of a partition that is not open any more; its messages are settled, or held."""
+        """Close the executor of a partition that is not open; its messages are settled, or held."""
         if self._executors.pop(executor.partition.partition_id, None) is not None:
             self._loop.create_task(executor.close())
 
     def emptied(self, executor: Executor) -> None:
-        """Close an executor whose partition was left and has no message any more; newer messages of its range are sent."""
+        """Close an executor that has no message left, and send the newer messages of its range."""
         self._retire(executor)
         self._refill()
 
@@ -411,7 +423,7 @@ class SubjectSender:
 
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
     def availability_changed(self) -> None:
-        """Ask for a newer route, and lead messages without a key past partitions that do not answer."""
+        """Ask for a newer route, and keep messages without a key from partitions that do not answer."""
         self._refresh.set()
         self._refill()
 
@@ -424,9 +436,9 @@ class SubjectSender:
         """
         Find the executor of each logical partition.
 
-        Messages are held (None) while their partition is sealed or has refused them and there is no newer route, and
-        while an earlier partition of the range still has messages.  A range whose messages went elsewhere (BEST_TRIED)
-        goes there until its own partition answers again.
+        Messages are held (None) while their partition is sealed, or has refused them, and there is no newer route; and
+        while an earlier partition of their range has messages.  A range whose messages went elsewhere (BEST_TRIED) goes
+        there until its own partition answers again.
         """
         route = self._route
         if route is None:
@@ -474,7 +486,7 @@ class SubjectSender:
                     self._away[partition_id] = self._rng.choice(spare)
 
     def _pass_over(self) -> None:
-        """Take messages without a key from partitions that do not answer, unless they were sent there already."""
+        """Move messages without a key from partitions that do not answer, unless they were sent there already."""
         spare = self._spare()
         if not spare:
             return
@@ -517,13 +529,13 @@ class SubjectSender:
             there.take_over(batches)
             self._refill()
             return
-        # Newer messages of its range wait behind these until a newer route is here.
+        # Newer messages of the range wait behind these until there is a newer route.
         self._held = [*batches, *self._held]
         self._refill()
         self._refresh.set()
 
     def _release_held(self) -> None:
-        """Hand held messages to their executors, the oldest first; those without one stay held."""
+        """Hand held messages to their executors, the oldest first; messages without an executor stay held."""
         held, self._held = self._held, [OutgoingBatch(self._loop.create_future())]
         adopting: dict[int, Executor] = {}
         still_held: OutgoingBatch | None = None

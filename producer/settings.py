@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
-from ..protocol.errors import ConfigError
 from ..protocol.limits import (
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
     BATCHES_IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
 )
-from ..protocol.settings import CALL_TIMEOUT_MS, range_problems
+from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
 _RANGES = {
     "batch_bytes": (1, BATCH_BYTES_MAX // 2),
@@ -64,9 +63,8 @@ class ProducerSettings:
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
-        problems = range_problems(self, _RANGES)
-        if problems:
-            raise ConfigError("; ".join(problems))
+        values = values_of(self)
+        refuse(range_problems(values, _RANGES) + kind_problems(values, {"backoff": Backoff}))
 
     @property
     def large_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Addresses, `host:port`, as users and brokers give them.  Pure."""
+"""Parsing and checking addresses, `host:port`, that users and brokers give.  Pure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def is_loopback(host: str) -> bool:
 
 def parse_address(text: str) -> tuple[str, int]:
     """
-    Host and port of `host:port`; an IPv6 address is in brackets, and comes back without them.
+    Split `host:port` into host and port.
 
-    Whether anything listens there is for the connection to find out.
+    An IPv6 address must be in brackets; the returned host is without them.  No connection is made.
 
     Raises:
-        ConfigError: it is not host:port, or no program can listen on that port.
+        ConfigError: `text` is not host:port, or the port is outside 1..65535.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[2]) <= 65_535:
@@ -38,11 +38,11 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def check_broker_address(address: str) -> None:
     """
-    Let the address through that a broker reports for itself: clients and metaservers will connect to it.
+    Check the address that a broker reports for itself; clients and metaservers connect to it.
 
     Raises:
-        InvalidRequestError: it is not host:port.
-        BrokerAddressError: it is not on loopback, where all of our servers are.
+        InvalidRequestError: `address` is not host:port.
+        BrokerAddressError: `address` is not a loopback address.
     """
     try:
         host, _port = parse_address(address)
@@ -56,10 +56,10 @@ def check_broker_address(address: str) -> None:
 
 def addresses_of(given: object) -> list[str]:
     """
-    The addresses in `given`: one `host:port`, or several, in one text with commas or in an iterable of such texts.
+    The addresses in `given`: a text of one or more `host:port` with commas between, or an iterable of such texts.
 
     Raises:
-        ConfigError: none, or something that is not host:port.
+        ConfigError: `given` has no address, or something that is not host:port.
     """
     items = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     texts = [item for item in items if isinstance(item, str) and item]

@@ -1,20 +1,82 @@
-"""How long to wait before the next try; the random generator is passed in.  Pure."""
+"""The pauses of a retry loop, with jitter from a random generator that the caller passes.  Pure."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
+from .settings import range_problems, refuse, values_of
+
+PAUSE_MS_MAX = 86_400_000
+FACTOR_MAX = 1_000
+_RANGES = {"first_ms": (0, PAUSE_MS_MAX), "max_ms": (1, PAUSE_MS_MAX)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential waits with jitter: attempt 1 waits about `first_ms`, later ones up to `max_ms`."""
+    """
+    Exponential pauses with jitter: the first takes about `first_ms`, each next one `factor` times longer, to `max_ms`.
+
+    Raises:
+        ConfigError: values are out of their ranges; the text names all of them.
+    """
 
     first_ms: int = 50
     max_ms: int = 2_000
     factor: float = 2.0
 
+    def __post_init__(self) -> None:
+        problems = range_problems(values_of(self), _RANGES)
+        if not isinstance(self.factor, int | float) or not 1 <= self.factor <= FACTOR_MAX:
+            problems.append(
+                f"factor must be a number from 1 to {FACTOR_MAX}, not {self.factor!r:.40}"
+            )
+        refuse(problems)
+
+    def pauses(self, rng: random.Random) -> Pauses:
+        """The pauses of a new retry loop."""
+        return Pauses(self, rng)
+
     def wait_ms(self, attempt: int, rng: random.Random) -> int:
-        """Milliseconds before attempt + 1; `attempt` counts from 1.  Between half and all of the step."""
+        """
+        Milliseconds to wait after `attempt`, which counts from 1.
+
+        The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt - 1)`, at most `max_ms`.
+        """
         step = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
         return max(1, int(step * (0.5 + rng.random() / 2)))
+
+
+class Pauses:
+    """
+    The pauses of a retry loop: longer with each failure in a row.
+
+        pauses = backoff.pauses(rng)
+        while True:
+            try:
+                await call()
+                pauses.reset()
+            except KeylaneError:
+                await asyncio.sleep(pauses.next_ms() / 1000)
+    """
+
+    __slots__ = ("_backoff", "_rng", "failures")
+
+    def __init__(self, backoff: Backoff, rng: random.Random) -> None:
+        self._backoff = backoff
+        self._rng = rng
+        self.failures = 0
+        """Failures since the last success."""
+
+    def next_ms(self) -> int:
+        """Count a failure; returns the milliseconds to wait before the next try."""
+        self.failures += 1
+        return self._backoff.wait_ms(self.failures, self._rng)
+
+    def skip(self) -> None:
+        """Count a failure after which the next try begins at once."""
+        self.failures += 1
+
+    def reset(self) -> None:
+        """Note a success: the next pause is short again."""
+        self.failures = 0

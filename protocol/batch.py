@@ -8,8 +8,8 @@
     └──────────────────────────┴─────────────────────────────┴───────────────────┘
 
 Invariants
-    The lengths add up to the body exactly, or the batch is refused whole.
-    Nothing here loops in Python per message but the two joins of the writer and the slicing of the reader.
+    The lengths add up to the body exactly, or the whole batch is refused.
+    Python loops per message only in the two joins of the writer and in the slicing of the reader.
 
 Source: columns because Arrow arrays are these buffers; see `spark/rows.py`.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from .errors import CorruptBatchError
@@ -27,7 +27,7 @@ from .limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX
 from .record import HEADER_BYTES, Codec, Header, Kind, encode_record, read_record
 
 BYTES_PER_MESSAGE = 8 + 3 * 4
-"""What a message costs in a batch besides its own bytes."""
+"""Overhead of a message in a batch: its time and three lengths."""
 
 
 def encode_batch(
@@ -42,9 +42,10 @@ def encode_batch(
     sequence: int,
 ) -> bytes:
     """
-    Pack messages, all columns of the same length, oldest first; `properties` empty means none has any.
+    Pack messages into a batch, oldest first.
 
-    `sequence` is that of the first message; the others follow without gap.
+    All columns have the same length.  An empty `properties` means that no message has properties.
+    `sequence` is the first message's; the others follow without gap.
     """
     count = len(values)
     assert 0 < count <= BATCH_COUNT_MAX
@@ -75,12 +76,34 @@ def encode_batch(
     )
 
 
+def join_columns(
+    sent_at_ns: bytes,
+    key_lengths: bytes,
+    value_lengths: bytes,
+    keys: bytes | memoryview,
+    values: bytes | memoryview,
+    *,
+    count: int,
+) -> bytes:
+    """The body of `count` messages without properties, from columns that have the bytes of the layout already."""
+    return b"".join((sent_at_ns, key_lengths, value_lengths, bytes(4 * count), keys, values))
+
+
+def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:
+    """The keys and the values of a body that `join_columns` made."""
+    lengths: array[int] = array("I")
+    lengths.frombytes(body[8 * count : 16 * count])
+    edges = list(accumulate(lengths, initial=BYTES_PER_MESSAGE * count))
+    blobs = [body[start:end] for start, end in pairwise(edges)]
+    return blobs[:count], blobs[count:]
+
+
 def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
     """
-    The header of a whole, undamaged message batch at `start`; the broker's look at what it is sent.
+    Check the message batch at `start`, as a broker does with each batch it receives, and return its header.
 
     Raises:
-        CorruptBatchError: cut, damaged, not messages, or an unknown codec.
+        CorruptBatchError: the bytes are cut or damaged, the record is not a message batch, or its codec is unknown.
     """
     header = read_record(data, start)
     if not isinstance(header, Header):
@@ -98,7 +121,7 @@ def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
 
 def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> None:
     """
-    Let the checked batch at `start` through if its lengths add up: what no reader could cut is never stored.
+    Check that the lengths in the batch at `start` add up, so that every stored batch can be cut into messages.
 
     Raises:
         CorruptBatchError: the lengths do not add up to the body.
@@ -106,20 +129,20 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> N
     first = start + HEADER_BYTES + 8 * header.count
     lengths: array[int] = array("I")
     lengths.frombytes(memoryview(data)[first : first + 12 * header.count])
-    found = HEADER_BYTES + BYTES_PER_MESSAGE * header.count + sum(lengths)
-    if found != header.length:
-        raise CorruptBatchError("the lengths do not add up", length=header.length, found=found)
+    total = HEADER_BYTES + BYTES_PER_MESSAGE * header.count + sum(lengths)
+    if total != header.length:
+        raise CorruptBatchError("the lengths do not add up", length=header.length, found=total)
 
 
 class Columns(NamedTuple):
-    """The columns of a batch: the blobs as one bytes object each, with `count + 1` edges into them."""
+    """The columns of a batch: times, and for keys, values and properties `count + 1` edges into `blob`."""
 
     sent_at_ns: array[int]
     key_edges: list[int]
     value_edges: list[int]
     property_edges: list[int]
     blob: bytes
-    """The whole record; the edges are places in it."""
+    """The whole record; an edge is an index of a byte in it."""
 
 
 def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns:
@@ -151,15 +174,15 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
 
 def batch_starts(data: bytes | memoryview) -> list[tuple[int, Header]]:
     """
-    Where each of the batches that lie one after another in `data` starts, checked.
+    Check the batches that lie one after another in `data`, and return the start and header of each.
 
     Raises:
         CorruptBatchError: as `check_batch`.
     """
-    found = []
+    batches = []
     start = 0
     while start < len(data):
         header = check_batch(data, start)
-        found.append((start, header))
+        batches.append((start, header))
         start += header.length
-    return found
+    return batches

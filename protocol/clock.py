@@ -1,7 +1,7 @@
-"""What time it is: the only door to the machine's clocks.
+"""The only access to the machine's clocks.
 
-`boot` counts time since the machine started, suspend included, and never jumps: deadlines and ttls use it.
-`wall` is the calendar, for people and message stamps: nothing correct rests on it.
+`boot` counts time since the machine started, suspend included.  It never jumps; deadlines and ttls use it.
+`wall` is the calendar, for people and for the times of messages.  Correctness never depends on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks, in whole milliseconds or nanoseconds."""
+    """The boot clock and the calendar, in whole milliseconds or nanoseconds."""
 
     def boot_ns(self) -> int:
         """Nanoseconds since the machine started, counting suspend."""
@@ -34,7 +34,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
-    # Bound without a Python call between: a consumer reads the boot clock before every message.
+    # Bound to the C functions directly: a consumer reads the boot clock before every message.
     boot_ns = staticmethod(partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME))
     wall_ns = staticmethod(time.time_ns)
 

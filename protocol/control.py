@@ -1,10 +1,10 @@
-"""JSON bodies of the control calls: what clients, brokers and the metaserver tell each other.  Pure.
+"""JSON bodies of the control calls between clients, brokers and the metaserver.  Pure.
 
-Which call takes which body is in `endpoints.py`; bodies of calls that change partitions, read logic queues or set a
+`endpoints.py` says which call takes which body.  Bodies of calls that change partitions, read logic queues or set a
 group's progress are in `operations.py`, `queues.py` and `progress.py`.
 
-An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds and never instants:
-a receiver adds them to its own clock.
+An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds.  No body has an instant:
+the receiver adds a duration to its own clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, 
 Count = Annotated[int, Meta(ge=0)]
 WaitMs = Annotated[int, Meta(ge=0, le=PULL_WAIT_MS_MAX)]
 TtlMs = Annotated[int, Meta(ge=TTL_MS_MIN, le=TTL_MS_MAX)]
-ShortText = Annotated[str, Meta(max_length=512)]
+SHORT_TEXT_CHARS_MAX = 512
+ShortText = Annotated[str, Meta(max_length=SHORT_TEXT_CHARS_MAX)]
 OPENINGS_MAX = 128
 
 
@@ -57,18 +58,18 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
         )
 
     def error(self) -> KeylaneError:
-        """The error this body carries."""
-        found = error_from_wire(self.code, self.message, self.details)
-        found.fate = self.fate
-        return found
+        """The error that this body carries."""
+        error = error_from_wire(self.code, self.message, self.details)
+        error.fate = self.fate
+        return error
 
 
 class Done(Struct, frozen=True):
-    """It is done; there is nothing to tell."""
+    """The call is done; the answer has no fields."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Is the program alive and taking work; `reason` says why not."""
+    """Whether a program is ready for work; `reason` says why it is not."""
 
     program: str
     ready: bool
@@ -78,54 +79,54 @@ class Health(Struct, frozen=True, kw_only=True):
 
 # ── brokers ───────────────────────────────────────────────────────────────────────────────────────────
 class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
-    """A broker reports itself; the first one registers it."""
+    """A broker reports itself; its first report registers it."""
 
     broker_group: ShortText
     broker_id: ShortText
-    """Identity of the data folder: two folders of one group are told apart by it."""
+    """Identity of the data folder; it tells two folders of one broker group apart."""
     address: ShortText
     readable: bool = True
     writable: bool = True
     opening: ShortText = ""
-    """Random name of this opening of the data folder; "" from a broker that does not say it, as the next two."""
+    """Random name of this opening of the data folder; "" from a broker that does not report openings."""
     opened_after: Annotated[tuple[ShortText, ...], Meta(max_length=OPENINGS_MAX)] = ()
-    """The openings before it; left out while the reports are taken."""
+    """The earlier openings of the folder; left out once the metaserver takes the reports."""
     log_end: Count = 0
-    """Position up to which the broker's log is durable: it only grows."""
+    """Position up to which the broker's log is durable; it only grows."""
     hosted: Count = 0
-    """How many partitions it hosts."""
+    """Number of partitions that the broker hosts."""
     untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
-    """Partitions, some of them if there are many, of which retention should remove messages and may not: the broker was
-    never told their consumer groups."""
+    """The first UNTOLD_MAX partitions whose messages retention should remove and may not, because the broker was never
+    told their consumer groups."""
 
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
-    """Report again after `heartbeat_ms`; silent for `ttl_ms` means not available."""
+    """The next report is due after `heartbeat_ms`; a broker that is silent for `ttl_ms` is not available."""
 
     heartbeat_ms: int
     ttl_ms: int
     groups_missed: bool = False
-    """Some consumer group in the database may be unknown to the broker: it removes nothing of a partition until it is told
-    the partition's groups again."""
+    """The broker may not know every consumer group in the database.  Retention removes no message of a partition until
+    the broker has been told the partition's groups again."""
     fence: int = 0
-    """Not 0 where an operator has accepted the data folder although it was behind: every token up to it was granted
-    before that, and is refused before anything is served."""
+    """Not 0 if an operator has accepted a data folder that was behind.  Tokens up to this one were granted before
+    that: the broker refuses them before it serves any request."""
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):
     """
-    Go on with a data folder that was refused because it is behind; what it lacks is given up.
+    Accept a data folder that was refused because it is behind; messages that it lacks are lost.
 
-    Answered with the RefusedBroker.  `address` tells which, if several are refused.
+    The answer is its RefusedBroker.  `address` selects a folder if several are refused.
     """
 
     address: ShortText = ""
     dry_run: bool = False
-    """Answer what would be accepted, change nothing."""
+    """Answer with the folder that would be accepted; change nothing."""
 
 
 class RefusedBroker(Struct, frozen=True, kw_only=True):
-    """A broker that reports itself under a broker group's name and is refused."""
+    """A broker whose reports for a broker group are refused."""
 
     broker_group: str
     address: str
@@ -133,7 +134,7 @@ class RefusedBroker(Struct, frozen=True, kw_only=True):
     log_end: int = 0
     """Where the log of its data folder ends."""
     known_log_end: int = 0
-    """Where the broker group's log ended at the last report that was taken."""
+    """Where the broker group's log ended in the last report that was accepted."""
 
 
 class BrokerView(Struct, frozen=True, kw_only=True):
@@ -149,21 +150,21 @@ class BrokerView(Struct, frozen=True, kw_only=True):
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────────
 class Retention(enum.StrEnum):
-    """What an old message waits for: that every consumer group has ACKED it, or nothing: TIME alone counts."""
+    """When retention may remove an old message.  ACKED: once every consumer group has acked it.  TIME: by age alone."""
 
     ACKED = "acked"
     TIME = "time"
 
 
 class CreateSubject(Struct, frozen=True, kw_only=True):
-    """Create a subject with `partitions` physical ones over up to that many available broker groups."""
+    """Create a subject with `partitions` partitions, spread over the available broker groups."""
 
     subject: str
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 2
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     retention: Retention = Retention.ACKED
     static: bool = False
-    """Its partitions are logic queues, whose number never changes."""
+    """The subject has logic queues, whose number never changes."""
 
 
 class SubjectView(Struct, frozen=True, kw_only=True):
@@ -177,14 +178,14 @@ class SubjectView(Struct, frozen=True, kw_only=True):
 
 
 class SubjectSummary(Struct, frozen=True, kw_only=True):
-    """One line of the list of subjects."""
+    """A subject in the list of subjects."""
 
     subject: str
     order_strategy: OrderStrategy
     partitions: int
     route_version: int
     problem: str = ""
-    """Why its creation has failed: nothing is open, and the name is free for another one."""
+    """Why its creation failed.  Such a subject has no open partition, and its name may be used again."""
 
 
 class SubjectList(Struct, frozen=True, kw_only=True):
@@ -195,22 +196,22 @@ class SubjectList(Struct, frozen=True, kw_only=True):
 
 # ── consumers ─────────────────────────────────────────────────────────────────────────────────────────
 class Join(Struct, frozen=True, kw_only=True):
-    """A new session of a consumer; `session` is chosen by the client at random, so that a retry is harmless."""
+    """Begin a session of a consumer.  The client draws `session` at random, so that a repeat is harmless."""
 
     subject: str
     group: str
     session: Annotated[str, Meta(min_length=16, max_length=64, pattern="^[0-9a-f]+$")]
     client: ShortText = ""
-    """For people: host, pid, a name."""
+    """For people: host, process id, a name."""
     ttl_ms: TtlMs = TTL_MS_DEFAULT
     suspended: bool = False
-    """It lives, and is granted nothing yet; see Suspend."""
+    """The session begins suspended: it is granted nothing; see Suspend."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """The first session of a group decides it for all."""
+    """The first session of a group sets the group's strategy."""
 
 
 class Joined(Struct, frozen=True, kw_only=True):
-    """The session lives; the ttl counts from the sending of the request."""
+    """The session has begun; its ttl counts from when the request was sent."""
 
     ttl_ms: int
     heartbeat_ms: int
@@ -224,55 +225,55 @@ class Grant(Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """Renews the session and its leases at once, and returns when the grants differ from `known_version`."""
+    """Renews the session and its leases at once.  The answer comes when the grants differ from `known_version`."""
 
     session: str
     known_version: int = -1
     drained: tuple[int, ...] = ()
     """Sealed partitions that the group has acked to their end."""
     holding: tuple[tuple[int, int], ...] | None = None
-    """(partition id, token) of all that the session has or is still handing over; None: it does not say.  What was
-    taken back and is not among them is free: the session never heard of that grant, or its release was lost."""
+    """(partition id, token) of each partition that the session has or is handing over; None: not said.  A lease that
+    was taken back and is missing here becomes free: the session never heard of the grant, or its release was lost."""
     wait_ms: WaitMs = 0
     suspended: bool | None = None
-    """What its last Suspend asked for; None: it does not say.  From who knows the newest grants it counts, whatever a
-    Suspend said that came late, or whose answer was lost."""
+    """Whether the session wants to be suspended; None: not said.  If the session knows the newest grants, this counts
+    more than a Suspend call that arrived late or whose answer was lost."""
 
 
 class Grants(Struct, frozen=True, kw_only=True):
-    """What the session holds now.  A partition missing here that it still holds: hand it over."""
+    """All grants of the session.  The session hands over each partition that is missing here."""
 
     version: int
-    """Rises with every change of the session's grants; a lower one is out of date."""
+    """Rises with every change of the session's grants; the session ignores a lower version."""
     ttl_ms: int
     grants: tuple[Grant, ...]
 
 
 class ReleaseGrant(Struct, frozen=True, kw_only=True):
-    """The hand-over of a partition is finished: its next owner may be granted."""
+    """The hand-over of a partition is finished: the metaserver may grant it to another session."""
 
     session: str
     partition_id: int
     token: int
     fence: int = 0
-    """A higher token that the broker has seen: one the metaserver may not know, if its database is older than that."""
+    """The broker's fence, if it is above the token.  The metaserver may not know it if its database is older."""
 
 
 class Suspend(Struct, frozen=True, kw_only=True):
-    """The session hands over what it holds and gets nothing new, or, not `suspended`, takes part again."""
+    """Suspend a session: it hands over its partitions and is granted none.  `suspended=False` resumes it."""
 
     session: str
     suspended: bool = True
 
 
 class Leave(Struct, frozen=True, kw_only=True):
-    """The session ends; what it held is free."""
+    """End a session; its leases become free."""
 
     session: str
 
 
 class OwnerView(Struct, frozen=True, kw_only=True):
-    """Who holds a partition for a group.  `expires_in_ms` is None without an owner."""
+    """The owner of a partition in a group; `session`, `client` and `expires_in_ms` are None without an owner."""
 
     partition: Partition
     token: int
@@ -282,18 +283,18 @@ class OwnerView(Struct, frozen=True, kw_only=True):
 
 
 class GroupView(Struct, frozen=True, kw_only=True):
-    """A consumer group on a subject: owners, by partition, and the number of live sessions."""
+    """A consumer group on a subject: the owner of each partition, and the number of live sessions."""
 
     subject: str
     group: str
     sessions: int
     owners: tuple[OwnerView, ...]
-    """Of a SHARED group: the partitions with their tokens; they are every session's."""
+    """In a SHARED group the partitions with their tokens: every session may use them."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
 
 
 class GroupSummary(Struct, frozen=True, kw_only=True):
-    """One line of the list of groups."""
+    """A group in the list of groups."""
 
     group: str
     strategy: ConsumeStrategy
@@ -308,7 +309,7 @@ class GroupList(Struct, frozen=True, kw_only=True):
 
 
 class SwitchGroup(Struct, frozen=True, kw_only=True):
-    """Have a group consume so from now on.  Its sessions end; those that join again have to say the same."""
+    """Change a group's consume strategy.  Its sessions end; new sessions must join with the new strategy."""
 
     strategy: ConsumeStrategy
 
@@ -316,9 +317,9 @@ class SwitchGroup(Struct, frozen=True, kw_only=True):
 # ── partitions on a broker ────────────────────────────────────────────────────────────────────────────
 class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    Host this partition from now on; again with the same facts changes nothing.
+    Host this partition.  A repeat with the same facts changes nothing.
 
-    The broker keeps what it is told of the subject, so that the metaserver's database can be made anew from it.
+    The broker keeps the facts of the subject, so that the metaserver's database can be rebuilt from brokers.
     """
 
     subject: str
@@ -326,18 +327,18 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     order_strategy: OrderStrategy | None = None
     """The subject's; None: not said."""
     partitions_wanted: Count = 0
-    """How many partitions the subject was created with; 0: not said."""
+    """The number of partitions that the subject was created with; 0: not said."""
     retention: Retention | None = None
-    """What old messages of the subject wait for; None: not said, as ACKED."""
+    """The subject's; None: not said, as ACKED."""
     static: bool = False
     """The subject's number of logic queues never changes."""
     groups: tuple[str, ...] | None = None
     """Every consumer group of the subject, so that retention waits for them from the first message on; None: not said.
-    No fact of the partition: it may be said again with more groups."""
+    Groups are no fact of the partition: a repeat may have more of them."""
 
 
 class GroupStatus(Struct, frozen=True, kw_only=True):
-    """A consumer group's progress on a partition, from the broker."""
+    """A consumer group's progress on a partition, as its broker has it."""
 
     group: str
     token: int
@@ -345,15 +346,15 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     acked_above: int
     """Messages acked above the cursor."""
     lag: int
-    """Messages not acked yet."""
+    """Messages that are not acked."""
     holder: str | None = None
-    """Session that has the pull lock."""
+    """The session that has the pull lock."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The consume strategy under which this token was acquired."""
     by_operator: bool = False
-    """The token was brought to set the cursor, by no consumer."""
+    """The token came with a reset of the cursor, not from a consumer."""
     ttl_ms: int = 0
-    """Of the session that brought the token; 0: not known, as after a restart of the broker."""
+    """The ttl of the session that presented the token; 0: unknown, as after a restart of the broker."""
     removed_unread: int = 0
     """Messages that retention by time removed before the group had acked them."""
 
@@ -369,22 +370,23 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     next_offset: int
     groups: tuple[GroupStatus, ...] = ()
     facts: HostPartition | None = None
-    """What the broker was told when it began to host it."""
+    """The facts that the broker was given when it began to host the partition."""
     unsealable: str = ""
-    """Why it cannot be sealed now; "" if it can, or is.  Said by who is asked for this partition alone."""
+    """Why the partition cannot be sealed now; "" if it can, or is sealed.  Left out of a page of partitions."""
     groups_told: bool = True
-    """The broker was told every consumer group of the subject; until then it removes nothing of the partition."""
+    """The broker was told every consumer group of the subject; before that, retention removes no message of the
+    partition."""
 
 
 class TimeBound(enum.StrEnum):
-    """Which of the messages around a time: LOWER the first at or after it, UPPER the last at or before it."""
+    """Which message around a time is meant: LOWER the first at or after it, UPPER the last at or before it."""
 
     LOWER = "lower"
     UPPER = "upper"
 
 
 class FoundOffset(Struct, frozen=True, kw_only=True):
-    """The message that a lookup by time found, by the time its broker stored it; None: there is no such message."""
+    """The result of a lookup by the time at which the broker stored messages; `offset` is None without such a message."""
 
     offset: int | None
     first_offset: int
@@ -392,14 +394,14 @@ class FoundOffset(Struct, frozen=True, kw_only=True):
 
 
 class PartitionStatusList(Struct, frozen=True, kw_only=True):
-    """What a broker hosts, by id, or a part of it."""
+    """A page of the partitions that a broker hosts, by id."""
 
     broker_group: str
     partitions: list[PartitionStatus]
     broker_id: str = ""
     """Identity of the data folder."""
     more_after: int | None = None
-    """There is more: ask again for what comes after this id."""
+    """The next page begins after this id; None: this is the last page."""
 
 
 encode_json = msgspec.json.Encoder().encode

@@ -1,11 +1,11 @@
-"""Every control call: method, path, bodies, and the rights it will need.  Server, client and OpenAPI follow it.  Pure.
+"""The table of control calls: method, path, bodies, rights.  Server, client and OpenAPI document follow it.  Pure.
 
-    METASERVER    what a metaserver serves, in the order of its OpenAPI document
-    BROKER        what a broker serves beside the data plane
+    METASERVER    the calls of a metaserver, in the order of its OpenAPI document
+    BROKER        the calls of a broker beside the data plane
 
-A body is JSON, described where its type is.  `{name}` in a path is a name or a number, percent-encoded.  An error is
-answered with its HTTP status and an `ErrorBody`.  Durations are milliseconds and never instants: a receiver adds them
-to its own clock.
+A body is JSON; its type describes it.  `{name}` in a path is a name or a number, percent-encoded.  An error is
+answered with its HTTP status and an `ErrorBody`.  Durations are milliseconds.  No body has an instant: the receiver
+adds a duration to its own clock.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ A_co = TypeVar("A_co", covariant=True)
 
 
 class Rights(enum.StrEnum):
-    """What a caller must be allowed to do.  Nothing checks it yet: servers serve loopback addresses only."""
+    """The right that a call will need.  Servers do not check it: they serve loopback addresses only."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -64,23 +64,23 @@ class Rights(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[A_co]):
-    """One control call, answered with an `A_co`."""
+    """A control call, answered with an `A_co`."""
 
     method: str
     path: str
     request: type[Struct] | None
-    """The body; None: the call has none."""
+    """The type of the body; None: the call has no body."""
     answer: type[A_co]
     rights: Rights
     summary: str
     query: tuple[str, ...] = ()
     """Optional parameters behind the question mark."""
     idempotent: bool = False
-    """A POST that may be sent again when its outcome is unknown.  A GET always may."""
+    """A POST that may be repeated when its outcome is unknown.  A GET may always be repeated."""
 
     @property
     def repeatable(self) -> bool:
-        """True if a call whose outcome is unknown may be made again."""
+        """True if the call may be repeated when its outcome is unknown."""
         return self.idempotent or self.method == "GET"
 
     def path_of(self, **names: object) -> str:
@@ -95,7 +95,7 @@ BROKER_HEARTBEAT = Endpoint(
     BrokerHeartbeat,
     BrokerWelcome,
     Rights.ADMINISTER,
-    "A broker reports itself; the first time registers it.",
+    "A broker reports itself; its first report registers it.",
 )
 CORDON = Endpoint(
     "POST",
@@ -103,7 +103,7 @@ CORDON = Endpoint(
     Cordon,
     BrokerView,
     Rights.ADMINISTER,
-    "Keep a broker group from new partitions, or let it have some again.",
+    "Cordon or uncordon a broker group: a cordoned group gets no new partitions.",
     idempotent=True,
 )
 ACCEPT_FOLDER = Endpoint(
@@ -112,7 +112,7 @@ ACCEPT_FOLDER = Endpoint(
     AcceptFolder,
     RefusedBroker,
     Rights.ADMINISTER,
-    "Go on with a copy of a data folder that is refused because it is behind.",
+    "Accept a data folder that is refused because it is behind.",
 )
 CREATE_SUBJECT = Endpoint(
     "POST",
@@ -120,7 +120,7 @@ CREATE_SUBJECT = Endpoint(
     CreateSubject,
     SubjectView,
     Rights.ADMINISTER,
-    "Create a subject; again with the same settings changes nothing.",
+    "Create a subject; a repeat with the same settings changes nothing.",
     idempotent=True,
 )
 SUBJECTS = Endpoint("GET", "/v1/subjects", None, SubjectList, Rights.READ, "All subjects, by name.")
@@ -138,7 +138,7 @@ ROUTE = Endpoint(
     None,
     Route,
     Rights.READ,
-    "The route; waits up to wait_ms for one that differs from known_version.",
+    "The route; waits up to wait_ms for a version that differs from known_version.",
     query=("known_version", "wait_ms", "order_strategy"),
 )
 QUEUES = Endpoint(
@@ -183,7 +183,7 @@ SUSPEND = Endpoint(
     Suspend,
     Done,
     Rights.CONSUME,
-    "Grant a session nothing, and take back what it holds; or let it take part again.",
+    "Suspend a session, which then hands over its partitions and is granted none; or resume it.",
     idempotent=True,
 )
 LEAVE = Endpoint(
@@ -192,7 +192,7 @@ LEAVE = Endpoint(
     Leave,
     Done,
     Rights.CONSUME,
-    "End a session; what it held is free.",
+    "End a session; its leases become free.",
     idempotent=True,
 )
 GROUP = Endpoint(
@@ -201,7 +201,7 @@ GROUP = Endpoint(
     None,
     GroupView,
     Rights.READ,
-    "Who owns which partition for a consumer group.",
+    "The owners of a consumer group's partitions.",
 )
 GROUPS = Endpoint(
     "GET",
@@ -217,11 +217,11 @@ SWITCH_GROUP = Endpoint(
     SwitchGroup,
     GroupView,
     Rights.ADMINISTER,
-    "Have a group consume in another way; its sessions end, and old owners are fenced.",
+    "Change a group's consume strategy; its sessions end, and earlier owners are fenced.",
 )
 
 # ── to any server ─────────────────────────────────────────────────────────────────────────────────────
-HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.READ, "Is it ready.")
+HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.READ, "Whether the server is ready.")
 
 # ── to a metaserver: changes of partitions, the cluster as a whole ────────────────────────────────────
 RESHAPE = Endpoint(
@@ -230,7 +230,7 @@ RESHAPE = Endpoint(
     Reshape,
     OperationList,
     Rights.ADMINISTER,
-    "Begin to change partitions, or plan it; the operations go on by themselves.",
+    "Begin operations on partitions, or only plan them; the metaserver completes them.",
 )
 CANCEL_OPERATION = Endpoint(
     "POST",
@@ -238,7 +238,7 @@ CANCEL_OPERATION = Endpoint(
     None,
     OperationView,
     Rights.ADMINISTER,
-    "Undo an operation of which nothing is sealed yet.",
+    "Undo an operation before its first seal.",
 )
 OPERATIONS = Endpoint(
     "GET",
@@ -254,7 +254,7 @@ HISTORY = Endpoint(
     None,
     SubjectHistory,
     Rights.READ,
-    "Every partition a subject ever had, with parents and end offsets.",
+    "Every partition that a subject ever had, with parents and end offsets.",
 )
 VERIFY = Endpoint(
     "GET",
@@ -262,7 +262,7 @@ VERIFY = Endpoint(
     None,
     Verification,
     Rights.ADMINISTER,
-    "Thirteen checks between the database and the brokers.",
+    "Thirteen checks of the database against the brokers.",
 )
 RESET_GROUP = Endpoint(
     "POST",
@@ -283,7 +283,7 @@ HOST_PARTITION = Endpoint(
     HostPartition,
     PartitionStatus,
     Rights.ADMINISTER,
-    "Host a partition; again changes nothing, as long as it is not in use.",
+    "Host a partition; a repeat changes nothing, unless the partition is in use.",
     idempotent=True,
 )
 PARTITIONS = Endpoint(
@@ -292,7 +292,7 @@ PARTITIONS = Endpoint(
     None,
     PartitionStatusList,
     Rights.READ,
-    "A page of the partitions hosted, by id.",
+    "A page of the hosted partitions, by id.",
     query=("after", "limit"),
 )
 PARTITION = Endpoint(
@@ -301,7 +301,7 @@ PARTITION = Endpoint(
     None,
     PartitionStatus,
     Rights.READ,
-    "One partition with its groups, or with the one group asked for.",
+    "One partition with its groups, or with the requested group.",
     query=("group",),
 )
 OFFSET_AT = Endpoint(
@@ -310,7 +310,7 @@ OFFSET_AT = Endpoint(
     None,
     FoundOffset,
     Rights.READ,
-    "The offset of the message stored around a time; bound is lower or upper.",
+    "The offset of a message by the time it was stored; bound is lower or upper.",
     query=("at_ms", "bound"),
 )
 SEAL = Endpoint(
@@ -319,7 +319,7 @@ SEAL = Endpoint(
     None,
     PartitionStatus,
     Rights.ADMINISTER,
-    "Take no more messages: next_offset is the end.  With empty=1 refused where there are messages.",
+    "Seal a partition: next_offset is its end.  With empty=1, refused if it has messages.",
     query=("empty",),
     idempotent=True,
 )
@@ -338,7 +338,7 @@ KNOW_GROUPS = Endpoint(
     KnowGroups,
     Done,
     Rights.ADMINISTER,
-    "Have retention wait for groups that have yet to come to a partition.",
+    "Have retention wait for groups that have not read a partition yet.",
     idempotent=True,
 )
 
@@ -367,7 +367,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     VERIFY,
     RESET_GROUP,
 )
-"""All but the OpenAPI document, which these make."""
+"""All calls but the one for the OpenAPI document, which is made of these."""
 BROKER: tuple[Endpoint[Any], ...] = (
     HOST_PARTITION,
     PARTITIONS,

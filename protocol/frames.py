@@ -1,12 +1,13 @@
-"""Frames of the data plane: what a client and a broker say to each other over one WebSocket.  Pure.
+"""Frames of the data plane: requests and answers between a client and a broker over one WebSocket.  Pure.
 
     ┌──────────────────┬──────────────────────────────────────────────────┬───────────────┐
     │ header bytes u32 │ header: msgpack array [tag, correlation id, …]   │ payload       │    one WebSocket message
     └──────────────────┴──────────────────────────────────────────────────┴───────────────┘
 
 The tag and the fields after the correlation id are those of a struct below.  An answer repeats the correlation id of
-its request; answers may come in any order.  The id 0 is no request's: a broker says why it closes the connection.
-Durations are milliseconds.  `token` is a fencing token, `group` a consumer group, `session` a consumer's session.
+its request; answers may come in any order.  No request has the id 0: with it a broker tells why it closes the
+connection.  Durations are milliseconds.  `token` is a fencing token, `group` a consumer group, `session` a consumer's
+session.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Acquire(Frame, frozen=True, array_like=True, tag=2):
 
 
 class Pull(Frame, frozen=True, array_like=True, tag=3):
-    """Batches from `offset` on, under the pull lock, which this renews.  Answer: Batches."""
+    """Batches from `offset` on, under the pull lock.  A pull renews the lock.  Answer: Batches."""
 
     partition_id: int
     group: str
@@ -58,11 +59,11 @@ class Pull(Frame, frozen=True, array_like=True, tag=3):
     offset: int
     bytes_max: int
     wait_ms: int
-    """How long the broker may hold the request while there is nothing to give."""
+    """How long the broker may wait for messages before it answers without any."""
 
 
 class Ack(Frame, frozen=True, array_like=True, tag=4):
-    """Mark ranges `[start, end)` as handled; none renews the lock only.  Answer: Acked, after it is durable."""
+    """Mark ranges `[start, end)` as handled; without ranges only renew the lock.  Answer: Acked, once durable."""
 
     partition_id: int
     group: str
@@ -90,9 +91,9 @@ class Read(Frame, frozen=True, array_like=True, tag=6):
 
 class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
     """
-    As Acquire, for a group whose partitions every session shares: any session may bring the token.  Answer: Acquired.
+    As Acquire, for a shared group: every session may present the same token.  Answer: Acquired.
 
-    A session's in-flight messages are released once the broker has had no frame of it for `ttl_ms`.
+    A session's in-flight messages are released when the broker has received no frame from it for `ttl_ms`.
     """
 
     partition_id: int
@@ -104,9 +105,10 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
 
 class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
-    Messages not in flight, to be acked within `hold_ms`; after that they are redelivered.  Answer: Handed.
+    Messages that are not in flight.  The session acks them within `hold_ms`, or they are redelivered.  Answer: Handed.
 
-    Ack and Release are those of an exclusive group; each pull and each ack renews the session; Release gives back all that the session has in flight.
+    Ack and Release are those of an exclusive group.  Each pull and each ack renews the session.  A Release returns
+    every message that the session has in flight.
     """
 
     partition_id: int
@@ -121,7 +123,11 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
-    """The batch is stored from `base_offset` on (-1 of an earlier broker: stored, offset no longer known)."""
+    """
+    The batch is stored from `base_offset` on.
+
+    -1 comes from brokers of earlier versions: the batch is stored, at an offset that is no longer known.
+    """
 
     base_offset: int
     durable: str
@@ -129,7 +135,7 @@ class Appended(Frame, frozen=True, array_like=True, tag=65):
 
 
 class Acquired(Frame, frozen=True, array_like=True, tag=66):
-    """The caller owns the partition for its group: continue at `cursor`, skipping `ranges` (acked above it)."""
+    """The caller owns the partition for its group.  It continues at `cursor`; `ranges` above that are acked."""
 
     cursor: int
     ranges: tuple[tuple[int, int], ...]
@@ -138,29 +144,33 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):
-    """Whole batches in the payload; the first may begin below the offset asked for.  Half-open: up to `upto`."""
+    """Whole batches in the payload.  The first may begin below the requested offset."""
 
     first_offset: int
-    """The partition's first offset still stored."""
+    """The partition's first offset that is still stored."""
     next_offset: int
     """One past the partition's last durable message."""
     upto: int
-    """One past the last offset in the payload; the offset asked for when there is none."""
+    """One past the last offset in the payload; the requested offset if the payload is empty."""
     sealed: bool
 
 
 class Acked(Frame, frozen=True, array_like=True, tag=68):
-    """The ranges are durable; the cursor is now here."""
+    """The acks are durable; `cursor` is the group's cursor after them."""
 
     cursor: int
 
 
 class Released(Frame, frozen=True, array_like=True, tag=69):
-    """The lock is free."""
+    """The pull lock is free."""
 
 
 class Handed(Frame, frozen=True, array_like=True, tag=70):
-    """The messages the session is to handle: `ranges` of the batches in the payload; other messages in them are not its."""
+    """
+    The messages in `ranges` are in flight at the session; their batches are the payload.
+
+    Messages of these batches outside of `ranges` are not the session's to handle.
+    """
 
     ranges: tuple[tuple[int, int], ...]
     cursor: int
@@ -169,7 +179,7 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
 
 
 class Refused(Frame, frozen=True, array_like=True, tag=127):
-    """An error, as its code, its text and the numbers it is about."""
+    """An error: its code, its text, its details and its fate."""
 
     code: int
     message: str
@@ -198,7 +208,7 @@ def encode_frame(
     Header and payload as one frame.
 
     Raises:
-        MessageTooLargeError: the other side would close the connection over it.
+        MessageTooLargeError: the frame is over FRAME_BYTES_MAX, or its header over HEADER_BYTES_MAX.
     """
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
     frame = b"".join((_LENGTH.pack(len(packed)), packed, payload))
@@ -226,7 +236,7 @@ def decode_request(data: bytes) -> tuple[int, Request, memoryview]:
     A client's frame: correlation id, header, payload.
 
     Raises:
-        FrameError: a lying length, unknown type, or fields that do not fit.
+        FrameError: a length does not fit, the tag is unknown, or the fields are not those of the tag.
     """
     return _decode(data, "request", _decode_request)
 
@@ -259,7 +269,7 @@ def refusal(error: KeylaneError) -> Refused:
 
 
 def refusal_error(refused: Refused) -> KeylaneError:
-    """The error that `refused` carries, with the peer's word on its fate."""
+    """The error that `refused` carries, with the fate that the peer gave it."""
     error = error_from_wire(refused.code, refused.message, refused.details)
     error.fate = _FATES.get(refused.fate, Fate.UNKNOWN)
     return error

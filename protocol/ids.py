@@ -1,7 +1,7 @@
-"""Names and numbers of the system, each with its own type, and the check that names pass.  Pure.
+"""Names and numbers of the system, each with its own type, and the checks of names.  Pure.
 
 Invariants
-    A name that passed `check_name` is safe in a URL, a log line and a table; it is never a path on disk.
+    A name that passed `check_name` is safe in a URL, a log line and a table.  No name is used as a path on disk.
     An `Offset` counts messages, a `Position` counts bytes; the type checker keeps them apart.
 """
 
@@ -19,7 +19,7 @@ PartitionName = NewType("PartitionName", str)
 SessionId = NewType("SessionId", str)
 
 PartitionId = NewType("PartitionId", int)
-"""Number of a physical partition, unique in the cluster, given by the metaserver, from 1."""
+"""Number of a physical partition, from 1.  The metaserver gives it; it is unique in the cluster."""
 LogicalPartition = NewType("LogicalPartition", int)
 QueueNumber = NewType("QueueNumber", int)
 """Number of a logic queue within its subject, from 0."""
@@ -35,7 +35,7 @@ Sequence = NewType("Sequence", int)
 MAX_I64 = 2**63 - 1
 NAME_CHARS_MAX = 200
 PARTITION_NAME_CHARS_MAX = 240
-"""A subject's name, and what its partitions add to it."""
+"""A subject's name with the suffix that `partition_name` adds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _NUMBERED = re.compile(r"\.p([0-9]{1,9})$")
 _PARTITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
@@ -43,14 +43,14 @@ _PARTITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
 
 def check_name(kind: str, text: object) -> str:
     """
-    Let a legal name through.
+    Check that a name is legal, and return it.
 
     Args:
-        kind: what is being named, for the error: "subject", "consumer group", "broker group".
+        kind: the kind of name, for the error: "subject", "consumer group", "broker group".
         text: the name as the user gave it.
 
     Raises:
-        InvalidNameError: not `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
+        InvalidNameError: `text` does not match `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
     """
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
         raise InvalidNameError(kind=kind, name=repr(text)[:80])
@@ -58,25 +58,25 @@ def check_name(kind: str, text: object) -> str:
 
 
 def check_partition_name(text: str) -> str:
-    """Let the name of a physical partition through: as any name, but longer.  Raises InvalidNameError."""
+    """Check a partition's name as `check_name`, with up to 240 characters.  Raises InvalidNameError."""
     if _PARTITION_NAME.fullmatch(text) is None:
         raise InvalidNameError(kind="partition name", name=repr(text)[:80])
     return text
 
 
 def partition_name(subject: str, number: int) -> PartitionName:
-    """The name of a subject's partition, `subject.p8`.  The number rises within a subject: children have higher ones."""
+    """The name of a subject's partition, as `subject.p8`.  Children have higher numbers than their parents."""
     return PartitionName(f"{subject}.p{number}")
 
 
 def partition_number(name: str) -> int | None:
-    """The number in a partition's name; None in a name that `partition_name` did not make."""
+    """The number in a partition's name; None if `partition_name` did not make the name."""
     match = _NUMBERED.search(name)
     return None if match is None else int(match[1])
 
 
 def check_offset(value: object) -> Offset:
-    """Let an offset in `[0, 2**63)` through; else raise OffsetInvalidError."""
+    """Check that an offset is in `[0, 2**63)`, and return it.  Raises OffsetInvalidError."""
     if not isinstance(value, int) or not 0 <= value <= MAX_I64:
         raise OffsetInvalidError(offset=str(value)[:40])
     return Offset(value)

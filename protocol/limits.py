@@ -1,63 +1,63 @@
-"""The largest of everything that crosses the wire, and why.  Pure."""
+"""Limits of everything that crosses the wire, each with its reason.  Pure."""
 
 from __future__ import annotations
 
 LOGICAL_PARTITIONS = 1024
-"""Fixed for ever: it is in the hash of every message already stored."""
+"""Never changes: the partition of every stored message depends on it."""
 
 MESSAGE_BYTES_MAX = 1 << 20
-"""Key + value + properties of one message. Kafka's and NATS's default as well."""
+"""Key + value + properties of one message.  Kafka and NATS have the same default."""
 
 KEY_BYTES_MAX = 1 << 10
 PROPERTIES_BYTES_MAX = 1 << 16
 
 BATCH_COUNT_MAX = 1 << 16
 BATCH_BYTES_MAX = (1 << 20) + (1 << 16) + 4096
-"""A batch holds at least one largest message with its lengths."""
+"""A message of the largest size fits into a batch, with its lengths."""
 
 FRAME_BYTES_MAX = 4 << 20
-"""A pull answers several batches in one frame."""
+"""The answer to a pull has several batches in one frame."""
 
 PULL_BYTES_MAX = 2 << 20
 PULL_WAIT_MS_MAX = 30_000
 
 TTL_MS_MIN = 1_000
-"""Below this the heartbeat of a busy interpreter cannot be told from a dead one."""
+"""A shorter ttl would count a busy interpreter, whose heartbeats are late, as dead."""
 TTL_MS_DEFAULT = 30_000
 TTL_MS_MAX = 600_000
 
 PARTITIONS_MAX = LOGICAL_PARTITIONS
 
 PARTITION_MESSAGES_MAX = 1 << 42
-"""Messages that a partition takes in its life.  A logic queue continues behind a lost partition as if that were full."""
+"""Messages that a partition takes in its life.  Logic offsets behind a lost partition assume that it was full."""
 
 CONTROL_BYTES_MAX = 1 << 20
-"""Body of one JSON control call; aiohttp sends larger ones badly."""
+"""Body of one JSON control call.  aiohttp warns of larger bodies that are given as bytes."""
 
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
-"""Calls of one connection that are no pulls; further ones are read when there is room."""
+"""Unanswered calls of one connection, pulls apart.  At the limit no further call is read."""
 PULLS_PER_CONNECTION_MAX = 4_096
-"""Pulls of one connection, most of them waiting for messages; more are refused, so that no ack waits behind them."""
+"""Unanswered pulls of one connection, most of which wait for messages.  More are refused, so that no ack waits behind them."""
 PULLS_AT_ONCE_MAX = 2_048
-"""Pulls of one client at one broker; more take turns.  Twice the partitions of a subject."""
+"""Pulls that a client has at a broker at a time; others wait their turn.  Twice the partitions of a subject."""
 CONNECTIONS_MAX = 10_000
 HTTP_CONNECTIONS_MAX = 1_000
-"""Plain HTTP connections of a broker; a metaserver has one for each consumer, and so more."""
+"""Plain HTTP connections of a broker.  A metaserver allows more: each consumer has one."""
 PRODUCERS_PER_PARTITION_MAX = 10_000
 BATCHES_IN_FLIGHT_MAX = 8
-"""Unanswered batches of a producer at a partition; the broker recognises a repeat among as many."""
+"""Unanswered batches of a producer at a partition.  The broker recognises repeats of the last batches up to this number."""
 GROUPS_PER_SUBJECT_MAX = 1_000
-"""Consumer groups of one subject; every broker of the subject keeps each of them for each partition."""
+"""Consumer groups of one subject.  A broker keeps the progress of each group on each partition."""
 UNTOLD_MAX = 256
-"""Partitions that one report of a broker names because it was never told their consumer groups."""
+"""Partitions in one report of a broker that was never told their consumer groups."""
 ACK_RANGES_MAX = 10_000
-"""Ranges of acked messages above one cursor; at this limit the consumer stops pulling."""
+"""Ranges of acked messages above one cursor.  At this limit the consumer stops pulling."""
 
 TOKEN_STEP_MAX = 1 << 32
-"""A fencing token this far above the last one is no grant's: tokens count grants."""
+"""The most by which a fencing token exceeds the last one.  Tokens count grants, so a larger step is a mistake."""
 HOLD_MS_MAX = 3_600_000
 """How long a message of a shared group may be in flight before it is redelivered."""
 IN_FLIGHT_RANGES_MAX = 10_000
-"""Ranges of one partition that a shared group has in flight; nothing more is handed out above it."""
+"""Ranges of one partition that a shared group has in flight.  At this limit no more messages are handed out."""
 IN_FLIGHT_PER_SESSION_MAX = 100_000
 """Messages of one partition that one session may have in flight."""

@@ -1,4 +1,4 @@
-"""What users hold: a message handed to a handler, and the receipt of one that was sent.  Pure."""
+"""The values that users get: a message to handle, and the receipts of what was sent.  Pure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 SHOWN_BYTES = 32
-"""Of a key or a value, in the text of a message."""
+"""Bytes of a key or a value that `repr(message)` shows."""
 
 
 class Delivery(Protocol):
-    """Whoever handed a message out, and takes its ack."""
+    """The client that delivered a message and takes its ack."""
 
     @property
     def queue(self) -> int:
-        """Number of the logic queue that its messages are of."""
+        """Number of the logic queue of the client's partition."""
         ...
 
     @property
     def logic_start(self) -> int:
-        """What their offsets have to be raised by to be logic offsets."""
+        """Logic offset of the partition's offset 0: logic offset = `logic_start` + offset."""
         ...
 
     async def ack(self, message: Message) -> None:
-        """Take the ack of a message handed out here."""
+        """Take the ack of a message that this client delivered."""
         ...
 
 
@@ -42,13 +42,15 @@ class Message(msgspec.Struct, gc=False):
     """
     One message as stored.
 
-    `offset` counts messages in `partition_id`, from 0; `fencing_token` is the right under which it was
-    delivered: pass it on to whatever the handler writes to, so that a late owner can be refused there.
+    `offset` counts messages in the partition, from 0.
+    `fencing_token` is the token of the grant under which the message was delivered.  A handler may pass it to the
+    system that it writes to, which can then refuse writes of an earlier owner.
+    `packed_properties` and `delivery` belong to the client: a program reads `properties`, and acks with `ack`.
     """
 
     subject: str
     key: bytes
-    """b"" when it was sent without one."""
+    """b"" if the message was sent without a key."""
     value: bytes
     offset: int
     partition_id: int
@@ -60,7 +62,7 @@ class Message(msgspec.Struct, gc=False):
     delivery: Delivery | None = None
 
     def __repr__(self) -> str:
-        """Where it is, and the first bytes of its key and value: short, however large the message is."""
+        """Subject, partition and offset, and the first bytes of key and value: short for a message of any size."""
         return (
             f"<Message of {self.subject} partition {self.partition_id} offset {self.offset}, "
             f"key {_beginning(self.key)}, value {_beginning(self.value)}, attempt {self.attempt}>"
@@ -68,13 +70,14 @@ class Message(msgspec.Struct, gc=False):
 
     async def ack(self) -> None:
         """
-        Say that this message is handled; the ack queue carries it to the broker within milliseconds.
+        Ack this message: it is handled.  The ack queue sends the ack to the broker within milliseconds.
 
-        For messages of `async for`; what a handler returned from is acked already.  Again is harmless.
+        This is for messages of `async for`.  A message that was passed to a handler is acked when the handler returns.
+        A repeated ack is harmless.
 
         Raises:
-            LeaseLostError: another consumer owns the partition now and will get the message again.
-            ClosedError: the message was not handed out by a consumer.
+            LeaseLostError: another consumer owns the partition now, and the message is delivered to it again.
+            ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:
             raise ClosedError("this message was read, not handed out by a consumer")
@@ -82,17 +85,17 @@ class Message(msgspec.Struct, gc=False):
 
     @property
     def queue(self) -> int:
-        """Number of its logic queue; -1 if it is not known where the message was stored."""
+        """Number of the message's logic queue; -1 if no client delivered the message."""
         return -1 if self.delivery is None else self.delivery.queue
 
     @property
     def logic_offset(self) -> int:
-        """Its offset in its logic queue, which stays when the queue moves; of a static subject only."""
+        """Offset in the logic queue of a static subject.  It stays the same when the queue moves to another partition."""
         return self.offset + (0 if self.delivery is None else self.delivery.logic_start)
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """The properties the sender gave; read only.  Raises CorruptBatchError."""
+        """The properties that the sender gave; read only.  Raises CorruptBatchError."""
         return unpack_properties(self.packed_properties)
 
 
@@ -101,29 +104,38 @@ def _beginning(data: bytes) -> str:
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Where an acked message is, and how safe."""
+    """Where a sent message is stored, and how durably."""
 
     partition_id: int
     offset: int
-    """-1 if the broker knows the message as stored earlier but no longer at which offset."""
+    """-1 if the broker knows that the message was stored earlier, but not at which offset."""
     durable: str
     """"fsync": on the broker's disk."""
     duplicate: bool | Literal["possible"] = False
     """
-    True if an earlier try had been stored already: the broker recognised the repeat, and it is stored once.
-    "possible" if an earlier try may be stored beside this one, because it was sent where nobody answered any more.
+    True if the broker recognised a repeated batch: the message was stored by an earlier try, and is stored once.
+    "possible" if an earlier try may be stored as well: it was sent to a broker that did not answer.
     """
     reordered: bool = False
-    """True if it left its partition (BEST_TRIED only), so that older messages of its key may come after it."""
+    """True if the message left its partition (BEST_TRIED only): older messages of its key may be stored after it."""
+
+
+class TableReceipt(msgspec.Struct, frozen=True):
+    """What `send_arrow` has stored."""
+
+    stored: int
+    """Rows."""
+    refused: dict[int, str]
+    """Why rows were left out, by row number; only with `partial=True`."""
 
 
 def pack_properties(properties: Mapping[str, str] | None) -> bytes:
     """
-    Properties as bytes; nothing for none.
+    Properties as bytes; b"" without properties.
 
     Raises:
         InvalidRequestError: a name or a value is not text.
-        MessageTooLargeError: over 64 KiB.
+        MessageTooLargeError: the packed properties are over 64 KiB.
     """
     if not properties:
         return b""
@@ -154,7 +166,7 @@ def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str]:
     The properties that `pack_properties` packed; read only.
 
     Raises:
-        CorruptBatchError: the bytes are something else.
+        CorruptBatchError: the bytes are not packed properties.
     """
     if not packed:
         return _NO_PROPERTIES
@@ -166,10 +178,10 @@ def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str]:
 
 def check_message_size(key_bytes: int, value_bytes: int, properties_bytes: int) -> None:
     """
-    Let a message of these sizes through.
+    Check that a message is not too large; sizes are bytes.
 
     Raises:
-        MessageTooLargeError: key over 1 KiB, or all three together over 1 MiB.
+        MessageTooLargeError: the key is over 1 KiB, or key, value and properties together are over 1 MiB.
     """
     if key_bytes > KEY_BYTES_MAX:
         raise MessageTooLargeError(

@@ -1,9 +1,9 @@
 """Sets of offsets as half-open ranges, and a cursor with the ranges acked above it.  Pure.
 
 Invariants
-    The ranges of a set are sorted and apart from each other: between two of them lies at least one offset.
-    `cursor` is the first offset not yet acked.  The ranges above it are apart from it too, so the cursor rises as
-    soon as its gap is filled.
+    The ranges of a set are sorted, and between two ranges lies at least one offset.
+    `cursor` is the first offset that is not acked.  At least one offset lies between the cursor and the ranges above
+    it; when that gap is filled, the cursor rises.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class IntervalSet:
 
 
 def outside(start: int, end: int, cut_start: int, cut_end: int) -> Iterator[Range]:
-    """The parts of `[start, end)`, none to two, that lie outside of `[cut_start, cut_end)`."""
+    """The parts of `[start, end)`, at most two, that lie outside of `[cut_start, cut_end)`."""
     if start < cut_start:
         yield start, min(end, cut_start)
     if cut_end < end:
@@ -79,7 +79,7 @@ def outside(start: int, end: int, cut_start: int, cut_end: int) -> Iterator[Rang
 
 
 class AckedOffsets:
-    """What one consumer group has acked of one partition: everything below `cursor`, and ranges above."""
+    """The offsets of a partition that a consumer group has acked: all below `cursor`, and ranges above it."""
 
     __slots__ = ("_above", "cursor")
 
@@ -94,10 +94,10 @@ class AckedOffsets:
         Mark `[start, end)` as acked.
 
         Returns:
-            True if anything was new.
+            True if an offset of it was not acked before.
 
         Raises:
-            InvalidRequestError: not `0 <= start < end`.
+            InvalidRequestError: not `0 <= start < end < 2**63`.
         """
         if not 0 <= start < end <= MAX_I64:
             raise InvalidRequestError(f"not a range of offsets: [{start}, {end})")
@@ -118,11 +118,11 @@ class AckedOffsets:
 
     @property
     def range_count(self) -> int:
-        """How many ranges there are above the cursor."""
+        """The number of ranges above the cursor."""
         return len(self._above)
 
     def unacked(self, start: int, end: int) -> int:
-        """How many offsets of `[start, end)` are not acked."""
+        """The number of offsets in `[start, end)` that are not acked."""
         count, offset = 0, self.next_unacked(start)
         while offset < end:
             upto = min(end, self.next_acked(offset))

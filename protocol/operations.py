@@ -1,11 +1,12 @@
-"""Changes of a subject's partitions: what an operator asks for, how far it is, what became of it.  Pure.
+"""Changes of a subject's partitions: requests of operators, operations and their steps, lineage.  Pure.
 
     PLAN ──children hosted──▶ SEAL ──parents sealed──▶ OPEN ──route changed──▶ DONE
       │                                                 └─without a source─▶ FENCE ─▶ DONE
-      └─an operator says so─▶ CANCELED
+      └─an operator cancels─▶ CANCELED
 
-The state names the step under way.  Up to SEAL nothing has changed for anybody; from the first seal on the operation
-only goes forward.  CANCELED: its children are never opened; brokers that may host one seal it.  FENCE: the route has changed, and a broker that was silent is told to seal once it is back.
+A state names the step under way.  Before the first seal the operation has changed nothing and can be canceled; after
+it the operation can only be completed.  CANCELED: the children are never opened, and brokers that host a child seal it.
+FENCE: the route has changed, and a broker that was silent is asked to seal when it is available again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .routing import Partition
 
 
 class OperationKind(enum.StrEnum):
-    """What is done to the open partitions of a subject."""
+    """How the open partitions of a subject are changed."""
 
     RESIZE = "resize"
     SPLIT = "split"
@@ -26,11 +27,11 @@ class OperationKind(enum.StrEnum):
     MOVE = "move"
     EVACUATE = "evacuate"
     CREATE = "create"
-    """Not to be asked for: what a creation left on a silent broker is canceled under this name."""
+    """Never requested: the cleanup after a failed creation, of partitions that a silent broker may host."""
 
 
 class OperationState(enum.StrEnum):
-    """The step under way; see above."""
+    """The step under way; the module's docstring has the transitions."""
 
     PLAN = "plan"
     SEAL = "seal"
@@ -41,7 +42,7 @@ class OperationState(enum.StrEnum):
 
 
 class StepAction(enum.StrEnum):
-    """What a broker is asked for."""
+    """What a step asks a broker to do."""
 
     HOST = "host"
     SEAL = "seal"
@@ -49,14 +50,15 @@ class StepAction(enum.StrEnum):
 
 class Reshape(Struct, frozen=True, kw_only=True):
     """
-    Change partitions.  Which fields count depends on the kind:
+    Change partitions.  The kind decides which fields are read:
 
-        resize      subject, partitions: the count wanted
-        split       partition_ids: one, cut in the middle
+        resize      subject; partitions: the new count
+        split       partition_ids: one partition, cut in the middle
         merge       partition_ids: neighbours
-        move        partition_ids: one or more of a subject; broker_group: where to
-        evacuate    broker_group: leave it, in all subjects; without_source: although it is silent; accept_loss:
-                    it never comes back, and what only it had is given up
+        move        partition_ids: partitions of one subject; broker_group: the destination
+        evacuate    broker_group: all its partitions move, of every subject
+                    without_source: do not wait for the broker group, which is silent
+                    accept_loss: the broker group never returns; messages that only it has are lost
     """
 
     kind: OperationKind
@@ -66,25 +68,29 @@ class Reshape(Struct, frozen=True, kw_only=True):
     broker_group: str = ""
     without_source: bool = False
     dry_run: bool = False
-    """Answer with the plan, change nothing."""
+    """Answer with the plan; change nothing."""
     accept_loss: bool = False
 
 
 class Cordon(Struct, frozen=True, kw_only=True):
-    """Whether a broker group is kept from new partitions; what it has goes on.  An evacuation cordons it as well."""
+    """
+    Keep a broker group from new partitions, or stop keeping it from them.
+
+    Partitions that it has stay there.  An evacuation cordons its broker group as well.
+    """
 
     cordoned: bool = True
 
 
 class StepView(Struct, frozen=True, kw_only=True):
-    """One step at one broker."""
+    """A step: one request to one broker."""
 
     action: StepAction
     partition_id: int
     broker_group: str
     done: bool = False
     end_offset: int | None = None
-    """Of a sealed partition; no message at or above it, ever."""
+    """Where a sealed partition ends: it never has a message at or above this offset."""
 
 
 class LossView(Struct, frozen=True, kw_only=True):
@@ -92,43 +98,42 @@ class LossView(Struct, frozen=True, kw_only=True):
 
     partition_id: int
     end_offset: int | None = None
-    """Where it ended; None: it was open, and nobody knows."""
+    """Where it ended; None: it was open, and its end is unknown."""
     unread_by: tuple[str, ...] = ()
-    """The consumer groups that were not through with it."""
+    """The consumer groups that had not acked it to its end."""
 
 
 class OperationView(Struct, frozen=True, kw_only=True):
-    """An operation as far as it is.  Its id is 0 while it is only a plan, or when there is nothing to do."""
+    """An operation and its progress.  The id is 0 if the operation is only planned, or there is nothing to do."""
 
     operation_id: int
     subject: str
     kind: OperationKind
     state: OperationState
     sealed: tuple[int, ...]
-    """The partitions that take no more messages; of a group left behind also those that took none before."""
+    """The partitions that take no more messages, among them sealed ones of a broker group left behind."""
     children: tuple[Partition, ...]
     steps: tuple[StepView, ...] = ()
     without_source: bool = False
     reordered: tuple[int, ...] = ()
-    """Partitions whose children were opened although their end was not known: groups may have read the children
-    before what is left in these."""
+    """Partitions whose children were opened while the partition's end was unknown: groups may have read messages of
+    the children before messages that remain in these."""
     problem: str = ""
-    """Why it waits."""
+    """Why the operation waits."""
     cordoned: str = ""
-    """Of an evacuation, canceled and done ones too: the broker group it leaves, as long as that gets no new
-    partitions."""
+    """The broker group that an evacuation leaves, while the group is cordoned; also after the operation has ended."""
     losses: tuple[LossView, ...] = ()
-    """Of a plan that accepts a loss: what would be given up.  Of an operation: what was."""
+    """The losses that the plan or the operation accepts."""
 
 
 class BusySubject(Struct, frozen=True, kw_only=True):
-    """A subject of which an evacuation leaves something there, or held: something else runs on it, or it keeps order."""
+    """A subject that an evacuation did not move: another operation runs on it, or its order must be kept."""
 
     subject: str
     operation_id: int
-    """What runs; 0: its creation, or nothing."""
+    """The operation that runs on it; 0: its creation, or none."""
     problem: str
-    """Why, and what to do."""
+    """Why it was not moved, and what to do."""
 
 
 class OperationList(Struct, frozen=True, kw_only=True):
@@ -136,9 +141,9 @@ class OperationList(Struct, frozen=True, kw_only=True):
 
     operations: list[OperationView]
     busy: list[BusySubject] = []
-    """Of an evacuation without its source: the subjects that it did not empty there."""
+    """The subjects that an evacuation without its source did not move."""
     cordoned: str = ""
-    """Of an evacuation that was begun: the broker group, which gets no new partitions from now on."""
+    """The broker group that an evacuation has cordoned."""
 
 
 class PartitionHistory(Struct, frozen=True, kw_only=True):
@@ -146,15 +151,15 @@ class PartitionHistory(Struct, frozen=True, kw_only=True):
 
     partition: Partition
     end_offset: int | None = None
-    """Where it ends; None while it is open, or its end is not known."""
+    """Where it ends; None if it is open, or its end is unknown."""
     abandoned: bool = False
     """Its children were opened while its broker was silent."""
     lost: bool = False
-    """Its loss was accepted: what may have been stored there is read by nobody any more."""
+    """Its loss was accepted: its messages are no longer read."""
 
 
 class SubjectHistory(Struct, frozen=True, kw_only=True):
-    """Every partition a subject ever had, by age; their parents make the lineage."""
+    """Every partition that a subject ever had, by age.  Their parents are the lineage."""
 
     subject: str
     route_version: int

@@ -1,7 +1,7 @@
-"""Setting a consumer group's progress: back to handled messages, or forward past others.  Pure.
+"""Bodies of the calls that set a consumer group's progress, back or forward.  Pure.
 
-The metaserver draws a new fencing token for each partition, so that an earlier owner is refused.  The broker first
-raises the fence to this token and then sets the cursor, both durably.
+The metaserver takes a new fencing token for each partition, so that an earlier owner is refused.  The broker raises
+the fence to this token and then sets the cursor, both durably.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AtMs = Annotated[int, Meta(ge=0, le=MAX_I64)]
 
 
 class ResetTo(enum.StrEnum):
-    """Where to: the first message, behind the last one, an offset, the first message at or after a time."""
+    """The new cursor: the first message, one past the last, an offset, or the first message at or after a time."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -33,13 +33,13 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     """
     Set the progress of a consumer group that has no live consumers.
 
-    Applies to all partitions unless `queue` or `partition_id` is given.  OFFSET needs one of them: an offset names
-    another message in each partition.  `partition_id` sets that partition alone, not those it continues or its children.
+    All partitions are set unless `queue` or `partition_id` is given.  OFFSET needs one of them, because an offset names
+    a different message in each partition.  `partition_id` sets that partition alone, not its parents or children.
     """
 
     to: ResetTo
     offset: Offset | None = None
-    """For OFFSET: a logic offset with `queue`, a physical one with `partition_id`."""
+    """For OFFSET: a logic offset with `queue`, an offset of the partition with `partition_id`."""
     at_ms: AtMs | None = None
     """For TIME: milliseconds since 1970, by the brokers' calendars."""
     queue: Annotated[int, Meta(ge=0, le=MAX_I64)] | None = None
@@ -53,36 +53,38 @@ class CursorView(Struct, frozen=True, kw_only=True):
     partition_id: int
     queue: int
     cursor: int
-    """The first message not acked; at the partition's end if there is none."""
+    """The first message that is not acked; the partition's end if all are acked."""
     logic_cursor: int
-    """The same as a logic offset."""
+    """The cursor as a logic offset."""
     token: int
-    """The broker refuses lower tokens from now on."""
+    """The fence: the broker refuses lower tokens."""
 
 
 class GroupReset(Struct, frozen=True, kw_only=True):
-    """What a reset has set, by queue and then by age."""
+    """The cursors that a reset has set, by queue and then by age."""
 
     subject: str
     group: str
     cursors: list[CursorView]
     left_out: tuple[int, ...] = ()
-    """Partitions not set: their brokers are silent, and were given up by an evacuation."""
+    """Partitions that were not set: an evacuation has given up their broker groups, which are silent."""
+    static: bool = False
+    """The subject has logic queues.  Without them `queue` and `logic_cursor` mean nothing."""
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):
-    """Raise a group's fence to `token` and set its cursor; again with the same token changes nothing."""
+    """Raise a group's fence to `token` and set its cursor.  A repeat with the same token changes nothing."""
 
     group: str
     token: Annotated[int, Meta(ge=1, le=MAX_I64)]
     cursor: Offset
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """How the group consumes; the broker keeps it with the token."""
+    """The group's consume strategy; the broker stores it with the token."""
 
 
 class KnowGroups(Struct, frozen=True, kw_only=True):
-    """Keep messages for these groups, which have not read the partition yet."""
+    """Have retention keep messages for these groups, which have not read the partition yet."""
 
     groups: Annotated[tuple[str, ...], Meta(max_length=GROUPS_AT_ONCE_MAX)]
     complete: bool = False
-    """The subject has no other group that is to read the partition: retention may remove what these have acked."""
+    """No other group of the subject reads the partition: retention may remove messages that these groups have acked."""

@@ -1,12 +1,12 @@
-"""Logic queues of a static subject: chains of partitions whose offsets go on where the one before ended.  Pure.
+"""Logic queues of a static subject: chains of partitions with continuous logic offsets.  Pure.
 
     partition 3            partition 7          partition 9
     [0, 40)                [0, 25)              [0, …           physical: `offset`
     ├──────────────────────┼────────────────────┼────────▶
     0                      40                   65              logic = logic_start + offset
 
-A partition whose disk is lost for good may have ended anywhere.  What continues it begins at a multiple of the most
-that a partition holds, by the number in its own name: above all that the queue has ever had.
+The end of a lost partition is unknown.  The partition that continues it begins at 2**42 (the most messages that a
+partition takes) times the number in its own name: above every earlier logic offset of the queue.
 
     partition 3, s.p0      partition 7, s.p5: lost          partition 9, s.p8
     [0, 40)                [0, ?)                           [0, …
@@ -14,9 +14,10 @@ that a partition holds, by the number in its own name: above all that the queue 
     0                      40                               8 · 2**42
 
 Invariants
-    The first partition of a chain begins at logic offset 0, each other where its parent was sealed, or behind a loss.
-    Logic offsets grow along a chain, and none is there twice.  Offsets are missing before a partition behind a loss,
-    and where retention has removed the head of a partition; nowhere else.
+    The first partition of a chain begins at logic offset 0.  Each other partition begins at its parent's end, or
+    behind a loss.
+    Logic offsets rise along a chain, and each occurs once.  Offsets are missing only before a partition behind a loss,
+    and where retention has removed messages.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _NUMBER_MAX = MAX_I64 // PARTITION_MESSAGES_MAX - 1
 
 
 class SegmentView(Struct, frozen=True, kw_only=True):
-    """A partition of a queue, and where it lies in the queue."""
+    """A partition of a queue, and its place in the queue."""
 
     partition: Partition
     logic_end: int | None = None
@@ -62,7 +63,7 @@ class QueueList(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A partition's messages `[first_offset, next_offset)`, physical, and the logic offset of its offset 0."""
+    """The offsets `[first_offset, next_offset)` that a partition stores, and the logic offset of its offset 0."""
 
     partition_id: int
     logic_start: int
@@ -71,7 +72,7 @@ class Segment:
 
     @property
     def logic_first(self) -> int:
-        """Logic offset of its first message still there; its end if there is none."""
+        """Logic offset of the first stored message; the segment's end if none is stored."""
         return self.logic_start + self.first_offset
 
     @property
@@ -82,34 +83,34 @@ class Segment:
 
 def start_behind_loss(name: str) -> int:
     """
-    The logic offset at which a partition begins that continues a lost one of which nobody knows the end.
+    The logic offset at which a partition begins if the end of its parent is unknown.
 
-    Each partition of its chain before it has a lower number and at most PARTITION_MESSAGES_MAX messages: so all of
-    their logic offsets are lower.  The name is on the broker's disk, so that a rebuild finds the same offset.
+    Earlier partitions of the chain have lower numbers, and at most PARTITION_MESSAGES_MAX messages each.  So their
+    logic offsets are lower.  The name is on the broker's disk, so a rebuild computes the same offset.
 
     Raises:
-        InvalidRequestError: the subject has had so many partitions that offsets end there.
+        InvalidRequestError: the partition's number is so high that its logic offsets would be over 2**63 - 1.
     """
     number = partition_number(name)
     if number is None or number > _NUMBER_MAX:
         raise InvalidRequestError(
-            f"logic offsets cannot go on in partition {name!r} behind a loss: they end at number {_NUMBER_MAX}"
+            f"partition {name!r} has no logic offset behind a loss: its number is over {_NUMBER_MAX}"
         )
     return number * PARTITION_MESSAGES_MAX
 
 
-def is_behind_loss(one: Partition) -> bool:
-    """True if messages before this partition in its queue are lost, and nobody knows how many."""
-    number = partition_number(one.name)
+def is_behind_loss(partition: Partition) -> bool:
+    """True if an unknown number of messages before this partition in its queue is lost."""
+    number = partition_number(partition.name)
     return (
-        one.logic_start > 0
+        partition.logic_start > 0
         and number is not None
-        and one.logic_start == number * PARTITION_MESSAGES_MAX
+        and partition.logic_start == number * PARTITION_MESSAGES_MAX
     )
 
 
 def segment_of(view: SegmentView, status: PartitionStatus) -> Segment:
-    """A segment as its broker has it."""
+    """A segment, with the offsets that its broker reports."""
     return Segment(
         partition_id=view.partition.partition_id,
         logic_start=view.partition.logic_start,
@@ -119,9 +120,9 @@ def segment_of(view: SegmentView, status: PartitionStatus) -> Segment:
 
 
 def queue_min(chain: Sequence[Segment]) -> int:
-    """Logic offset of the first message of a queue; its max if there is none."""
-    found = (one.logic_first for one in chain if one.first_offset < one.next_offset)
-    return next(found, queue_max(chain))
+    """Logic offset of the first stored message of a queue; the queue's max if none is stored."""
+    firsts = (part.logic_first for part in chain if part.first_offset < part.next_offset)
+    return next(firsts, queue_max(chain))
 
 
 def queue_max(chain: Sequence[Segment]) -> int:
@@ -131,10 +132,10 @@ def queue_max(chain: Sequence[Segment]) -> int:
 
 def check_logic_offset(chain: Sequence[Segment], logic_offset: int) -> None:
     """
-    Let a logic offset in `[min, max]` through.
+    Check that a logic offset is in the queue's `[min, max]`.
 
     Raises:
-        OffsetOutOfRangeError: any other.
+        OffsetOutOfRangeError: it is not.
     """
     low, high = queue_min(chain), queue_max(chain)
     if not low <= logic_offset <= high:
@@ -142,7 +143,7 @@ def check_logic_offset(chain: Sequence[Segment], logic_offset: int) -> None:
 
 
 def outside(logic_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
-    """The error of an offset that is not in a queue's `[low, high]`."""
+    """The error for an offset that is not in a queue's `[low, high]`."""
     return OffsetOutOfRangeError(
         f"logic offset {logic_offset} is not in [{low}, {high}]",
         offset=logic_offset,
@@ -153,11 +154,13 @@ def outside(logic_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
 
 def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
     """
-    The cursor of each segment for a group that is at `logic_offset`: segments before it at their end, the one it is
-    in at it, those behind it at their first message.
+    The cursor in each segment that together mean `logic_offset`.
+
+    Segments before the offset get their end, the segment that has it the offset, segments behind it their first offset.
     """
     return [
-        min(max(logic_offset - one.logic_start, one.first_offset), one.next_offset) for one in chain
+        min(max(logic_offset - part.logic_start, part.first_offset), part.next_offset)
+        for part in chain
     ]
 
 
@@ -166,31 +169,31 @@ def logic_cursor(chain: Sequence[Segment], cursors: Mapping[int, int]) -> int:
     Logic offset of the first message that a group has not acked; the queue's max if it has acked all.
 
     Args:
-        cursors: partition id → physical cursor; a partition the group has not come to is not in it.
+        cursors: partition id → cursor; a partition that the group has not read is missing.
     """
-    for one in chain:
-        cursor = max(cursors.get(one.partition_id, 0), one.first_offset)
-        if cursor < one.next_offset:
-            return one.logic_start + cursor
+    for part in chain:
+        cursor = max(cursors.get(part.partition_id, 0), part.first_offset)
+        if cursor < part.next_offset:
+            return part.logic_start + cursor
     return queue_max(chain)
 
 
 def logic_offset_at(
-    chain: Sequence[Segment], found: Iterable[int | None], bound: TimeBound
+    chain: Sequence[Segment], offsets: Iterable[int | None], bound: TimeBound
 ) -> int | None:
     """
     The logic offset for a time.
 
     Args:
-        found: what the same lookup found in each segment, a physical offset or None, in the order of the chain.
-        bound: LOWER takes the first of them, UPPER the last.
+        offsets: the result of the same lookup in each segment, in the order of the chain: an offset, or None.
+        bound: LOWER takes the first offset, UPPER the last.
 
     Returns:
         None if no segment has such a message.
     """
     hits = [
-        one.logic_start + offset
-        for one, offset in zip(chain, found, strict=True)
+        part.logic_start + offset
+        for part, offset in zip(chain, offsets, strict=True)
         if offset is not None
     ]
     if not hits:

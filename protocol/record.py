@@ -16,13 +16,12 @@
     The producer fills all but base_offset, position and appended_at_ms, which the broker stamps.
 
 Invariants
-    A record reads back as what was written, or is told to be Short (the write was cut) or Wrong (the bytes
-    were damaged); it never reads back as something else.
-    Every bit is under a checksum: the header's, or the body's, which is itself under the header's.
-    The body keeps the producer's checksum for ever: the broker stamps the header without touching it.
+    A record reads back as it was written, or as Short (the write was cut) or Wrong (the bytes were damaged).
+    Every bit is covered by a checksum: header_crc covers the header and body_crc, body_crc covers the body.
+    body_crc is the producer's and never changes: the broker stamps the header only.
 
-Source: two checksums so that stamping an offset costs 88 bytes of CRC and not the batch; Kafka keeps its
-offset outside the CRC instead.  `position` finds blocks written or copied to a wrong place (misdirected writes).
+Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.  Kafka keeps its
+offset outside the CRC instead.  `position` shows blocks that were written or copied to a wrong place.
 """
 
 from __future__ import annotations
@@ -52,21 +51,21 @@ assert _LAYOUT.size == HEADER_BYTES
 
 
 class Kind(enum.IntEnum):
-    """What a record says.  A number is never used again for something else."""
+    """The kind of a record.  A number never gets another meaning."""
 
     MESSAGES = 1
     PARTITION = 2
-    """The broker hosts this partition: body = msgpack of its facts."""
+    """The broker hosts the partition; body = msgpack of its facts."""
     SEAL = 3
     """The partition takes no more appends; base_offset = its end."""
     FENCE = 4
-    """A consumer group's fencing token on the partition rose."""
+    """The fence of a consumer group on the partition rose."""
     CURSOR = 5
     """A consumer group's cursor and acked ranges on the partition."""
     STATE = 6
-    """All of the partition but its messages, written again before the records that said so are removed."""
+    """The partition's whole state without its messages, written before retention removes earlier records of it."""
     TOLD = 7
-    """The metaserver has told every consumer group of the partition's subject: those before it in the log are all."""
+    """The metaserver has told every consumer group of the partition's subject: groups earlier in the log are all."""
 
 
 class Codec(enum.IntEnum):
@@ -103,14 +102,14 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """The bytes end before the record does; `wanted` is the length it announces, or that of a header."""
+    """The bytes end before the record; `wanted` is the record's length, or a header's if the header is cut."""
 
     wanted: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The bytes are not a record; `reason` says what does not fit."""
+    """The bytes are not a record; `reason` names the field that does not fit."""
 
     reason: str
 
@@ -132,10 +131,10 @@ def encode_record(
     sequence: int = 0,
 ) -> bytes:
     """
-    Header and body as bytes, checksums filled in.
+    Header and body as bytes, with both checksums.
 
     Raises:
-        MessageTooLargeError: longer than RECORD_BYTES_MAX, so that nobody could read it.
+        MessageTooLargeError: the record is over RECORD_BYTES_MAX, which readers refuse.
     """
     length = HEADER_BYTES + len(body)
     if length > RECORD_BYTES_MAX:
@@ -165,7 +164,7 @@ def encode_record(
 
 
 def read_header(data: bytes | memoryview, start: int = 0) -> Header | Short | Wrong:
-    """Read and check the header at `start`; the body's checksum is not looked at."""
+    """Read and check the header at `start`, without the body's checksum."""
     left = len(data) - start
     if left < HEADER_BYTES:
         if left >= 4 and _U32.unpack_from(data, start)[0] != MAGIC:
@@ -209,7 +208,7 @@ def is_batch(
     base_offset: int,
     position: int,
 ) -> bool:
-    """Is the undamaged batch that these say at `start`?  As `read_record`, without making a Header of it."""
+    """True if an undamaged batch with these fields is at `start`.  As `read_record`, without making a Header."""
     if not 0 <= start <= len(data) - length or length < HEADER_BYTES:
         return False
     fields = _LAYOUT.unpack_from(data, start)
@@ -225,7 +224,7 @@ def is_batch(
 
 
 def stamp(record: bytearray, *, base_offset: int, position: int, appended_at_ms: int) -> None:
-    """Write what the broker decides into the first HEADER_BYTES of `record` and renew the header's checksum."""
+    """Write the broker's fields into the header of `record`, and renew the header's checksum."""
     _STAMP.pack_into(record, _STAMP_AT, base_offset, position)
     _STAMP_TIME.pack_into(record, _STAMP_TIME_AT, appended_at_ms)
     _U32.pack_into(record, 4, crc32c.crc32c(memoryview(record)[8:HEADER_BYTES]))

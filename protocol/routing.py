@@ -1,13 +1,13 @@
-"""Which partition a key belongs to: hash, exact range split, and the route table.  Pure.
+"""From an order key to its partition: hash, exact split of ranges, route table.  Pure.
 
     order key ──xxh3_64 % 1024──▶ logical partition ──range──▶ logic queue ──▶ OPEN partition ──▶ broker
 
 Invariants
     The ranges of `split_ranges(k)` cover [0, 1024) without gap or overlap, for every k in 1..1024, and
     their sizes differ by at most one.
-    A route has exactly one OPEN partition for each logical partition; a lower version never replaces a higher.
+    A route has exactly one OPEN partition for each logical partition.  A lower version never replaces a higher.
 
-Source: QMQ rounds 1024/k and so leaves holes or fails for most k; i*1024//k is exact.
+Source: QMQ rounds 1024/k, which leaves gaps or fails for most k; i*1024//k is exact.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class OrderStrategy(enum.StrEnum):
     """
     What a producer does with keyed messages whose partition does not answer; stored per subject.
 
-    STRICT, the default, waits.  BEST_TRIED goes elsewhere after a while, and declares it.  Messages without a key have
-    no order: under both they pass over what does not answer.
+    STRICT, the default, waits.  BEST_TRIED sends them to another partition after a while, and their receipts say so.
+    Messages without a key have no order: under both strategies they go to a partition that answers.
     """
 
     STRICT = "strict"
@@ -45,9 +45,9 @@ class OrderStrategy(enum.StrEnum):
 
 class ConsumeStrategy(enum.StrEnum):
     """
-    How a consumer group shares out what is to be handled; stored per group, its first consumer decides.
+    How a consumer group divides messages among its consumers; stored per group, set by its first consumer.
 
-    EXCLUSIVE: each partition is one consumer's, and order is kept.  SHARED: every consumer takes messages of every
+    EXCLUSIVE: each partition has one consumer, and order is kept.  SHARED: every consumer takes messages of every
     partition, without order.
     """
 
@@ -56,7 +56,7 @@ class ConsumeStrategy(enum.StrEnum):
 
 
 class PartitionState(enum.StrEnum):
-    """PLANNED is known to the metaserver only; OPEN takes appends; SEALED is read only; EXPIRED is gone."""
+    """PLANNED: known to the metaserver only.  OPEN: takes appends.  SEALED: read only.  EXPIRED: its data is gone."""
 
     PLANNED = "planned"
     OPEN = "open"
@@ -65,7 +65,7 @@ class PartitionState(enum.StrEnum):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """A physical partition as clients see it.  Range, name, group and parents never change."""
+    """A physical partition as clients see it.  Range, name, broker group and parents never change."""
 
     partition_id: PartitionId
     name: PartitionName
@@ -76,25 +76,25 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     address: str | None = None
-    """host:port of the broker group's master; None while the group is not available."""
+    """host:port of the broker group; None while it is not available."""
     logic_start: int = 0
-    """Offset in its logic queue of its first message, in a static subject; brokers are not told: it is known only once
-    the parent is sealed, and follows from the parents' ends."""
+    """Logic offset of the partition's offset 0, in a static subject.  It follows from the parents' ends and is known
+    once they are sealed; brokers are not told."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """The route of one subject: every partition that still has data, and its version."""
+    """The route of a subject: every partition that still has data, and the route's version."""
 
     subject: Subject
     version: RouteVersion
     order_strategy: OrderStrategy
     partitions: tuple[Partition, ...]
     static: bool = False
-    """Its partitions are logic queues: a keyed message never leaves its own, whatever the strategy."""
+    """The subject has logic queues: a keyed message never leaves its own, under either strategy."""
 
     @property
     def may_leave(self) -> bool:
-        """True if a keyed message may go to another partition than its own, which is then declared."""
+        """True if a keyed message may go to another partition than its own; its receipt then says `reordered`."""
         return self.order_strategy is OrderStrategy.BEST_TRIED and not self.static
 
     def open_partitions(self) -> tuple[Partition, ...]:
@@ -104,16 +104,16 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def logical_partition(order_key: bytes) -> LogicalPartition:
-    """The logical partition of a key: `xxh3_64(order_key) % 1024`, the same for ever."""
+    """The logical partition of a key: `xxh3_64(order_key) % 1024`.  It never changes."""
     return LogicalPartition(xxhash.xxh3_64_intdigest(order_key) % LOGICAL_PARTITIONS)
 
 
 def split_ranges(count: int) -> list[tuple[int, int]]:
     """
-    Cut the logical partitions into `count` half-open ranges, as even as whole numbers allow.
+    Cut the logical partitions into `count` half-open ranges whose sizes differ by at most one.
 
     Raises:
-        InvalidRequestError: count outside 1..1024.
+        InvalidRequestError: `count` is outside 1..1024.
     """
     if not 1 <= count <= PARTITIONS_MAX:
         raise InvalidRequestError(
@@ -128,7 +128,7 @@ def route_table(route: Route) -> list[Partition]:
     The OPEN partition of each logical partition, as a list of 1024.
 
     Raises:
-        InvalidRequestError: a logical partition has none, or two, or a range is outside [0, 1024).
+        InvalidRequestError: a logical partition has no OPEN partition or two, or a range is outside [0, 1024).
     """
     table: list[Partition | None] = [None] * LOGICAL_PARTITIONS
     for partition in route.open_partitions():

@@ -1,22 +1,48 @@
-"""Checks of settings that are whole numbers within limits.  Pure."""
+"""Checks of settings; an error lists every problem.  Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from .errors import ConfigError
 
 CALL_TIMEOUT_MS = (10, 600_000)
 """The least and the most time for one call."""
 
 
+def values_of(settings: Any) -> dict[str, object]:
+    """The values of a dataclass, by name."""
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
+
+
 def is_within(value: object, low: int, high: int) -> bool:
-    """True for a whole number in `[low, high]`; a bool is none."""
+    """True for a whole number in `[low, high]`, False for a bool."""
     return type(value) is int and low <= value <= high
 
 
-def range_problems(settings: object, ranges: Mapping[str, tuple[int, int]]) -> list[str]:
-    """What is wrong with the attributes of `settings` that `ranges` names, each with the least and the most it may be."""
+def range_problems(
+    values: Mapping[str, object], ranges: Mapping[str, tuple[int, int]]
+) -> list[str]:
+    """The problems of whole numbers, as sentences; `ranges` is name → least and most value."""
     return [
-        f"{name} must be a whole number from {low} to {high}, not {getattr(settings, name)!r:.40}"
+        f"{name} must be a whole number from {low} to {high}, not {values[name]!r:.40}"
         for name, (low, high) in ranges.items()
-        if not is_within(getattr(settings, name), low, high)
+        if name in values and not is_within(values[name], low, high)
     ]
+
+
+def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:
+    """The problems of values that are not whole numbers, as sentences; `kinds` is name → class."""
+    return [
+        f"{name} must be {'text' if kind is str else f'a {kind.__name__}'}, not {values[name]!r:.40}"
+        for name, kind in kinds.items()
+        if name in values and not isinstance(values[name], kind)
+    ]
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raises ConfigError with all problems, if there are any."""
+    if problems:
+        raise ConfigError("; ".join(problems), problems=len(problems))

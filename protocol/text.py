@@ -1,4 +1,4 @@
-"""Words for people: counts with their nouns, times, keys as digests, and text of others without control characters.  Pure."""
+"""Text for people: counts with nouns, lists, times, digests of keys, foreign text without control characters.  Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, line ends, marks that turn the direction of writing, and halves of characters."""
+"""Control characters, line ends, marks that change the direction of writing, and lone surrogates."""
 LISTED_MAX = 10
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """The count with its noun: "1 message", "2 messages"; `plural` where it is more than an s."""
+    """The count with its noun: "1 message", "2 messages".  `plural` is given for nouns that take more than an s."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def listed(items: Iterable[object], total: int | None = None) -> str:
     """
-    The first items, and how many more there are: "1, 2, 3", "1, 2, …, 10, … and 90 more"; "none" of none.
+    The first LISTED_MAX items and the number of further ones: "1, 2, 3", or "1, 2, …, 10, … and 90 more", or "none".
 
-    `total`: how many there are, where `items` has only the first LISTED_MAX.
+    `total` is the number of all items, for a caller whose `items` are only the first ones.
     """
     texts = list(map(str, items))
     more = (len(texts) if total is None else total) - LISTED_MAX
@@ -31,7 +31,7 @@ def listed(items: Iterable[object], total: int | None = None) -> str:
 
 
 def seconds(ms: int) -> str:
-    """Milliseconds in seconds, with one decimal below ten of them."""
+    """Milliseconds as seconds, with one decimal below ten seconds."""
     return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"
 
 
@@ -43,12 +43,12 @@ def key_digest(order_key: bytes) -> str:
 
 
 def printable(text: str) -> str:
-    r"""`text` with every control character escaped, as `\t`, `\x1b` or `\u202e`: a terminal obeys none of it."""
+    r"""`text` with every control character escaped, as `\t`, `\x1b` or `\u202e`, so that a terminal only shows it."""
     return _CONTROL.sub(_escaped, text)
 
 
 def json_printable(text: str) -> str:
-    """`text`, which is JSON on one line, with every control character in its strings escaped as JSON has it."""
+    """`text`, which is JSON on one line, with every control character in its strings escaped as in JSON."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

@@ -9,12 +9,12 @@ class CheckView(Struct, frozen=True, kw_only=True):
     """One check."""
 
     code: str
-    """V01 to V13; never changes its meaning."""
+    """V01 to V13; the meaning of a code never changes."""
     name: str
     claim: str
-    """What has to be so."""
+    """The property that is checked."""
     violations: list[str] = []
-    """Where it is not so; the first hundred."""
+    """The first hundred violations, as sentences."""
     violations_total: int = 0
 
 

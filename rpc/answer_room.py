@@ -1,8 +1,8 @@
-"""How many bytes of answers may wait for their clients: for each connection, and for the whole server.
+"""Limits the bytes of answers that wait for their clients: of each connection, and of the whole server.
 
-    handler ── take_room(bytes) ──▶ reads ──▶ settle(what it came to) ──▶ written, taken by the socket ──▶ free
+    handler ── take_room(bytes) ──▶ reads ──▶ settle(its size) ──▶ written, taken by the socket ──▶ free
 
-An answer without room waits behind answers of its own connection only.  Where the server's room is short, connections
+An answer without room waits behind answers of its own connection only.  While the server's room is short, connections
 take turns.
 
 Invariants
@@ -24,7 +24,7 @@ READS_AT_ONCE = 4
 
 
 class AnswerRoom:
-    """The room of a server."""
+    """The room of a server, shared by its connections."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class AnswerRoom:
         self.held = 0
         """Bytes of answers that are being made or not taken yet."""
         self._turns: dict[Share, None] = {}
-        """Connections that may have an answer to go on with, in turn; the first waits for the server's room only."""
+        """Connections that may have an answer to start, in turn; only the server's room keeps the first one waiting."""
 
     @property
     def short(self) -> bool:
@@ -63,7 +63,7 @@ class AnswerRoom:
             if share.waits_for_server():
                 return
             del self._turns[share]
-            if share.go_on():
+            if share.start_next():
                 self._turns[share] = None
 
 
@@ -105,15 +105,15 @@ class Share:
     def _next(self) -> int | None:
         """Bytes of the next answer, if the connection's own room lets it be made."""
         while self._waiting and self._waiting[0][1].done():
-            self._waiting.popleft()  # its asker has left
+            self._waiting.popleft()  # its client has left
         return self._waiting[0][0] if self._waiting and self._fits(self._waiting[0][0]) else None
 
     def waits_for_server(self) -> bool:
-        """Does only the server's room keep the next answer from being made?"""
+        """True if only the server's room keeps the next answer waiting."""
         wanted = self._next()
         return wanted is not None and not self._room.fits(wanted)
 
-    def go_on(self) -> bool:
+    def start_next(self) -> bool:
         """Start the connection's next answer if its own room allows; True if another may follow."""
         wanted = self._next()
         if wanted is None:
@@ -124,12 +124,12 @@ class Share:
         return bool(self._waiting)
 
     def settle(self, wanted: int, came_to: int) -> None:
-        """The answer was made: it is of `came_to` bytes, to be freed when the client has taken them."""
+        """Note that an answer was made and has `came_to` bytes, which are freed when the client has taken them."""
         self._reading -= 1
         self._change(came_to - wanted)
 
     def free(self, count: int) -> None:
-        """Bytes have left."""
+        """Free bytes that the client has taken."""
         self._change(-count)
 
     def _change(self, count: int) -> None:
@@ -140,7 +140,7 @@ class Share:
 
 
 class Answering:
-    """One answer under way."""
+    """The room of an answer under way."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -154,13 +154,13 @@ class Answering:
         self._wanted = wanted
 
     def made(self, count: int) -> None:
-        """It is of `count` bytes; 0: it failed."""
+        """Note that the answer has `count` bytes; 0: it failed."""
         if self._wanted:
             self._share.settle(self._wanted, count)
             self._wanted, self._held = 0, count
 
     def end(self) -> None:
-        """It was taken, or never will be."""
+        """Free the room: the client has taken the answer, or has left."""
         self.made(0)
         if self._held:
             self._share.free(self._held)
@@ -171,7 +171,7 @@ _under_way: ContextVar[Answering | None] = ContextVar("answering", default=None)
 
 
 def begin_answer(share: Share) -> Answering:
-    """The answer that this task makes, from now on."""
+    """Begin the answer that the running task makes."""
     answering = Answering(share)
     _under_way.set(answering)
     return answering
@@ -181,7 +181,7 @@ async def take_room(bytes_max: int) -> None:
     """
     Wait until the answer under way may have up to `bytes_max` bytes; once for an answer.
 
-    Outside of a data plane (inside a simulation, say) there is always room.
+    Outside of a data plane, as in the simulation, there is always room.
     """
     answering = _under_way.get()
     if answering is not None:

@@ -80,7 +80,7 @@ class MetaClient:
 
     @property
     def address_count(self) -> int:
-        """How many metaservers there are to ask."""
+        """The number of metaservers."""
         return len(self._addresses)
 
     async def _call(
@@ -114,7 +114,7 @@ class MetaClient:
                 again = endpoint.repeatable or isinstance(error, NotSentError)
                 if not again:
                     raise
-                # An address that will be right later counts for more than one that never will.
+                # An error that may pass is raised rather than one that never will.
                 if raised is None or raised.retry is Retry.NEVER or error.retry is not Retry.NEVER:
                     raised = error
         assert raised is not None, "there is at least one address"
@@ -127,7 +127,7 @@ class MetaClient:
         Report a broker.
 
         Args:
-            within_ms: time for all metaservers together, one after the other, if all hang.
+            within_ms: the time for all metaservers together, if each of them hangs.
         """
         timeout_ms = self._timeout_ms
         if within_ms is not None:
@@ -245,7 +245,7 @@ class MetaClient:
 
     async def health(self) -> Health:
         """
-        Is it ready.
+        Ask whether a metaserver is ready.
 
         Raises:
             InvalidRequestError: the address is another program's.
@@ -255,7 +255,7 @@ class MetaClient:
 
 
 class BrokerClient:
-    """Calls to one broker.  Its channel opens with the first data call and again after it broke."""
+    """Calls to one broker; its channel opens with the first data call, and again after it broke."""
 
     def __init__(
         self, network: Network, address: str, *, timeout_ms: int = CALL_TIMEOUT_MS
@@ -269,9 +269,8 @@ class BrokerClient:
 
     async def channel(self) -> Channel:
         """The open channel.  Raises NotSentError."""
-        async with (
-            self._opening
-        ):  # also when it is open: no call overtakes those that waited for it
+        # The lock is taken for an open channel too, so that no call overtakes calls that waited for it.
+        async with self._opening:
             if self._channel is None or self._channel.closed:
                 self._channel = await self._network.open_channel(
                     self.address, timeout_ms=self._timeout_ms
@@ -306,7 +305,7 @@ class BrokerClient:
         return await self._control(endpoints.HOST_PARTITION, body)
 
     async def partitions(self) -> PartitionStatusList:
-        """Everything the broker hosts, asked for part by part."""
+        """All partitions that the broker hosts, asked for page by page."""
         all_pages = page = await self._control(endpoints.PARTITIONS)
         while page.more_after is not None:
             page = await self._control(endpoints.PARTITIONS, query={"after": str(page.more_after)})
@@ -324,16 +323,16 @@ class BrokerClient:
 
     async def seal(self, partition_id: int, *, empty: bool = False) -> PartitionStatus:
         """
-        Have a partition take no more messages; `next_offset` is its end.
+        Seal a partition: it takes no more messages, and `next_offset` is its end.
 
         Raises:
-            PartitionInUseError: it has messages, and was to be `empty`; nothing was changed.
+            PartitionInUseError: it should be `empty` and has messages; nothing was changed.
         """
         query = {"empty": "1"} if empty else None
         return await self._control(endpoints.SEAL, query=query, id=partition_id)
 
     async def set_cursor(self, partition_id: int, body: SetCursor) -> PartitionStatus:
-        """Set a group's cursor under a fresh token; the answer has that group only."""
+        """Set a group's cursor under a new token; the answer has this group only."""
         return await self._control(endpoints.SET_CURSOR, body, id=partition_id)
 
     async def know_groups(self, partition_id: int, body: KnowGroups) -> Done:
@@ -342,7 +341,7 @@ class BrokerClient:
 
     async def health(self) -> Health:
         """
-        Is it ready, and does it take writes.
+        Ask whether the broker is ready, and whether it takes writes.
 
         Raises:
             InvalidRequestError: the address is another program's.
@@ -375,7 +374,7 @@ class BrokerClient:
 
 
 def _of_program(program: str, address: str, health: Health) -> Health:
-    """`health`, if it is a `program`'s.  Raises InvalidRequestError."""
+    """Return `health` if it is that of a `program`.  Raises InvalidRequestError."""
     if health.program != program:
         raise InvalidRequestError(
             f"{address} is the address of a {health.program}, not of a {program}",

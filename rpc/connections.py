@@ -1,4 +1,4 @@
-"""The open connections of one client: a network, its own unless given, and a client for each broker it called."""
+"""The open connections of a client: its network, and a `BrokerClient` for each broker that it called."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .network import Network
 
 class Connections:
     """
-    Opened by whoever has it, inside a running event loop, and closed again.
+    The network and the broker clients of one client, opened inside a running event loop, and closed again.
 
     Args:
-        network: none: a real one is made, and closed with the rest.
+        network: None: each opening makes a real one, and closes it.
         timeout_ms: of a call to a broker.
-        what: the client, in the words of errors.
+        what: the kind of client, as errors name it.
     """
 
     def __init__(self, network: Network | None, *, timeout_ms: int, what: str = "client") -> None:
@@ -41,7 +41,7 @@ class Connections:
 
     def open(self, on_fork: Callable[[], None] = lambda: None) -> Network:
         """
-        Let calls be made in this event loop; `on_fork` is called in a child that the process is forked into.
+        Open the client in the running event loop; `on_fork` is called in the child when this process forks.
 
         Raises:
             AlreadyOpenError, ForkedError
@@ -54,7 +54,7 @@ class Connections:
         return self.network
 
     def broker_at(self, address: str) -> BrokerClient:
-        """The one client of the broker at `host:port`."""
+        """The client of the broker at `host:port`; the same object each time."""
         broker = self._brokers.get(address)
         if broker is None:
             assert self.network is not None
@@ -64,7 +64,7 @@ class Connections:
 
     async def close(self) -> None:
         """
-        Close every connection; a network that was given stays open.  One that is not open here is left alone.
+        Close every connection; a network that was passed in stays open.  Does nothing where the client is not open.
 
         Raises:
             OtherLoopError: it was opened in another event loop.
@@ -85,7 +85,7 @@ async def clean_up(work: Coroutine[Any, Any, None]) -> None:
     """
     Finish `work` even if the caller is cancelled meanwhile; for short work only.
 
-    A client whose opening failed, and was cancelled in its cleaning up, could else never be opened again.
+    Otherwise a client whose opening failed, and which was cancelled while it cleaned up, could never be opened again.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

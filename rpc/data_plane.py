@@ -43,14 +43,14 @@ log = logging.getLogger("keylane.rpc")
 DataHandler = Callable[[Request, memoryview], Awaitable[tuple[Answer, bytes]]]
 
 STUCK_S = 20.0
-"""Before the WebSocket's own pings give up, which would not say why."""
+"""Less than the WebSocket's own pings wait, which would close the connection without an error."""
 SHORT_S = 1.0
-"""The limit where others wait for the room."""
+"""The limit while other connections wait for room."""
 GOODBYE_S = 2.0
 
 
 class _Connection:
-    """One WebSocket: its room, its answers under way, and how much its client has taken."""
+    """A WebSocket: its share of the room, its answers under way, and the bytes that its client has taken."""
 
     def __init__(
         self, socket: web.WebSocketResponse, transport: asyncio.Transport, room: AnswerRoom
@@ -84,9 +84,9 @@ class _Connection:
 
     async def refuse(self, error: KeylaneError, code: WSCloseCode) -> None:
         """
-        Say why, and close.
+        Send the error, and close.
 
-        Answers under way are not cancelled before: in aiohttp, one cancelled wait for the socket ends all others.
+        Answers under way are not cancelled first: in aiohttp, a cancelled wait for the socket ends all other waits.
         """
         self._refused = True
         try:
@@ -115,11 +115,11 @@ class DataPlane:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """A new connection, until it ends."""
+        """Serve a new connection until it ends."""
         if len(self._connections) >= CONNECTIONS_MAX:
             raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
         socket = web.WebSocketResponse(
@@ -212,7 +212,7 @@ class DataPlane:
                 del (
                     data,
                     payload,
-                )  # a client that takes nothing keeps its answer waiting, and nothing else
+                )  # only the frame is kept while the client does not take it
             except KeylaneError as error:
                 frame = encode_frame(correlation_id, refusal(error))
             except Exception:

@@ -1,4 +1,4 @@
-"""What a client takes from its process: a network, clocks, random numbers, ids.  Tests hand in others.
+"""What a client takes from its process: a network, a clock, random numbers, ids.  Tests pass others.
 
 `Producer` and `Consumer` take one as `_environment`; programs leave it out.
 """

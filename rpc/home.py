@@ -1,6 +1,6 @@
-"""Where a client is open: in one event loop of one process.  Elsewhere it is refused by name.
+"""Where a client is open: in one event loop of one process.  Calls from elsewhere are refused.
 
-    closed ⇄ open ──fork──▶ in the child: forked, for good; its sockets and its event loop are the parent's
+    closed ⇄ open ──fork──▶ forked, in the child, for good: its sockets and its event loop are the parent's
 
 Invariants
     A client that was open when its process was forked does nothing in the child, and nothing of it is finalized
@@ -30,10 +30,13 @@ NO_THREAD = 0
 
 class Home:
     """
-    Of one client, of which errors speak as `what`.
+    The event loop and the process in which a client is open.
 
-    A check asks for the running event loop, which on Python 3.11 costs a system call: a call that is made for each
-    message makes it once for a batch.
+    A check asks for the running event loop, which on Python 3.11 costs a system call.  So what is called for each
+    message checks once for each batch.
+
+    Args:
+        what: the kind of client, as errors name it.
     """
 
     def __init__(self, what: str) -> None:
@@ -46,15 +49,20 @@ class Home:
 
     @property
     def here(self) -> bool:
-        """True while it is open, unless that was before a fork of this process."""
+        """True while the client is open in this process; False in the child of a fork."""
         return self._loop is not None
+
+    @property
+    def state(self) -> str:
+        """For people: "open", "closed", or "forked" in a child of the process in which it is open."""
+        return "open" if self.here else "forked" if self._forked else "closed"
 
     def enter(self, kept: object, on_fork: Callable[[], None]) -> None:
         """
-        Be at home in the running event loop.
+        Open the client in the running event loop.
 
         Args:
-            kept: what must not be finalized in a child of this process.
+            kept: an object that must not be finalized in a child of this process.
             on_fork: called in such a child.
 
         Raises:
@@ -71,14 +79,14 @@ class Home:
         _OPEN.homes.add(self)
 
     def leave(self) -> None:
-        """Be closed."""
+        """Close the client."""
         self._loop = self._kept = None
         self._on_fork = _nothing
         self._thread = NO_THREAD
 
     def check(self) -> None:
         """
-        Let a call through that is made where the client is open.
+        Check that the client is open, and that the caller is where it was opened.
 
         Raises:
             ClosedError, ForkedError, OtherLoopError
@@ -88,14 +96,14 @@ class Home:
             raise ClosedError(f"the {self._what} is not open; use: async with")
 
     def check_not_elsewhere(self) -> None:
-        """As `check`, but one that is closed is let through."""
+        """As `check`, but a closed client passes."""
         if self._forked:
             raise ForkedError(f"the {self._what} was open when this process was forked")
         if self._loop is not None and asyncio._get_running_loop() is not self._loop:
             self._refuse_loop(self._loop)
 
     def check_thread(self) -> None:
-        """As `check_not_elsewhere`, quicker, and with an eye for threads and processes only."""
+        """As `check_not_elsewhere`, quicker: in the thread of the opening it does not ask for the event loop."""
         if get_ident() != self._thread:
             self.check_not_elsewhere()
 
@@ -107,7 +115,7 @@ class Home:
         raise OtherLoopError(f"the {self._what} was opened in another event loop")
 
     def forked(self) -> None:
-        """This process is a child of the one in which it is open."""
+        """Note that this process is a child of the one in which the client is open."""
         self._forked = True
         self._loop = None
         self._thread = NO_THREAD
@@ -115,11 +123,11 @@ class Home:
 
 
 def _nothing() -> None:
-    """A client without more to do in a child."""
+    """Do nothing at a fork."""
 
 
 class _Open:
-    """The homes of this process, and after a fork those of its parents, which are kept for ever."""
+    """The homes of this process; after a fork, those of its parents are kept for ever, so that none is finalized."""
 
     def __init__(self) -> None:
         self.homes: WeakSet[Home] = WeakSet()
@@ -138,7 +146,7 @@ os.register_at_fork(after_in_child=_OPEN.in_child)
 
 
 class Resident:
-    """A client with a home: there is one of it, which is neither copied nor pickled."""
+    """Base of clients that have a home; they are neither copied nor pickled."""
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         kind = type(self).__name__

@@ -26,9 +26,9 @@ from .reasons import reason
 T = TypeVar("T")
 DATA_PATH = "/v1/data"
 HEARTBEAT_SECONDS = 15.0
-"""WebSocket pings find a peer that vanished without a word."""
+"""The interval of WebSocket pings, which find a peer that is gone without having closed."""
 CONNECT_SECONDS = 3.0
-"""A machine that is there has taken a connection by then, even if the first packet was lost."""
+"""A running machine accepts a connection within this time, even if the first packet is lost."""
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -116,5 +116,5 @@ class HttpNetwork:
         raise problem.error()
 
     async def close(self) -> None:
-        """Let go of everything opened."""
+        """Close the session, and with it every connection."""
         await self._session.close()

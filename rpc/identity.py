@@ -1,7 +1,7 @@
-"""Where clients take the ids from that others know them by: producers theirs, consumers those of their sessions.
+"""Draws the ids of producers and of consumer sessions.
 
-Whoever uses an id a second time is taken for its first owner.  So they come from the operating system, when they are
-needed, and never from a generator that a user may seed, copy or fork.
+Two clients with the same id would be taken for one.  So ids come from the operating system when they are needed, and
+never from a generator that a user may seed, copy or fork.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ import secrets
 from collections.abc import Callable
 
 DrawBits = Callable[[int], int]
-"""So many random bits, as a number."""
+"""Returns a number of as many random bits as it is asked for."""
 from_system: DrawBits = secrets.randbits

@@ -28,17 +28,17 @@ from ..protocol.errors import InvalidRequestError, MessageTooLargeError, Overloa
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
 
 REFUSED_S = 0.5
-"""How long a refused caller has to take the answer."""
+"""The seconds that a refused caller has to take the answer."""
 LINGERING_S = 2.0
-"""How long the rest of a body is read that no handler wanted, so that its sender reads the answer."""
+"""The seconds for which the rest of an unread body is read, so that its sender reads the answer."""
 FILES_SHARE = 2
 """Connections use at most 1 / FILES_SHARE of the files that the process may open; the rest is for its data."""
 ENCODINGS = frozenset({"identity", "gzip", "deflate"})
-"""Of a body."""
+"""Values of `Content-Encoding` that bodies may have."""
 
 
 def is_ours(record: logging.LogRecord) -> bool:
-    """Whether aiohttp logs a fault of ours.  Bytes that are no HTTP are the caller's fault, and fill no log."""
+    """True if aiohttp logs a fault of keylane.  Bytes that are no HTTP are the caller's fault, and fill no log."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
@@ -66,7 +66,7 @@ class HttpLimits:
 
 
 class _Handler(web.RequestHandler):
-    """aiohttp's end of a connection; what is no HTTP is answered with a typed error."""
+    """aiohttp's end of a connection; bytes that are no HTTP are answered with a typed error."""
 
     __slots__ = ()
 
@@ -153,7 +153,7 @@ class LimitedSite(web.BaseSite):
 
 def decoded_body(data: bytes, encoding: str) -> bytes:
     """
-    A body as it was before it was packed.
+    Decompress a body.
 
     Args:
         encoding: one of `ENCODINGS`.
@@ -191,10 +191,10 @@ class _Refusal(asyncio.Protocol):
         ).encode() + body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The answer first: a caller that sends nothing hears it too."""
+        """Send the answer at once, so that a caller that sends nothing gets it too."""
         peer = cast(asyncio.Transport, transport)
         peer.write(self._answer)
         if peer.can_write_eof():
             peer.write_eof()
-        # What the caller sends is read until then: closed before, the socket would be reset and the answer lost.
+        # The socket stays open meanwhile: closed with unread bytes, it would be reset, and the answer lost.
         asyncio.get_running_loop().call_later(REFUSED_S, peer.abort)

@@ -14,10 +14,10 @@ PORT_MAX = 65_535
 
 def check_loopback(host: str) -> None:
     """
-    Let a loopback address through.
+    Check that `host` is a loopback address.
 
     Raises:
-        HostError: any other.
+        HostError: it is another one.
     """
     if not is_loopback(host):
         raise HostError(f"{host!r} is not a loopback address", host=host)
@@ -25,7 +25,7 @@ def check_loopback(host: str) -> None:
 
 def check_port(port: int) -> None:
     """
-    Let a port through.
+    Check that a port may exist.
 
     Raises:
         AddressError: there is no such port.
@@ -36,7 +36,7 @@ def check_port(port: int) -> None:
 
 def check_free(host: str, port: int) -> None:
     """
-    Let through what a server may listen on now: asked before a program makes anything on disk.
+    Check that a server can listen there now; called before a program writes to the disk.
 
     Raises:
         HostError, AddressError: not loopback, no port, in use, or not allowed.
@@ -51,11 +51,11 @@ def check_free(host: str, port: int) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(place)
         except OSError as error:
-            # An address family that the machine lacks is for the server to know how to do without.
+            # The server itself does without an address family that the machine lacks.
             if error.errno in {errno.EADDRINUSE, errno.EACCES}:
                 raise cannot_listen(host, port, error) from error
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> AddressError:
-    """The error of a server that was not let listen."""
+    """The error for a server that cannot listen at this address."""
     return AddressError(f"cannot listen on {host}:{port}: {reason(error)}", port=port)

@@ -1,4 +1,4 @@
-"""The seam to the network: what clients need of it, so that a simulation can stand in its place."""
+"""What clients need of a network: aiohttp implements it, and so does the simulation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ class Channel(Protocol):
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
     ) -> tuple[Answer, memoryview]:
         """
-        Send one request, wait for its answer.  Calls made one after another without an await between them
-        arrive in that order.
+        Send a request, and wait for its answer.
+
+        Calls that are made one after another without an await between them arrive in that order.
 
         Raises:
-            RefusedError and its kin: the broker's answer.
+            RefusedError, or a subclass: the broker's answer.
             NotSentError: the channel was closed before.
-            OutcomeUnknownError: it broke, or `timeout_ms` passed.
+            OutcomeUnknownError: the channel broke, or `timeout_ms` passed.
         """
         ...
 
@@ -56,15 +57,15 @@ class Network(Protocol):
         timeout_ms: int,
     ) -> T:
         """
-        One JSON call; `body` is encoded, the answer decoded as `answer`.
+        Make a JSON call: encode `body`, decode the answer as `answer`.
 
         Raises:
-            RefusedError and its kin: the server's answer.
+            RefusedError, or a subclass: the server's answer.
             NotSentError, OutcomeUnknownError: no answer.
-            ForeignServerError: an answer, and not a keylane server's.
+            ForeignServerError: the answer is not a keylane server's.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of everything opened."""
+        """Close everything that was opened."""
         ...

@@ -27,10 +27,10 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:[0-9]{0,5}
 
 def check_host(hosts: Sequence[str], host: str) -> None:
     """
-    Let the `Host` header of a request through.
+    Check the `Host` header of a request.
 
     Args:
-        hosts: the values of the header: one is right, none or several are not.
+        hosts: the values of the header; there must be exactly one.
         host: where the server listens.
 
     Raises:
@@ -45,7 +45,7 @@ def check_host(hosts: Sequence[str], host: str) -> None:
 
 def check_fetch_site(sites: Iterable[str]) -> None:
     """
-    Let the `Sec-Fetch-Site` headers of a request through, most often none.
+    Check the `Sec-Fetch-Site` headers of a request; most requests have none.
 
     Raises:
         OriginError: a browser asks for a page of another origin.
@@ -60,14 +60,14 @@ def check_fetch_site(sites: Iterable[str]) -> None:
 
 def check_origins(origins: Iterable[str], host: str, port: int) -> None:
     """
-    Let the `Origin` headers of a request through, most often none.
+    Check the `Origin` headers of a request; most requests have none.
 
     Args:
-        host: where the server listens; a name of loopback stands for all of them.
-        port: the one bound.
+        host: where the server listens; any loopback name stands for all of them.
+        port: the port that it listens on.
 
     Raises:
-        OriginError: one is not the server's own.
+        OriginError: an origin is not the server's own.
     """
     for origin in origins:
         if not _is_own(origin, host, port):

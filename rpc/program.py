@@ -1,4 +1,4 @@
-"""Running a server program: event loop, signals, the line that says it is ready, errors a person can read."""
+"""Runs a server program: event loop, signals, the line that says that it is ready, errors in plain text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..protocol.errors import KeylaneError
 
 OPEN_FILES = 65_536
 OTHERS_UMASK = 0o077
-"""What a server makes is for its own user: also what libraries make, as RocksDB and SQLite."""
+"""Only a server's own user reads its files, also those that RocksDB and SQLite write."""
 
 
 def run_program(
@@ -54,14 +54,14 @@ def run_program(
 
 def allow_open_files() -> None:
     """
-    Let this process have `OPEN_FILES` files and connections open, or as many as it may.
+    Raise the limit of open files and connections to `OPEN_FILES`, or as far as the machine allows.
 
-    The usual limit of 1,024 is less than the consumers that a server has; it is a default, not what the machine bears.
+    The usual limit of 1,024 is a default, and less than the consumers that a server may have.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # a machine that bears less
+        with contextlib.suppress(ValueError, OSError):  # the machine allows less
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 

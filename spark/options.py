@@ -63,7 +63,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     known = {name.lower() for name in NAMES}
     for name in sorted(options.keys() - known):
         problems[name[:80]] = f"unknown; there are {', '.join(NAMES)}"
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name, field, parse in _PARSERS:
         text = options.get(name.lower(), "").strip()
         if not text:
@@ -73,13 +73,13 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
                 problems[name] = "empty"
             continue
         try:
-            found[field] = parse(text)
+            values[field] = parse(text)
         except (ValueError, KeylaneError) as error:
             problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
     if problems:
         told = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise ConfigError(f"the options cannot work: {told}", **problems)
-    return ReadOptions(**found)  # type: ignore[arg-type]
+    return ReadOptions(**values)  # type: ignore[arg-type]
 
 
 def _addresses(text: str) -> tuple[str, ...]:
@@ -105,17 +105,17 @@ def _bound(text: str) -> Bound:
     if text.lower() in {"earliest", "latest"}:
         return text.lower()
     try:
-        found = json.loads(text)
+        offsets = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not found:
+        offsets = None
+    if not isinstance(offsets, dict) or not offsets:
         raise ValueError(
             f'earliest, latest or {{"<partition id>": offset}} is wanted, not {text!r:.80}'
         )
-    for offset in found.values():
+    for offset in offsets.values():
         if type(offset) is not int or not 0 <= offset <= MAX_I64:
             raise ValueError(f"an offset is a whole number in [0, 2**63), not {offset!r:.80}")
-    return {_partition_id(name): offset for name, offset in found.items()}
+    return {_partition_id(name): offset for name, offset in offsets.items()}
 
 
 def _columns(text: str) -> tuple[str, ...]:

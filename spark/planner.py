@@ -1,4 +1,4 @@
-"""Which offsets of which physical partitions are read: fixed once, from the route and the brokers' word.  Pure.
+"""Which offsets of which physical partitions are read: fixed once, from the route and the brokers' answers.  Pure.
 
     route: partitions that have data ──filter──▶ one PlannedRange each, half-open [start, end)
     status of each partition ──────────────────▶ first and next offset, as of planning

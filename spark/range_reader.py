@@ -152,7 +152,7 @@ class Fetcher:
                 return
 
     async def close(self) -> None:
-        """Drop the read under way and let go of the connections."""
+        """Cancel the pending read and release the connections."""
         if self._under_way is not None:
             self._under_way.cancel()
             await asyncio.gather(self._under_way, return_exceptions=True)

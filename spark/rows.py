@@ -72,7 +72,7 @@ class RowBuilder:
 
     def take(self, payload: memoryview) -> Iterator[pa.RecordBatch]:
         """
-        Take whole batches, one after another, and give the Arrow batches that became full.
+        Take whole batches of the broker, and return the Arrow batches that are full.
 
         Raises:
             CorruptBatchError: damaged, of another partition, or not the next offsets.
@@ -85,7 +85,7 @@ class RowBuilder:
                 yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Give what has been taken and not yet given: one batch, or none."""
+        """Return the remaining rows: one batch, or none."""
         if self._rows:
             yield self._build()
             self._pieces.clear()

@@ -20,7 +20,7 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
     event loop.
 
     Raises:
-        RefusedError and its kin: the subject, a partition or an offset does not exist.
+        RefusedError: the subject, a partition or an offset does not exist.
         UnreachableError: the metaserver or a broker does not answer.
     """
     return asyncio.run(_ask(options))

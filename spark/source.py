@@ -99,12 +99,12 @@ class KeylaneReader(DataSourceReader):
             assert partition is None or partition.value is None
             return
         if self._options.gc_freeze and TaskContext.get() is not None:
-            _Worker.freeze()
+            _SparkWorker.freeze()
         with readable_errors():
             yield from read_range(self._options, partition.planned)
 
 
-class _Worker:
+class _SparkWorker:
     """The Python process that Spark runs tasks in, one after another."""
 
     _frozen = False

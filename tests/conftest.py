@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from keylane.rpc.program import allow_open_files
+from support import second_chance
 
 if TYPE_CHECKING:
     from support.workers import FileByFile
@@ -33,6 +34,11 @@ LONG_FIRST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="the tests marked `whole` as well")
+    second_chance.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    second_chance.configure(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,1 +1,1 @@
-"""Work on a data folder that no broker uses: looked into, its index rebuilt."""
+"""Work on a data folder that no broker uses: inspect it, rebuild its index."""

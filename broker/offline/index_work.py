@@ -1,6 +1,6 @@
-"""Work on the indexes of a data folder that no broker uses: rebuilt from the log, converted, compared.  Disk.
+"""Rebuilds, converts and compares the indexes of a data folder that no broker uses.  Disk.
 
-rebuild   log ─▶ index                     switch   index ─▶ the other one, and the old one goes
+rebuild   log ─▶ index                     switch   index ─▶ index of the other kind; the old one is removed
 verify    log ═ index, index ═ index       changes nothing
 """
 
@@ -30,30 +30,30 @@ from ..storage.snapshot import Snapshots
 from ..store.dispatch import Dispatch
 
 PROBLEMS_MAX = 100
-UNFINISHED = "it cannot be trusted; the next start of the broker, or `rebuild`, makes it anew"
+UNFINISHED = "it is incomplete; the next start of the broker, or `rebuild`, rebuilds it"
 NONE = "there is no index; the next start of the broker, or `rebuild`, makes one"
 ALL = 1 << 62
 
 
 @dataclass(slots=True)
 class IndexReport:
-    """What was done to an index, or found in it."""
+    """The content of an index, and its problems."""
 
     index: str
     partitions: int = 0
     batches: int = 0
     position: int = 0
-    """The log position up to which it has everything."""
+    """The log position up to which it has every batch."""
     problems: list[str] = field(default_factory=list)
 
     def problem(self, text: str) -> None:
-        """One more; the first hundred are kept."""
+        """Add a problem; the first PROBLEMS_MAX are kept."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(text)
 
 
 class _Records:
-    """Gives what recovery reads to a `Dispatch`."""
+    """A `Visitor` that gives the log below position `end` to a `Dispatch`."""
 
     def __init__(self, dispatch: Dispatch, end: int) -> None:
         self._dispatch = dispatch
@@ -70,19 +70,19 @@ class _Records:
 
 def rebuild_index(files: Files, kind: str) -> IndexReport:
     """
-    Make the index of this kind anew from the log.
+    Rebuild the index of this kind from the log.
 
     Raises:
-        StorageError: it cannot be written, or the log cannot be read.
+        StorageError: the index cannot be written, or the log cannot be read.
     """
     mark(files, kind)
     queues = open_index(files, kind)
     mark(files, kind)
     try:
         dispatch = Dispatch(queues, start=0)
-        found = scan_log(files, _Records(dispatch, ALL))
+        recovered = scan_log(files, _Records(dispatch, ALL))
         dispatch.flush()
-        queues.checkpoint(found.end)
+        queues.checkpoint(recovered.end)
         report = _summary(kind, queues)
     finally:
         queues.close()
@@ -92,11 +92,11 @@ def rebuild_index(files: Files, kind: str) -> IndexReport:
 
 def switch_index(files: Files, to: str) -> IndexReport:
     """
-    Convert the other index into one of this kind, and remove the other.
+    Convert the index of the other kind into an index of the kind `to`, and remove the old index.
 
     Raises:
-        InvalidRequestError: there is no other index.
-        StorageError: it cannot be read, or the new one cannot be written; the old one is as it was.
+        InvalidRequestError: there is no index of the other kind.
+        StorageError: the old index cannot be read, or the new one cannot be written; the old index is unchanged.
     """
     (old,) = (kind for kind in INDEX_KINDS if kind != to)
     if not has_index(files, old):
@@ -119,7 +119,7 @@ def switch_index(files: Files, to: str) -> IndexReport:
 
 
 def verify_indexes(files: Files) -> list[IndexReport]:
-    """Compare every index there is with the log, and both with each other; what is wrong is in the reports."""
+    """Compare each index with the log, and both indexes with each other; the reports have the problems."""
     reports = []
     with ExitStack() as stack:
         opened = []
@@ -164,7 +164,7 @@ def _parts(queues: ConsumeQueues, partition_id: int) -> Iterator[list[Unit]]:
 
 
 class _Expectation:
-    """Stands where an index is filled, and compares instead."""
+    """A target of `Dispatch` that compares the units with an index instead of adding them."""
 
     def __init__(self, queues: ConsumeQueues, report: IndexReport) -> None:
         self._queues = queues
@@ -180,25 +180,25 @@ class _Expectation:
             self.ends[partition_id] = unit.next_offset
             bounds = self._queues.bounds(partition_id)
             if bounds is not None and unit.base_offset < bounds[0]:
-                continue  # retention was about to remove it
+                continue  # the index has forgotten the batch, and retention was about to remove it
             try:
-                found = self._queues.find(
+                indexed = self._queues.find(
                     partition_id, unit.base_offset, end=unit.next_offset, bytes_max=1
                 )
             except StorageError as error:
                 self._report.problem(f"partition {partition_id}: {error.message}")
                 continue
-            if found[:1] != [unit]:
+            if indexed[:1] != [unit]:
                 self._report.problem(
                     f"partition {partition_id}: the log has {unit}, "
-                    f"the index {found[0] if found else 'nothing'}"
+                    f"the index {indexed[0] if indexed else 'nothing'}"
                 )
 
 
 def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) -> None:
     expected = _Expectation(queues, report)
     dispatch = Dispatch(expected, start=0)
-    found = scan_log(files, _Records(dispatch, queues.position))
+    recovered = scan_log(files, _Records(dispatch, queues.position))
     dispatch.flush()
     durable = Snapshots(files).load(lambda _number, _image: None).position
     if queues.position < durable:
@@ -206,8 +206,8 @@ def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) 
             f"the index ends at position {queues.position}: "
             f"it was durable up to {durable}, by the snapshot, and is damaged"
         )
-    if queues.position > found.end:
-        report.problem(f"the index ends at position {queues.position}, the log at {found.end}")
+    if queues.position > recovered.end:
+        report.problem(f"the index ends at position {queues.position}, the log at {recovered.end}")
     for partition_id in queues.partitions():
         bounds = queues.bounds(partition_id)
         end = expected.ends.get(partition_id)
@@ -215,11 +215,11 @@ def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) 
             report.problem(f"partition {partition_id} ends at {end}, in the index at {bounds[1]}")
 
 
-def _compare(one: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
+def _compare(index: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
     """Two indexes, as far as both go."""
-    if one.position != other.position:
+    if index.position != other.position:
         return  # one of them is behind: the log has told what is wrong
-    for partition_id in sorted({*one.partitions(), *other.partitions()}):
-        bounds = one.bounds(partition_id), other.bounds(partition_id)
+    for partition_id in sorted({*index.partitions(), *other.partitions()}):
+        bounds = index.bounds(partition_id), other.bounds(partition_id)
         if bounds[0] != bounds[1]:
             report.problem(f"partition {partition_id}: the bounds are {bounds[0]} and {bounds[1]}")

@@ -1,4 +1,4 @@
-"""Looking into a data folder that no broker uses now: all of its log, and what is wrong with it.  Changes nothing."""
+"""Reads the whole log of a data folder that no broker uses, and lists its problems.  Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..store.replay import Replay
 
 @dataclass(kw_only=True)
 class Inspection:
-    """What was found in a data folder; `problems` is empty if nothing is wrong."""
+    """The content of a data folder, and its problems."""
 
     broker_group: str
     broker_id: str
@@ -32,26 +32,26 @@ class Inspection:
     messages: int = 0
     partitions: int = 0
     unfinished_bytes: int = 0
-    """At the end of the log: a write that never became durable, cut at the next start."""
+    """Bytes of an unfinished write at the end of the log, which the next start cuts."""
     snapshot_position: int = 0
-    """What the newest snapshot stands for; 0 if there is none."""
+    """The log position of the newest snapshot; 0 without a snapshot."""
     stopped_partitions: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 class _Counting:
-    """A replay that counts."""
+    """A `Visitor` that replays the log and counts its records."""
 
-    def __init__(self, replay: Replay, found: Inspection) -> None:
+    def __init__(self, replay: Replay, inspection: Inspection) -> None:
         self._replay = replay
-        self._found = found
+        self._inspection = inspection
 
     def record(self, header: Header, body: memoryview) -> None:
         self._replay.record(header, body)
-        self._found.records += 1
+        self._inspection.records += 1
         if header.kind == Kind.MESSAGES:
-            self._found.batches += 1
-            self._found.messages += header.count
+            self._inspection.batches += 1
+            self._inspection.messages += header.count
 
     def hole(self, hole: Hole) -> None:
         self._replay.hole(hole)
@@ -59,37 +59,39 @@ class _Counting:
 
 def inspect_folder(files: Files) -> Inspection:
     """
-    Read a locked folder's whole log, every checksum, and say what is wrong.
+    Read the whole log of a locked folder, check every checksum, and compare it with the snapshot.
 
     Raises:
-        DataFolderError: not a broker's folder, or a newer broker's.
+        DataFolderError: the folder is not a broker's, or a newer broker's.
     """
     identity = read_identity(files)
     bases = segment_bases(files)
-    found = Inspection(
+    inspection = Inspection(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
         segments=len(bases),
         first_position=min(bases, default=0),
     )
     from_snapshot = BrokerState()
-    found.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
+    inspection.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
     state = BrokerState()
     replay = Replay(state)
-    scanned = scan_log(files, _Counting(replay, found), durable=found.snapshot_position)
+    scanned = scan_log(files, _Counting(replay, inspection), durable=inspection.snapshot_position)
     replay.finish()
-    found.next_position = scanned.end
-    found.unfinished_bytes = scanned.cut_bytes
-    found.partitions = len(state.partitions)
-    found.stopped_partitions = sorted(
-        number for number, one in state.partitions.items() if one.lost or one.fences_lost
+    inspection.next_position = scanned.end
+    inspection.unfinished_bytes = scanned.cut_bytes
+    inspection.partitions = len(state.partitions)
+    inspection.stopped_partitions = sorted(
+        number
+        for number, partition in state.partitions.items()
+        if partition.lost or partition.fences_lost
     )
-    found.problems = [*damage_of(state), *_missing(state, from_snapshot)]
-    return found
+    inspection.problems = [*damage_of(state), *_missing(state, from_snapshot)]
+    return inspection
 
 
 def _missing(state: BrokerState, snapshot: BrokerState) -> list[str]:
-    """Where the log says less than the snapshot, which was made of it."""
+    """Partitions for which the log has fewer messages than the snapshot, as problems."""
     problems = []
     for number in snapshot.partitions:
         then = snapshot.partitions[number]
@@ -114,11 +116,12 @@ def walk_log(
     start: int = 0,
 ) -> FolderIdentity:
     """
-    Give the records and holes of a locked folder's log, oldest first, to `visit` and `hole`: all from the beginning
-    of the segment on that has position `start`.
+    Call `visit` and `hole` with the records and holes of a locked folder's log, oldest first.
+
+    It begins with the segment that has position `start`.
 
     Raises:
-        DataFolderError: not a broker's folder, or a newer broker's.
+        DataFolderError: the folder is not a broker's, or a newer broker's.
     """
     identity = read_identity(files)
     before = [base for base in segment_bases(files) if base <= start]

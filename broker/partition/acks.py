@@ -1,8 +1,9 @@
-"""Applies acks to a consumer group's progress on a partition.  Pure.
+"""Acks applied to a consumer group's progress on a partition.  Pure.
 
 Invariants
-    Only ranges of stored messages are acked, all of a request or none.
-    The cursor never falls and never passes a message that was not acked; only an operator sets it anew (`store/set_cursor.py`).
+    Only ranges of stored messages are acked.  All ranges of a request are acked, or none.
+    The cursor never falls, and never passes a message that is not acked.  Only an operator's reset may set it to any
+    offset (`store/set_cursor.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int
     Check the ranges of an ack.
 
     Raises:
-        InvalidRequestError: a range that is empty, reversed, or not within `[0, next_offset)`.
-        OverloadedError: more than ACK_RANGES_MAX ranges above the cursor.
+        InvalidRequestError: a range is empty, reversed, or not within `[0, next_offset)`.
+        OverloadedError: the group would have more than ACK_RANGES_MAX ranges above the cursor.
     """
     for start, end in ranges:
         if not 0 <= start < end <= next_offset:
@@ -39,7 +40,7 @@ def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int
 
 
 def apply_ack(acked: AckedOffsets, ranges: Sequence[Range]) -> bool:
-    """Mark the ranges as acked; True if anything was new."""
+    """Mark the ranges as acked; True if an offset of them was not acked before."""
     new = False
     for start, end in ranges:
         new |= acked.add(start, end)

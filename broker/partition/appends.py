@@ -1,4 +1,4 @@
-"""Whether a batch is stored, was stored before, or is refused: one producer's sequence on one partition.  Pure.
+"""Decides by a producer's sequence whether a batch is stored, is a duplicate, or is refused.  Pure.
 
     sequence == next          store                     sequence > next     gap: refuse
     sequence <  next          one of the remembered batches (sequence, count, CRC of the body): duplicate
@@ -6,15 +6,16 @@
     higher epoch              begins at 0 again         lower epoch         refuse
 
 Invariants
-    A batch sent again is stored once, as long as its producer is among the PRODUCERS_PER_PARTITION_MAX latest.
-    A batch is called a duplicate only if sequence, count and checksum agree; the sequence alone is not enough.
-    After a refused batch the later batches of the same producer are refused too: they leave a gap, or their
-    (id, epoch) is known to be used twice and stores nothing more.
+    A repeated batch is stored once, as long as its producer is among the PRODUCERS_PER_PARTITION_MAX latest.
+    A batch is a duplicate only if its sequence, count and checksum are those of a remembered batch.
+    After a refused batch all later batches of its producer are refused.  Either they leave a gap, or two producers use
+    their (id, epoch), which then stores nothing more.
 
-A repeat has the bytes of its first sending.  So a batch that is a part of a remembered one, or spans several, is no
-repeat.  Nor is a batch older than all remembered ones: a producer has at most BATCHES_IN_FLIGHT_MAX unanswered batches.
+A repeat has the bytes of the first try.  So a batch that is a part of a remembered batch, or spans several, is no
+repeat.  A batch older than all remembered batches is none either, because a producer has at most BATCHES_IN_FLIGHT_MAX
+unanswered batches.
 
-Source: Kafka's idempotent producer (KIP-98), which remembers five batches and looks at their sequences only.
+Source: Kafka's idempotent producer (KIP-98), which remembers five batches and compares their sequences only.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
 from ...protocol.record import Header
 
 REMEMBERED_BATCHES = BATCHES_IN_FLIGHT_MAX
-"""A repeat of one of these is recognized, and answered with the offset of the first."""
+"""Batches of a producer that the broker remembers.  A repeat of one is answered with the offset of the first try."""
 CRC_UNKNOWN = -1
-"""Of a batch whose state was written before checksums were kept: the count alone is compared."""
+"""The checksum of a batch whose state was written before checksums were kept.  Only sequence and count are compared."""
 
 
 class StoredBatch(NamedTuple):
-    """A batch of a producer, by the sequence of its first message."""
+    """A stored batch of a producer; `sequence` is that of its first message."""
 
     sequence: int
     message_count: int
     base_offset: int
     body_crc: int = CRC_UNKNOWN
-    """Made by the producer; the broker stamps the header only."""
+    """The producer's checksum of the body, which the broker never changes."""
 
     def is_repeated_by(self, header: Header) -> bool:
-        """True if the batch of `header` is this one, sent again."""
+        """True if the batch of `header` is a repeat of this batch."""
         return (
             header.sequence == self.sequence
             and header.count == self.message_count
@@ -56,7 +57,7 @@ class StoredBatch(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """Where one producer is on one partition.  Never changed, only replaced."""
+    """A producer's epoch, next sequence and remembered batches on a partition.  Immutable."""
 
     epoch: int
     next_sequence: int
@@ -74,15 +75,18 @@ def decide_append(
     producer: ProducerState | None, header: Header, *, clashed: bool = False
 ) -> Duplicate | None:
     """
-    None to store the batch, Duplicate if it was stored before.
+    Decide whether a batch is stored.
 
     Args:
-        clashed: the producer's present epoch has met SequenceReusedError: it stores nothing more.
+        clashed: two producers use the producer's present epoch (SequenceReusedError): it stores nothing more.
+
+    Returns:
+        None if the batch is to be stored, Duplicate if it was stored before.
 
     Raises:
-        SequenceGapError: not the next sequence; `expected` says which is.
+        SequenceGapError: the sequence is above the next one, which is `expected`.
         SequenceReusedError: another batch has this sequence.
-        ProducerFencedError: a higher epoch has been seen.
+        ProducerFencedError: the broker has seen a higher epoch.
         InvalidRequestError: the sequence does not fit 63 bits.
     """
     sequence = header.sequence

@@ -1,4 +1,4 @@
-"""Damage as text: what happened to the log, and what each partition has lost.  Pure."""
+"""Damage as text: problems of the log, and the lost messages of each partition.  Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from .partition import END_UNKNOWN, LOST_MAX, HostedPartition
 from .state import BrokerState
 
 PARTITIONS_MAX = 100
-"""Partitions with a line each; the others are counted."""
+"""Partitions that get a line; further ones are only counted."""
 
 
 def damage_of(state: BrokerState) -> list[str]:
-    """Every problem, then a line for each partition that has lost messages; of very many, their number."""
+    """A line for each problem, and for each of the first PARTITIONS_MAX partitions that have lost messages."""
     lines = list(state.problems)
     damaged = sorted(state.damaged)
     for partition_id in damaged[:PARTITIONS_MAX]:
@@ -26,12 +26,14 @@ def damage_of(state: BrokerState) -> list[str]:
 def _line(partition: HostedPartition) -> str:
     lost = partition.lost
     first = lost[0]
-    count = sum(one.end - one.start for one in lost if one.end != END_UNKNOWN)
+    count = sum(
+        lost_range.end - lost_range.start for lost_range in lost if lost_range.end != END_UNKNOWN
+    )
     text = f"{counted(count, 'message')} in {counted(len(lost), 'range')} of offsets, the first from {first.start} on"
     if len(lost) >= LOST_MAX:
         text = f"at least {text}"
     if lost[-1].end == END_UNKNOWN:
-        text = f"its offsets from {lost[-1].start} on, how many is not known"
+        text = f"its offsets from {lost[-1].start} on, an unknown number of messages"
         if len(lost) > 1 or count:
             text += f", and {counted(count, 'message')} before them from {first.start} on"
     elif len(lost) == 1:

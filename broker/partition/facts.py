@@ -1,4 +1,4 @@
-"""Checks the facts of a partition that is to be hosted: names, ids, ranges.  Pure."""
+"""Checks the facts of a new partition: names, ids, ranges.  Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from ...protocol.limits import LOGICAL_PARTITIONS
 
 
 def check_facts(facts: HostPartition) -> None:
-    """Raises InvalidRequestError, InvalidNameError."""
+    """
+    Check the facts of a partition.
+
+    Raises:
+        InvalidRequestError: an id, a range, the queue or the parents are impossible.
+        InvalidNameError: the subject's or the partition's name is illegal.
+    """
     partition = facts.partition
     check_name("subject", facts.subject)
     check_partition_name(partition.name)

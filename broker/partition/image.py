@@ -1,4 +1,4 @@
-"""A whole partition in few bytes: for snapshots, STATE records and cold partitions.  Pure.
+"""The image of a partition: its whole state in few bytes, for snapshots, STATE records, cold partitions.  Pure.
 
     [subject, name, queue, range_start, range_end, broker_group, parents,
      first_offset, next_offset, appended_at_ms, sealed,
@@ -11,13 +11,13 @@
      body_crcs: [[crc, …], …],
      groups_told]                                   msgpack; later fields come last
 
-`removed_unread` is there where it is not 0.  The array ends behind the last of `static`, `producers_all`, `body_crcs` and
-`groups_told` that says something.  `producers_before` and `producers_all` say something in a part only: of a partition
-with many producers each STATE record has some of them.  `body_crcs` are those of the remembered batches, producer by
-producer in the order of `producers`.
+`removed_unread` is written only if it is not 0.  The array ends behind the last of `static`, `producers_all`,
+`body_crcs` and `groups_told` that is not its default.  `producers_before` and `producers_all` are written in parts only:
+a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
+checksums of the remembered batches, by producer in the order of `producers`.
 
 Invariants
-    `partition_of(image_of(p))` is `p` as a restart would find it: without pull locks, which live in memory only.
+    `partition_of(image_of(p))` is `p` as after a restart: without pull locks, which are in memory only.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _StaticImage(_Image, frozen=True, array_like=True):
-    """The field that came later is written only where it says something: other images have the bytes they had."""
+    """A later field; it is written only if it is not its default, so that other images keep their bytes."""
 
     static: bool = False
 
@@ -79,7 +79,7 @@ class _PartImage(_StaticImage, frozen=True, array_like=True):
 
 
 class _SummedImage(_PartImage, frozen=True, array_like=True):
-    """Beside the producers and not within them, so that a broker which does not know it reads the rest."""
+    """The checksums are beside the producers and not within them, so that an earlier broker can read the image."""
 
     body_crcs: list[list[int]] = []
 
@@ -89,7 +89,7 @@ class _ToldImage(_SummedImage, frozen=True, array_like=True):
 
 
 class Part(NamedTuple):
-    """Which of a partition's producers an image has: those after the first `before`, of `total`."""
+    """The share of a partition's producers in an image: those after the first `before`, of `total`."""
 
     before: int
     total: int
@@ -98,33 +98,33 @@ class Part(NamedTuple):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_ToldImage).decode
 _strings: dict[str, str] = {}
-"""Subjects and groups, each once: a broker has many partitions of few of them."""
+"""Names of subjects and broker groups, each as one object: many partitions share few names."""
 STRINGS_MAX = 10_000
 
 
-def image_of(one: HostedPartition) -> bytes:
+def image_of(hosted: HostedPartition) -> bytes:
     """The partition as bytes."""
-    groups = [_group_image(group) for group in one.groups.values()]
-    return _image(one, list(one.producers.items()), groups)
+    groups = [_group_image(group) for group in hosted.groups.values()]
+    return _image(hosted, list(hosted.producers.items()), groups)
 
 
-def images_of_parts(one: HostedPartition, *, together: int) -> Iterator[bytes]:
-    """The partition without its consumer groups, as images of at most `together` producers each, in their order."""
-    producers = iter(one.producers.items())
-    count = len(one.producers)
+def images_of_parts(hosted: HostedPartition, *, together: int) -> Iterator[bytes]:
+    """Images of the partition without its consumer groups, each with at most `together` producers, in their order."""
+    producers = iter(hosted.producers.items())
+    count = len(hosted.producers)
     for before in range(0, max(count, 1), together):
-        yield _image(one, list(islice(producers, together)), [], Part(before, count))
+        yield _image(hosted, list(islice(producers, together)), [], Part(before, count))
 
 
 def _image(
-    one: HostedPartition,
+    hosted: HostedPartition,
     producers: list[tuple[int, ProducerState]],
     groups: list[tuple[Any, ...]],
     part: Part | None = None,
 ) -> bytes:
-    facts, partition = one.facts, one.facts.partition
+    facts, partition = hosted.facts, hosted.facts.partition
     return _encode(
-        _kind(one, producers, part)(
+        _kind(hosted, producers, part)(
             subject=facts.subject,
             name=partition.name,
             queue=partition.queue,
@@ -132,17 +132,17 @@ def _image(
             range_end=partition.range_end,
             broker_group=partition.broker_group,
             parents=partition.parents,
-            first_offset=one.first_offset,
-            next_offset=one.next_offset,
-            appended_at_ms=one.appended_at_ms,
-            sealed=one.sealed,
+            first_offset=hosted.first_offset,
+            next_offset=hosted.next_offset,
+            appended_at_ms=hosted.appended_at_ms,
+            sealed=hosted.sealed,
             producers=[
                 (number, epoch, following, [batch[:3] for batch in latest])
                 for number, (epoch, following, latest) in producers
             ],
             groups=groups,
-            lost=list(one.lost),
-            fences_lost=one.fences_lost,
+            lost=list(hosted.lost),
+            fences_lost=hosted.fences_lost,
             order_strategy=facts.order_strategy,
             partitions_wanted=facts.partitions_wanted,
             retention=facts.retention,
@@ -151,18 +151,18 @@ def _image(
 
 
 def _kind(
-    one: HostedPartition, producers: list[tuple[int, ProducerState]], part: Part | None
+    hosted: HostedPartition, producers: list[tuple[int, ProducerState]], part: Part | None
 ) -> Callable[..., _Image]:
-    """The shortest kind of image that has room for what there is to say; its last fields are filled in."""
-    static = one.facts.static
+    """The shortest image type that has every field which is not its default; its last fields are filled in."""
+    static = hosted.facts.static
     before, total = part or (0, 0)
-    if not producers and part is None and not one.groups_told:
+    if not producers and part is None and not hosted.groups_told:
         return partial(_StaticImage, static=True) if static else _Image
     as_part = partial(_PartImage, static=static, producers_before=before, producers_all=total)
-    if not producers and not one.groups_told:
+    if not producers and not hosted.groups_told:
         return as_part
     body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
-    if one.groups_told:
+    if hosted.groups_told:
         return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
     return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)
 
@@ -175,55 +175,55 @@ def _group_image(group: Group) -> tuple[Any, ...]:
 
 def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartition:
     """
-    The partition that `image` stands for.
+    The partition of an image.
 
     Raises:
-        CorruptLogError: not an image.
+        CorruptLogError: `image` is not an image.
     """
     return part_of(partition_id, image)[0]
 
 
 def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartition, Part]:
     """
-    As `partition_of`, and which of its producers the image has.
+    The partition of an image, and its share of the producers.
 
     Raises:
-        CorruptLogError: not an image.
+        CorruptLogError: `image` is not an image.
     """
     try:
-        found = _decode(image)
+        decoded = _decode(image)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptLogError(
             f"the state of partition {partition_id} is unreadable: {error}",
             partition_id=partition_id,
         ) from error
     facts = HostPartition(
-        subject=_shared(found.subject),
+        subject=_shared(decoded.subject),
         partition=Partition(
             partition_id=partition_id,  # type: ignore[arg-type]
-            name=found.name,  # type: ignore[arg-type]
-            queue=found.queue,  # type: ignore[arg-type]
-            range_start=found.range_start,
-            range_end=found.range_end,
-            broker_group=_shared(found.broker_group),  # type: ignore[arg-type]
+            name=decoded.name,  # type: ignore[arg-type]
+            queue=decoded.queue,  # type: ignore[arg-type]
+            range_start=decoded.range_start,
+            range_end=decoded.range_end,
+            broker_group=_shared(decoded.broker_group),  # type: ignore[arg-type]
             state=PartitionState.OPEN,
-            parents=found.parents,  # type: ignore[arg-type]
+            parents=decoded.parents,  # type: ignore[arg-type]
         ),
-        order_strategy=found.order_strategy,
-        partitions_wanted=found.partitions_wanted,
-        retention=found.retention,
-        static=found.static,
+        order_strategy=decoded.order_strategy,
+        partitions_wanted=decoded.partitions_wanted,
+        retention=decoded.retention,
+        static=decoded.static,
     )
     partition = HostedPartition(facts)
-    partition.first_offset = found.first_offset
-    partition.next_offset = partition.readable_offset = found.next_offset
-    partition.appended_at_ms = found.appended_at_ms
-    partition.sealed = partition.ended = found.sealed
-    crcs = iter(found.body_crcs)
-    for number, epoch, following, latest in found.producers:
+    partition.first_offset = decoded.first_offset
+    partition.next_offset = partition.readable_offset = decoded.next_offset
+    partition.appended_at_ms = decoded.appended_at_ms
+    partition.sealed = partition.ended = decoded.sealed
+    crcs = iter(decoded.body_crcs)
+    for number, epoch, following, latest in decoded.producers:
         batches = _batches(latest, next(crcs, []))
         partition.producers[number] = ProducerState(epoch, following, batches)
-    for row in found.groups:
+    for row in decoded.groups:
         name = _shared(row.name)
         group = partition.groups[name] = Group(name)
         group.lock.fence = group.durable_fence = row.fence
@@ -232,11 +232,11 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
         group.removed_unread = row.removed_unread
         group.kept = True
-    partition.groups_told = found.groups_told
-    partition.lost = tuple(Lost(*one) for one in found.lost)
-    partition.fences_lost = found.fences_lost
+    partition.groups_told = decoded.groups_told
+    partition.lost = tuple(Lost(*row) for row in decoded.lost)
+    partition.fences_lost = decoded.fences_lost
     return partition, Part(
-        found.producers_before, max(found.producers_all, len(partition.producers))
+        decoded.producers_before, max(decoded.producers_all, len(partition.producers))
     )
 
 

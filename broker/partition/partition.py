@@ -1,9 +1,9 @@
-"""One hosted partition: a fold over its records, the same in recovery and in service.  Pure.
+"""The state of a hosted partition: a fold over its records, the same in recovery and in service.  Pure.
 
     decide_… (raises, or says what to write)  ──▶  apply_… (at once)  ──▶  the record in the log  ──▶  durable_…
 
-Between decision and durability the state runs ahead of the disk: `next_offset` is the next to give, `readable_offset`
-the end of what readers may see.  If the disk refuses, `undo_…` brings the state back to what is durable.
+Until the record is durable, the state is ahead of the disk: `next_offset` is the offset of the next append,
+`readable_offset` the end of the messages that may be read.  If the write fails, `undo_…` restores the durable state.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .pull_lock import PullLock, raise_fence
 from .records import CursorBody, FenceBody
 
 END_UNKNOWN = -1
-"""The end of lost offsets of which only the first is known."""
+"""The end of a lost range whose start alone is known."""
 LOST_MAX = 1_000
-"""Ranges of lost offsets that are kept; a read finds further ones anew, because the index leads it there."""
+"""Lost ranges that are kept.  A read detects further ones by itself: the index leads it to the damage."""
 
 
 class Group:
-    """One consumer group on one partition."""
+    """A consumer group's fence, lock and progress on a partition."""
 
     __slots__ = (
         "_saved_version", "_version", "acked", "durable_cursor", "durable_fence", "durable_ranges", "in_flight", "kept",
@@ -54,31 +54,31 @@ class Group:
         self.name = name
         self.lock = PullLock()
         self.durable_fence = 0
-        """The highest fence that is on the disk."""
+        """The highest durable fence."""
         self.acked = AckedOffsets()
         self._version = 0
         """Rises whenever the progress changes."""
         self._saved_version = 0
-        """The version that is on the disk."""
+        """The durable version."""
         self.durable_cursor = 0
-        """The cursor that is on the disk; no answer has a higher one."""
+        """The durable cursor; answers never have a higher one."""
         self.durable_ranges: Sequence[Range] = ()
-        """The acked ranges above it that are on the disk."""
+        """The durable acked ranges above that cursor."""
         self.kept = False
-        """A record of the group is on the disk: a restart finds it."""
+        """True if a record of the group is durable, so that a restart finds the group."""
         self.removed_unread = 0
         """Messages that retention removed before the group had acked them."""
         self.in_flight: InFlight | None = None
-        """The messages that sessions of a shared group are handling; in memory only."""
+        """The messages in flight of a shared group; in memory only."""
 
     def handed_out(self) -> InFlight:
-        """The messages in flight under the present token, which is a shared one."""
+        """The messages in flight under the present token, which a shared group has acquired."""
         if self.in_flight is None or self.in_flight.token != self.lock.fence:
             self.in_flight = InFlight(self.lock.fence)
         return self.in_flight
 
     def quiet(self, now_ms: int) -> bool:
-        """True if its fence and progress are on the disk, and no session holds the lock."""
+        """True if fence and progress are durable, no session holds the lock, and no message is in flight."""
         return (
             self.durable_fence == self.lock.fence
             and not self.unsaved
@@ -87,22 +87,22 @@ class Group:
         )
 
     def skip_to(self, first_offset: int) -> None:
-        """Count the offsets below `first_offset`, which retention has removed, as acked."""
+        """Mark the offsets below `first_offset`, which retention has removed, as acked."""
         if self.acked.cursor < first_offset:
             self.acked.add(self.acked.cursor, first_offset)
             self.changed()
 
     def changed(self) -> None:
-        """Its progress differs from what is on the disk until it is saved again."""
+        """Note that the progress has changed and has to be saved."""
         self._version += 1
 
     @property
     def unsaved(self) -> bool:
-        """True if its progress has changed since the newest record of it that is on the disk."""
+        """True if the progress has changed since its latest durable record."""
         return self._version > self._saved_version
 
     def begin_save(self) -> tuple[CursorBody, Callable[[], None]]:
-        """The record of its progress now, and what to call when that record is on the disk."""
+        """A record of the present progress, and a function to call when that record is durable."""
         body = self.cursor_body()
         return body, partial(self._saved, body, self._version)
 
@@ -113,19 +113,19 @@ class Group:
             self.durable_cursor, self.durable_ranges = body.cursor, body.ranges
 
     def cursor_body(self) -> CursorBody:
-        """The record of its progress now."""
+        """A record of the present progress."""
         acked = self.acked
         return CursorBody(
             self.name, self.lock.fence, acked.cursor, acked.ranges, self.removed_unread
         )
 
     def drained(self, end_offset: int) -> bool:
-        """Is it acked up to `end_offset`, on the disk."""
+        """True if every offset below `end_offset` is durably acked."""
         return self.durable_cursor >= end_offset
 
 
 class Lost(NamedTuple):
-    """Offsets `[start, end)` whose bytes the log has lost, at `position`; the end may be END_UNKNOWN."""
+    """Offsets `[start, end)` are lost by damage of the log at `position`; `end` may be END_UNKNOWN."""
 
     start: int
     end: int
@@ -136,7 +136,7 @@ AppendUndo = tuple[int, int, int, ProducerState | None, tuple[int, ProducerState
 
 
 class HostedPartition:
-    """The state of one partition; `facts` never change."""
+    """The state of a partition; its `facts` never change."""
 
     __slots__ = (
         "__weakref__", "appended_at_ms", "clashed", "ended", "facts", "fences_lost", "first_offset", "groups", "groups_told",
@@ -150,31 +150,31 @@ class HostedPartition:
         self.next_offset = 0
         self.readable_offset = 0
         self.appended_at_ms = 0
-        """Of the newest batch: times within a partition never fall."""
+        """Time of the newest batch.  Times never fall within a partition."""
         self.sealed = False
-        """No append is taken, from the decision to seal on."""
+        """The partition takes no more appends; set when the seal is decided."""
         self.ended = False
-        """The seal, and every record before it, is on the disk: readers are told of an end only then."""
+        """The seal is durable, and so is every record before it.  Readers are told of the end only then."""
         self.producers: dict[int, ProducerState] = {}
-        """By producer id, the one that appended longest ago first."""
+        """Producer id → state; the producer of the oldest append is first."""
         self.clashed: set[int] = set()
-        """Producer ids whose epoch two producers use: it stores nothing more.  In memory only."""
+        """Producers whose epoch two clients use.  They store nothing more in this epoch.  In memory only."""
         self.groups: dict[str, Group] = {}
         self.groups_told = False
-        """The metaserver has told every group of the subject, and that is on the disk."""
+        """The metaserver has told every consumer group of the subject, durably."""
         self.lost: tuple[Lost, ...] = ()
-        """Lost offsets, in order: with any, it takes no appends, and reads stop before them."""
+        """Lost ranges, in order.  A partition that has any takes no appends, and reads stop before them."""
         self.fences_lost = False
-        """A fence may have been lost: no consumer is let in, because its owner is not known."""
+        """A fence may be lost.  The owner is then unknown, and no consumer may acquire the partition."""
 
     # ── damage ────────────────────────────────────────────────────────────────────────────────────────
     def lose(self, start: int, end: int, *, position: int) -> None:
-        """Note that offsets `[start, end)` are lost by damage at `position`; END_UNKNOWN: all from `start` on."""
+        """Note that damage at `position` has lost offsets `[start, end)`; END_UNKNOWN means all from `start` on."""
         if len(self.lost) == LOST_MAX and self._is_left_out(start, end):
             return
-        ranges = IntervalSet((one.start, _end_of(one.end)) for one in self.lost)
+        ranges = IntervalSet((lost.start, _end_of(lost.end)) for lost in self.lost)
         ranges.add(start, _end_of(end))
-        positions = {one.start: one.position for one in self.lost}
+        positions = {lost.start: lost.position for lost in self.lost}
         lost = [
             Lost(start, END_UNKNOWN if end == MAX_I64 else end, positions.get(start, position))
             for start, end in ranges
@@ -186,41 +186,41 @@ class HostedPartition:
         self.lost = tuple(lost)
 
     def _is_left_out(self, start: int, end: int) -> bool:
-        """True if the range lies behind the LOST_MAX ranges that are kept; a range without a known end is kept."""
+        """True if the range lies behind the LOST_MAX kept ranges.  A range without a known end is always kept."""
         last = self.lost[-1]
         known = self.lost[-2] if last.end == END_UNKNOWN else last
         limit = last.start if last.end == END_UNKNOWN else MAX_I64
         return known.end < start and _end_of(end) < limit
 
     def check_whole(self) -> None:
-        """Raises CorruptLogError if the log has lost messages or a fence of it."""
+        """Raises CorruptLogError if the log has lost messages or a fence of the partition."""
         if self.lost or self.fences_lost:
             position = self.lost[0].position if self.lost else -1
             raise self._damaged(position, "takes no messages")
 
     def check_end_known(self) -> None:
-        """Raises CorruptLogError if its number of messages is not known."""
+        """Raises CorruptLogError if the end of the partition is unknown."""
         if self.lost and self.lost[-1].end == END_UNKNOWN:
             raise self._damaged(self.lost[-1].position, "cannot be sealed")
 
     def check_owners(self) -> None:
-        """Raises CorruptLogError if a fence may have been lost."""
+        """Raises CorruptLogError if a fence may be lost."""
         if self.fences_lost:
             position = self.lost[0].position if self.lost else -1
             raise self._damaged(position, "cannot tell who owns it")
 
     def readable_end(self, offset: int) -> int:
         """
-        The offset at which a read from `offset` has to stop.
+        The offset before which a read from `offset` has to stop.
 
         Raises:
-            CorruptLogError: `offset` itself is lost.
+            CorruptLogError: `offset` is lost.
         """
-        for one in self.lost:
-            if offset < one.start:
-                return one.start
-            if one.end == END_UNKNOWN or offset < one.end:
-                raise self._damaged(one.position, f"has lost offset {offset}")
+        for lost in self.lost:
+            if offset < lost.start:
+                return lost.start
+            if lost.end == END_UNKNOWN or offset < lost.end:
+                raise self._damaged(lost.position, f"has lost offset {offset}")
         return self.readable_offset
 
     def _damaged(self, position: int, what: str) -> CorruptLogError:
@@ -231,7 +231,7 @@ class HostedPartition:
         )
 
     def quiet(self, now_ms: int) -> bool:
-        """Nothing is under way: a restart would find it as it is."""
+        """True if a restart would find the partition in this state."""
         return (
             not self.clashed
             and self.next_offset == self.readable_offset
@@ -242,36 +242,39 @@ class HostedPartition:
     # ── appends ───────────────────────────────────────────────────────────────────────────────────────
     def decide_append(self, header: Header) -> Duplicate | None:
         """
-        None to store the batch, Duplicate if it was stored before.
+        Decide whether a batch is stored.
+
+        Returns:
+            None if the batch is to be stored, Duplicate if it was stored before.
 
         Raises:
-            CorruptLogError: the partition has lost messages or a fence; it takes none.
-            StaleRouteError: it is sealed, and the batch is not a duplicate.
-            OverloadedError: it has PARTITION_MESSAGES_MAX messages, and the batch is not a duplicate.
+            CorruptLogError: the partition has lost messages or a fence, and takes no messages.
+            StaleRouteError: the partition is sealed, and the batch is no duplicate.
+            OverloadedError: the partition has PARTITION_MESSAGES_MAX messages, and the batch is no duplicate.
             SequenceGapError, SequenceReusedError, ProducerFencedError, InvalidRequestError: see `appends.decide_append`.
         """
         if self.lost or self.fences_lost:
             self.check_whole()
         producer_id = header.producer_id
         try:
-            found = decide_append(
+            duplicate = decide_append(
                 self.producers.get(producer_id), header, clashed=producer_id in self.clashed
             )
         except SequenceReusedError:
-            # The batches sent behind this one may have the sequence that is expected: they are refused too.
+            # A batch behind the refused batch may have the expected sequence; it must be refused too.
             self.clashed.add(producer_id)
             raise
-        if found is None and self.sealed:
+        if duplicate is None and self.sealed:
             raise StaleRouteError(partition_id=self.partition_id, end_offset=self.next_offset)
-        if found is None and self.next_offset + header.count > PARTITION_MESSAGES_MAX:
+        if duplicate is None and self.next_offset + header.count > PARTITION_MESSAGES_MAX:
             raise OverloadedError(
-                f"partition {self.partition_id} has as many messages as a partition takes: move it, or resize its subject",
+                f"partition {self.partition_id} is full: move it, or resize its subject",
                 limit=PARTITION_MESSAGES_MAX,
             )
-        return found
+        return duplicate
 
     def apply_append(self, header: Header, *, base_offset: int, appended_at_ms: int) -> AppendUndo:
-        """Store a batch; returns what `undo_append` needs."""
+        """Add a batch to the state; returns the argument of `undo_append`."""
         assert base_offset == self.next_offset
         producers = self.producers
         before = producers.pop(header.producer_id, None)
@@ -301,35 +304,36 @@ class HostedPartition:
     # ── groups ────────────────────────────────────────────────────────────────────────────────────────
     def group_for_acquire(self, name: str) -> Group:
         """
-        The group, or a new one that is not kept yet.
+        The group of this name; if there is none, a new group that is not added to the partition.
 
         Raises:
-            InvalidNameError, OverloadedError: an illegal name, or too many groups.
+            InvalidNameError: the name is illegal.
+            OverloadedError: the partition has GROUPS_PER_SUBJECT_MAX groups.
         """
-        found = self.groups.get(name)
-        if found is not None:
-            return found
+        group = self.groups.get(name)
+        if group is not None:
+            return group
         check_name("consumer group", name)
         if len(self.groups) >= GROUPS_PER_SUBJECT_MAX:
             raise OverloadedError(f"a partition has at most {GROUPS_PER_SUBJECT_MAX} groups")
         return Group(name)
 
     def apply_fence(self, body: FenceBody) -> None:
-        """A fence rose."""
+        """Raise the fence of a group, which may be new."""
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
         raise_fence(group.lock, token=body.token, session=body.session)
 
     def undo_fence(self, name: str, before: PullLock | None) -> None:
-        """Take back the newest fence of a group; None if the group was new with it."""
+        """Restore a group's lock as it was `before` its newest fence; None: the group was new, and is removed."""
         if before is None:
             del self.groups[name]
         else:
             self.groups[name].lock = before
 
     def apply_cursor(self, body: CursorBody) -> None:
-        """A group's progress, read from the log."""
+        """Set a group's progress to a record's, which was read from the log."""
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
@@ -340,7 +344,7 @@ class HostedPartition:
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
-        """Raises PartitionInUseError if `facts` differ in what never changes."""
+        """Raises PartitionInUseError if `facts` contradict the facts of this partition."""
         if not _same_facts(stored_facts(facts), self.facts):
             raise PartitionInUseError(
                 f"partition {self.partition_id} is hosted with other facts, "
@@ -349,12 +353,12 @@ class HostedPartition:
             )
 
     def check_unused(self) -> None:
-        """Raises PartitionInUseError if it is not new: it is sealed or has messages."""
+        """Raises PartitionInUseError if the partition is sealed, or has or had messages."""
         if self.sealed or self.next_offset:
             raise self._in_use()
 
     def check_empty(self) -> None:
-        """Raises PartitionInUseError if it has, or had, messages."""
+        """Raises PartitionInUseError if the partition has or had messages."""
         if self.next_offset:
             raise self._in_use()
 
@@ -368,22 +372,22 @@ class HostedPartition:
         )
 
     def status(self, *, now_ms: int, group: str | None = None) -> PartitionStatus:
-        """Its status as far as it is on the disk; with `group`, of that consumer group only."""
+        """The durable status; with `group`, of all consumer groups only that group's."""
         groups = (
             GroupStatus(
-                group=one.name,
-                token=one.lock.fence,
-                cursor=one.durable_cursor,
-                acked_above=(above := sum(end - start for start, end in one.durable_ranges)),
-                lag=self.readable_offset - max(one.durable_cursor, self.first_offset) - above,
-                holder=one.lock.holder(now_ms),
-                strategy=one.lock.strategy,
-                by_operator=one.lock.by_operator,
-                ttl_ms=one.lock.known_ttl_ms,
-                removed_unread=one.removed_unread,
+                group=progress.name,
+                token=progress.lock.fence,
+                cursor=progress.durable_cursor,
+                acked_above=(above := sum(end - start for start, end in progress.durable_ranges)),
+                lag=self.readable_offset - max(progress.durable_cursor, self.first_offset) - above,
+                holder=progress.lock.holder(now_ms),
+                strategy=progress.lock.strategy,
+                by_operator=progress.lock.by_operator,
+                ttl_ms=progress.lock.known_ttl_ms,
+                removed_unread=progress.removed_unread,
             )
-            for name, one in sorted(self.groups.items())
-            if one.kept and group in {None, name}
+            for name, progress in sorted(self.groups.items())
+            if progress.kept and group in {None, name}
         )
         return PartitionStatus(
             partition_id=self.partition_id,
@@ -399,26 +403,26 @@ class HostedPartition:
 
 
 def _end_of(end: int) -> int:
-    """The end of a lost range as a number; MAX_I64 for an unknown one."""
+    """The end of a lost range as a number; MAX_I64 for END_UNKNOWN."""
     return MAX_I64 if end == END_UNKNOWN else end
 
 
 def stored_facts(facts: HostPartition) -> HostPartition:
-    """The facts without those that change or that a broker does not need: address, state, logic start, groups."""
+    """The facts that a broker stores: without address, state, logic start and groups, which change or are unknown."""
     partition = msgspec.structs.replace(
         facts.partition, address=None, state=PartitionState.OPEN, logic_start=0
     )
     return msgspec.structs.replace(facts, partition=partition, groups=None)
 
 
-def _same_facts(one: HostPartition, other: HostPartition) -> bool:
-    """True if they agree where both say something: the first to host it may have known less of the subject."""
-    said = {one.order_strategy, other.order_strategy} - {None}
-    counts = {one.partitions_wanted, other.partitions_wanted} - {0}
-    same = (one.subject, one.partition, one.static) == (
+def _same_facts(facts: HostPartition, other: HostPartition) -> bool:
+    """True if the facts agree in each field that both give; an earlier metaserver may have given fewer fields."""
+    said = {facts.order_strategy, other.order_strategy} - {None}
+    counts = {facts.partitions_wanted, other.partitions_wanted} - {0}
+    same = (facts.subject, facts.partition, facts.static) == (
         other.subject,
         other.partition,
         other.static,
     )
-    kept = {one.retention, other.retention} - {None}
+    kept = {facts.retention, other.retention} - {None}
     return same and len(said) <= 1 and len(counts) <= 1 and len(kept) <= 1

@@ -1,15 +1,15 @@
-"""Who may pull and ack a partition for one consumer group: a fence that only rises, and a lock that expires.  Pure.
+"""The right to pull and ack a partition for a consumer group: a fence that only rises, a lock that expires.  Pure.
 
     token < fence     FENCED: a newer owner exists              same token, same session: the owner
     token > fence     unknown: acquire first                    same token, other session: FENCED
 
-The fence is the safety: it is durable before the owner it names reads the cursor.  The lock is for people and for
-fair waiting: the owner's next call takes an expired or lost lock again, because there is no newer owner.
+The fence makes handling safe: it is durable before its owner reads the cursor.  The lock only shows the owner to people
+and keeps waiting fair.  If the lock has expired, the owner's next call takes it again, because no newer owner exists.
 
-A shared group has one token for all its sessions; its lock is in the name of SHARED.
+A shared group has one token for all its sessions; the session of its lock is SHARED.
 
 Invariants
-    The fence never falls.  From the moment a higher token is decided on, every call of a lower one is refused.
+    The fence never falls.  Once a higher token is accepted, every call with a lower token is refused.
 
 Source: Kleppmann, "How to do distributed locking" (a token checked by the resource); QMQ's pull lock, which has
 neither token nor memory over a restart.
@@ -26,31 +26,31 @@ from ...protocol.routing import ConsumeStrategy
 
 SESSION_CHARS_MAX = 64
 RESET = "=reset"
-"""The session of a token that an operator brought to set a cursor; no consumer has such a name."""
+"""The session of a token that an operator's reset has presented.  No consumer has such a session."""
 RESET_SHARED = "=reset*"
-"""The same, for a shared group."""
+"""The session of a reset's token for a shared group."""
 SHARED = "*"
 """The session of a shared group's token, which belongs to every session of the group."""
 
 
 def operator_session(strategy: ConsumeStrategy) -> str:
-    """The session of a token that an operator brought."""
+    """The session of a token that an operator's reset presents."""
     return RESET_SHARED if strategy is ConsumeStrategy.SHARED else RESET
 
 
 @dataclass(slots=True)
 class PullLock:
-    """The fence of one (partition, consumer group) and who holds the lock."""
+    """The fence and the lock of a consumer group on a partition."""
 
     fence: int = 0
-    """The highest token seen; 0 before the first."""
+    """The highest token that was presented; 0 before the first."""
     session: str = ""
-    """The session that acquired it."""
+    """The session that acquired this token."""
     ttl_ms: int = TTL_MS_DEFAULT
     expires_at_ms: int = 0
     """By the broker's boot clock."""
     released: bool = False
-    """Given back by its owner, who has to acquire again."""
+    """The owner has released the lock, and has to acquire again."""
 
     def holder(self, now_ms: int) -> str | None:
         """The session that holds the lock now."""
@@ -59,17 +59,17 @@ class PullLock:
 
     @property
     def known_ttl_ms(self) -> int:
-        """The ttl of the session that brought the token; 0 if that was before the broker's start, or nobody did."""
+        """The ttl of the session that acquired the token; 0 if no session did since the broker's start."""
         return self.ttl_ms if self.expires_at_ms else 0
 
     @property
     def shared(self) -> bool:
-        """The token is that of every session of the group."""
+        """True if the token belongs to every session of the group."""
         return self.session == SHARED
 
     @property
     def by_operator(self) -> bool:
-        """The token was brought to set the cursor."""
+        """True if the token came with an operator's reset."""
         return self.session in {RESET, RESET_SHARED}
 
     @property
@@ -81,12 +81,15 @@ class PullLock:
 
 def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> bool:
     """
-    True if the fence has to be raised to `token`, False if it stands there for this session already.
+    Decide whether a session may acquire with `token`.
+
+    Returns:
+        True if the fence has to be raised to `token`, False if this session has raised it already.
 
     Raises:
-        FencedError: a higher token has been seen, or this one from another session.
-        InvalidRequestError: impossible token, session or ttl.
-        TokenUnknownError: more than TOKEN_STEP_MAX above the fence: it was never granted.
+        FencedError: the fence is higher, or another session has this token.
+        InvalidRequestError: the token, the session or the ttl is impossible.
+        TokenUnknownError: the token is more than TOKEN_STEP_MAX above the fence, so it was never granted.
     """
     if not 1 <= token <= MAX_I64:
         raise InvalidRequestError(f"not a fencing token: {token}")
@@ -96,7 +99,7 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
         raise InvalidRequestError(f"not a ttl: {ttl_ms} ms")
     if token > lock.fence + TOKEN_STEP_MAX:
         raise TokenUnknownError(
-            "a token from the future was never granted", token=token, current_token=lock.fence
+            "the token is too high to have been granted", token=token, current_token=lock.fence
         )
     if token > lock.fence:
         return True
@@ -105,18 +108,18 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
 
 
 def check_session(session: str) -> None:
-    """Let the name of one session through.  Raises InvalidRequestError."""
+    """Check the name of a session.  Raises InvalidRequestError."""
     if not 1 <= len(session) <= SESSION_CHARS_MAX or session == SHARED:
         raise InvalidRequestError(f"a session has 1 to {SESSION_CHARS_MAX} characters")
 
 
 def check_holder(lock: PullLock, *, token: int, session: str) -> None:
     """
-    Let a pull, an ack or a release of the owner through.
+    Check that a pull, an ack or a release comes from the owner.
 
     Raises:
-        FencedError: a higher token has been seen, this one from another session, or it was released.
-        TokenUnknownError: the token is higher than any acquired here.
+        FencedError: the fence is higher, another session has this token, or the lock was released.
+        TokenUnknownError: the token is above the fence.
     """
     if token > lock.fence:
         raise TokenUnknownError(
@@ -135,7 +138,7 @@ def _check_owner(lock: PullLock, *, token: int, session: str) -> None:
 
 
 def raise_fence(lock: PullLock, *, token: int, session: str) -> None:
-    """Apply a fence, decided now or read from the log."""
+    """Raise the fence to a token that was just accepted, or was read from the log."""
     assert token >= lock.fence
     lock.fence = token
     lock.session = session
@@ -144,17 +147,17 @@ def raise_fence(lock: PullLock, *, token: int, session: str) -> None:
 
 
 def take(lock: PullLock, *, ttl_ms: int, now_ms: int) -> None:
-    """The owner takes the lock for `ttl_ms`."""
+    """Give the lock to the owner for `ttl_ms`."""
     lock.ttl_ms = ttl_ms
     lock.expires_at_ms = now_ms + ttl_ms
     lock.released = False
 
 
 def renew(lock: PullLock, *, now_ms: int) -> None:
-    """The owner made a call: the lock is held for another ttl."""
+    """Extend the lock by its ttl: the owner made a call."""
     lock.expires_at_ms = now_ms + lock.ttl_ms
 
 
 def release(lock: PullLock) -> None:
-    """The owner gives the lock back."""
+    """Free the lock: the owner has given it back."""
     lock.released = True

@@ -1,11 +1,11 @@
-"""Bodies of the log's own records: what a partition is, fences, cursors.  Pure.
+"""Bodies of the records that are not messages: facts of partitions, fences, cursors.  Pure.
 
     PARTITION  {subject, partition}                       map, so that facts can be added
     FENCE      [group, token, session]
-    CURSOR     [group, token, cursor, [[start, end], …], removed_unread]   token: whose ack moved it last; the last
-               field is written only where it is not 0
-    SEAL       nothing; base_offset is the partition's end
-    TOLD       nothing
+    CURSOR     [group, token, cursor, [[start, end], …], removed_unread]   token: the fence when it was written;
+               removed_unread is written only if it is not 0
+    SEAL       empty; base_offset is the partition's end
+    TOLD       empty
 
 Every body is msgpack; a field added later comes last and has a default.
 """
@@ -54,20 +54,20 @@ _KINDS = {HostPartition: Kind.PARTITION, FenceBody: Kind.FENCE, CursorBody: Kind
 
 
 def encode_body(partition_id: int, body: Body) -> bytes:
-    """A record of the log, not yet stamped; None is a seal."""
+    """A record of the log that is not stamped yet; None makes a SEAL."""
     if body is None:
         return encode_record(b"", kind=Kind.SEAL, partition_id=partition_id)
     said: Any = body
     if isinstance(body, HostPartition):
         said = msgspec.to_builtins(body)
-        del said["partition"]["logic_start"]  # not a broker's to know
+        del said["partition"]["logic_start"]  # brokers do not store it
     elif isinstance(body, CursorBody) and not body.removed_unread:
         said = (body.group, body.token, body.cursor, body.ranges)
     return encode_record(_encode(said), kind=_KINDS[type(body)], partition_id=partition_id)
 
 
 def encode_told(partition_id: int) -> bytes:
-    """A record, not yet stamped, that says: the groups before it in the log are all of the partition's subject."""
+    """A TOLD record that is not stamped yet: the partition's groups earlier in the log are all of its subject."""
     return encode_record(b"", kind=Kind.TOLD, partition_id=partition_id)
 
 
@@ -76,7 +76,7 @@ def decode_body(header: Header, body: memoryview) -> Body:
     The body of a record that is not MESSAGES.
 
     Raises:
-        CorruptLogError: an unknown kind, or a body that does not fit its kind: a newer broker wrote this log.
+        CorruptLogError: the kind is unknown or the body does not fit it, as in a log that a newer broker wrote.
     """
     if header.kind in WITHOUT_BODY:
         return None

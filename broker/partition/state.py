@@ -1,6 +1,6 @@
-"""The state of a broker: the hosted partitions, and what damage has taken.  Pure.
+"""The state of a broker: its hosted partitions, and the damage of its log.  Pure.
 
-The same records give the same state, in recovery (`store/replay.py`) as in service (`store/store.py`).
+The same records give the same state in recovery (`store/replay.py`) and in service (`store/store.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .partition import HostedPartition
 from .table import PartitionTable
 
 PROBLEMS_MAX = 100
-MORE = "there is more that is wrong: `keylane broker verify` on the stopped broker's folder tells"
+MORE = "there are more problems: stop the broker, then `keylane broker verify` lists them"
 
 
 class BrokerState:
@@ -22,15 +22,15 @@ class BrokerState:
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.partitions = PartitionTable(now_ms)
         self.hosting: set[int] = set()
-        """Partitions whose facts are on their way to the disk: no answer names them yet."""
+        """Partitions whose facts are not durable yet; answers do not name them."""
         self.orphans: dict[int, int] = {}
-        """Partitions that have records, while their facts are lost: id → position of the first such record."""
+        """Partitions that have records but whose facts are lost: id → position of the first such record."""
         self.problems: list[str] = []
-        """Damage that was met, as text; the newest last."""
+        """Damage as text, the newest last."""
         self.until_restart: set[str] = set()
-        """Those of the problems that the next start repairs: no snapshot keeps them."""
+        """The problems that the next start repairs.  Snapshots leave them out."""
         self.retained = 0
-        """The beginning of the log that first offsets were raised to; a start raises them if the log begins later."""
+        """First offsets fit a log that begins at this position.  If the log begins later, a start raises them."""
         self.damaged: set[int] = set()
         """Partitions that have lost messages."""
 
@@ -47,21 +47,21 @@ class BrokerState:
         if partition_id in self.orphans:
             position = self.orphans[partition_id]
             raise CorruptLogError(
-                f"what partition {partition_id} is was lost by damage; "
+                f"damage has lost the facts of partition {partition_id}; "
                 f"its records begin at position {position}",
                 partition_id=partition_id,
                 position=position,
             )
 
     def lose(self, partition: HostedPartition, start: int, end: int, *, position: int) -> None:
-        """Offsets `[start, end)` of the partition are lost; see `HostedPartition.lose`."""
+        """Note lost offsets `[start, end)` of the partition; see `HostedPartition.lose`."""
         partition.lose(start, end, position=position)
         self.damaged.add(partition.partition_id)
         self.touch(partition)
 
     def met_damage(self, partition: HostedPartition, error: StorageError) -> None:
-        """A read met damage: as at a start, the partition loses the damaged offsets, and health says so."""
-        # The partition may have cooled while the disk was read: it has to be warm to be changed.
+        """Note damage that a read has met.  As at a start, the partition loses the damaged offsets; health shows it."""
+        # The partition may have cooled while the disk was read.  Only a warm partition may be changed.
         self.partitions.get(partition.partition_id)
         if not isinstance(error, CorruptLogError) or error.end_offset is None:
             self.problem(error.message)
@@ -72,7 +72,7 @@ class BrokerState:
         self.lose(partition, start, error.end_offset, position=error.position)
 
     def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
-        """Keep a problem for health, once, if there are fewer than `room` already."""
+        """Add a problem for health, once.  If there are `room` problems, add the sentence that there are more."""
         if text in self.problems:
             return
         if len(self.problems) < room:
@@ -81,16 +81,16 @@ class BrokerState:
             self.problems.append(MORE)
 
     def touch(self, partition: HostedPartition) -> None:
-        """Have the next snapshot contain the partition: it was changed, or is about to be."""
+        """Mark the partition as changed, so that the next snapshot contains it."""
         self.partitions.dirty.add(partition.partition_id)
 
     def host(self, facts: HostPartition) -> HostedPartition:
-        """A new partition with these facts."""
+        """Add a new partition with these facts."""
         partition = HostedPartition(facts)
         self.partitions.add(partition)
         return partition
 
     def unhost(self, partition_id: int) -> None:
-        """Take back the newest partition."""
+        """Remove a new partition whose record could not be written."""
         self.hosting.discard(partition_id)
         self.partitions.remove(partition_id)

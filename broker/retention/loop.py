@@ -1,17 +1,17 @@
 """The retention loop: reads disk use and segment ages, has `policy.py` decide, removes segments.  Disk.
 
     ages, disk ─▶ policy.py ─▶ first position a group needs ─▶ partitions that only these segments describe: written again
-      ─▶ first offsets rise ─▶ segments go ─▶ the index forgets them ─▶ a snapshot, so that no start has to correct them
+      ─▶ first offsets rise ─▶ segments removed ─▶ the index forgets them ─▶ a snapshot, so that a start need not correct
 
 `docs/ARCHITECTURE.md` has each step with its reason.
 
 Invariants
-    First offsets rise before segments go: a call for a removed offset is answered with the first offset that stays.
-    They rise only when every record is written without which no segment may go.
-    Messages stay until the metaserver has told the groups of their partition, unless time alone counts for its subject.
-    No segment goes before a metaserver has accepted a report of this opening, nor while it refuses the folder.
-    The index forgets last: the log's beginning alone says what is gone, and a start after a crash in between goes by it.
-    It never runs on the event loop for long; blocking work is done in slices between commits.
+    First offsets rise before segments are removed, so a read of a removed offset is answered with the first offset.
+    First offsets rise only when every record that must be written before the removal is durable.
+    Messages stay until the metaserver has told the groups of their partition, unless the subject's retention is TIME.
+    Segments are removed only when a metaserver has accepted a report of this opening and does not refuse the folder.
+    The index forgets last.  After a crash in between, a start corrects it by the beginning of the log.
+    The loop never keeps the event loop for long; blocking work is done in slices between commits.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from .policy import (
 log = logging.getLogger("keylane.broker")
 
 CHECK_MS = 10_000
-"""RocketMQ's."""
+"""RocketMQ has the same interval."""
 SLICE = 500
-"""Partitions between two turns of the event loop."""
+"""Partitions that are looked at without a pause."""
 NOT_ACCEPTED = "nothing is removed until a metaserver takes this broker's report"
-"""Its folder may be an older copy, which does not know of every consumer group."""
+"""The folder may be an older copy, which lacks consumer groups."""
 HEADERS_MAX = 10_000
-"""How far a segment is read for its first message."""
+"""Records of a segment that are read to find its first message."""
 
 
 class Cleaning:
-    """The loop of retention; `problem` says what keeps it from removing what it should."""
+    """The loop of retention; `problem` says why segments stay that should be removed."""
 
     def __init__(
         self,
@@ -92,26 +92,26 @@ class Cleaning:
         self.untold: tuple[int, ...] = ()
         """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never told."""
         self._untold: list[int] = []
-        """The same, collected by the check that is under way."""
+        """Such partitions, as the present check has found them."""
 
     async def run(self) -> None:
-        """Check every CHECK_MS; cancel it to end it."""
+        """Check every CHECK_MS, until cancelled."""
         while True:
             try:
                 await self.check()
             except CorruptIndexError as error:
                 self.problem = error.message
-                await self._store.index_damage.found(error)
+                await self._store.index_damage.report(error)
             except KeylaneError as error:
                 self.problem = error.message
                 log.warning("retention: %s", error.message)
             except Exception as error:
-                self.problem = f"a fault of our own: {error!r}"
+                self.problem = f"a bug in the broker: {error!r}"
                 log.exception("retention")
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next check is due, or until a metaserver accepts this broker, before which no segment goes."""
+        """Wait until the next check is due, or until a metaserver accepts this broker if the last check lacked that."""
         if self._standing is None or self.problem != NOT_ACCEPTED:
             await asyncio.sleep(CHECK_MS / 1000)
             return
@@ -121,13 +121,13 @@ class Cleaning:
 
     async def check(self) -> int:
         """
-        Remove the segments that are due; the number of segments removed.
+        Remove the segments that are due; returns the number of removed segments.
 
         Raises:
-            KeylaneError: some were not removed; the next check tries again.
+            KeylaneError: some segments were not removed; the next check tries again.
         """
         disk, segments = await self._run_read(self._look)
-        self._store.commit.hold(reason_to_hold(disk))
+        self._store.commit.refuse_messages(reason_to_hold(disk))
         if self._store.log.leaving:
             await self._run_commit(self._store.log.finish_drop)
         end = self._store.log.end
@@ -161,7 +161,7 @@ class Cleaning:
             await self._save_counts()
             gone = await self._store.carry_over.drop(allowed)
         finally:
-            self._store.commit.hold(reason_to_hold(await self._run_read(self._disk)))
+            self._store.commit.refuse_messages(reason_to_hold(await self._run_read(self._disk)))
         log.info("removed the log up to position %d", self._store.log.first_position)
         return gone
 
@@ -174,19 +174,19 @@ class Cleaning:
                 why = (
                     f"the metaserver has not told which consumer groups read {_named(self._untold)}"
                 )
-            self.problem = f"segments up to position {wanted} should go, and {why}"
+            self.problem = f"segments up to position {wanted} should be removed, but {why}"
         return allowed
 
     async def _prepare(self, position: int, disk: DiskUse) -> None:
-        """Write the partitions described by the segments again; on a full disk with the room of the reserve."""
+        """Write the partitions that the segments describe again; on a full disk the reserve is removed first."""
         carry_over = self._store.carry_over
         try:
             await carry_over.prepare(position)
         except (StorageError, BrokerReadOnlyError):
             if not await self._run_read(self._reserve.give_up):
                 raise
-            # The room of the reserve is for records that let segments go, not for messages.
-            self._store.commit.hold(reason_to_hold(disk) or "the disk is full")
+            # The space of the reserve is for records that must precede the removal, not for messages.
+            self._store.commit.refuse_messages(reason_to_hold(disk) or "the disk is full")
             await carry_over.prepare(position)
 
     async def _save_counts(self) -> None:
@@ -205,7 +205,7 @@ class Cleaning:
             )  # fmt: skip
 
     async def _decide(self, segments: list[SealedSegment], position: int) -> int:
-        """The position up to which the log goes, with the groups that joined meanwhile; first offsets are pending then."""
+        """Decide the position up to which segments are removed, and set pending first offsets; heeds groups that joined."""
         firsts = self._firsts
         pending = await self._behind(position)
         while late := firsts.grouped:
@@ -219,11 +219,11 @@ class Cleaning:
         return position
 
     async def _behind(self, position: int) -> dict[int, int]:
-        found: dict[int, int] = {}
+        firsts: dict[int, int] = {}
         steps = self._queues.firsts_behind(position)
         while (some := await self._run_read(_next_step, steps)) is not None:
-            found.update(some)
-        return found
+            firsts.update(some)
+        return firsts
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────────
     def _disk(self) -> DiskUse:
@@ -235,7 +235,7 @@ class Cleaning:
         segments: list[SealedSegment] = []
         newest_ms: int | None = None
         for base, end in reversed(list(pairwise(bases))):
-            # No message of a segment is newer than the first one that comes after it.
+            # No message of a segment is newer than the first message behind the segment.
             newest_ms = self._first_message_ms(end) or newest_ms
             segments.append(SealedSegment(base, end, newest_ms))
         return self._disk(), segments[::-1]
@@ -252,14 +252,14 @@ class Cleaning:
         return known
 
     async def _floor(self, wanted: int, numbers: list[int]) -> int | None:
-        """The first position below `wanted` of a message that a group of these partitions needs, or None."""
+        """The first position below `wanted` that has a message which a group of these partitions needs, or None."""
         floor: int | None = None
         async for slice_ in self._slices(numbers):
             cursors = [
-                (one.partition_id, cursor)
-                for one in slice_
-                if one.facts.retention is not Retention.TIME
-                and (cursor := self._needed_from(one)) < one.readable_offset
+                (partition.partition_id, cursor)
+                for partition in slice_
+                if partition.facts.retention is not Retention.TIME
+                and (cursor := self._needed_from(partition)) < partition.readable_offset
             ]
             for partition_id, position in await self._run_read(self._first_needed, cursors):
                 if position >= wanted:
@@ -271,7 +271,7 @@ class Cleaning:
         return floor
 
     def _needed_from(self, partition: HostedPartition) -> int:
-        """The first offset that a group needs; the partition's first while its groups were never told."""
+        """The first offset that a group needs; the partition's first offset if its groups were never told."""
         if not partition.groups_told:
             return partition.first_offset
         cursors = (group.acked.cursor for group in partition.groups.values())
@@ -280,12 +280,12 @@ class Cleaning:
     async def _slices(self, numbers: list[int]) -> AsyncIterator[list[HostedPartition]]:
         partitions = self._store.state.partitions
         for start in range(0, len(numbers), SLICE):
-            found = (partitions.get(number) for number in numbers[start : start + SLICE])
-            yield [one for one in found if one is not None]
+            hosted = (partitions.get(number) for number in numbers[start : start + SLICE])
+            yield [partition for partition in hosted if partition is not None]
             await asyncio.sleep(0)
 
     def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Partition ids with the position of the first message needed; partitions that need none are left out."""
+        """(partition id, position of its first needed message); partitions without needed messages are left out."""
         return [
             (partition_id, units[0].position)
             for partition_id, cursor in cursors
@@ -301,7 +301,7 @@ class Cleaning:
             await asyncio.sleep(0)
 
     async def _forget(self) -> None:
-        """Have the index forget the removed segments, and a snapshot say that first offsets are right."""
+        """Have the index forget the removed segments, and write a snapshot with the log's beginning (`retained`)."""
         position = self._store.log.first_position
         steps = self._queues.retain(position)
         while await self._run_commit(_next_step, steps) is not None:  # appends come between
@@ -311,7 +311,7 @@ class Cleaning:
 
 
 def _named(numbers: list[int]) -> str:
-    """The first of some partitions and the number of the others, as text."""
+    """The lowest partition id and the number of the others, as text."""
     more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
     return f"partition {min(numbers)}{more}"
 

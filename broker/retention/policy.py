@@ -1,14 +1,14 @@
-"""Decides which of the oldest segments may go, and when writing has to stop.  Pure.
+"""Decides which of the oldest segments should be removed, and when writing has to stop.  Pure.
 
     older than retention_ms, or the log larger than retention_bytes    remove
     disk 75 % full                                                     remove from half that age on
-    disk 85 % full                                                     remove the oldest, whatever their age
-    disk 90 % full                                                     take no writes until there is room again
+    disk 85 % full                                                     remove the oldest, at any age
+    disk 90 % full                                                     refuse messages until space is free again
 
 Invariants
-    Whole sealed segments go, oldest first; the one that is written to stays.
-    A message stays until the slowest consumer group of its partition has acked it, unless time alone counts for the
-    subject; every message of a partition stays until the metaserver has told its groups (`loop.py`).
+    Whole sealed segments are removed, oldest first.  The segment that is written to stays.
+    A message stays until every consumer group of its partition has acked it, unless the subject's retention is TIME.
+    All messages of a partition stay until the metaserver has told its groups (`loop.py`).
 
 Source: RocketMQ's numbers (75, 85, 90 %; 72 hours), without its hour of the day; QMQ's 72 hours.
 """
@@ -25,7 +25,7 @@ FULL_PERCENT = 90
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A sealed segment: positions `[base, end)`, its newest message stored at `newest_ms`, None if unknown."""
+    """A sealed segment: positions `[base, end)`; `newest_ms` is the time of its newest message, None if unknown."""
 
     base: int
     end: int
@@ -34,7 +34,7 @@ class SealedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is kept; 0: no limit."""
+    """Limits of the log's age and size; 0: no limit."""
 
     retention_ms: int
     retention_bytes: int
@@ -42,13 +42,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """How full the disk is."""
+    """Free and total bytes of the disk."""
 
     free_bytes: int
     total_bytes: int
 
     def percent(self, freed: int = 0) -> int:
-        """Percent in use once `freed` bytes more are free."""
+        """Percent in use after `freed` more bytes are freed."""
         used = self.total_bytes - self.free_bytes - freed
         return max(used, 0) * 100 // max(self.total_bytes, 1)
 
@@ -56,7 +56,7 @@ class DiskUse:
 def wanted_position(
     segments: Sequence[SealedSegment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
 ) -> int:
-    """The log position up to which segments should go, `end` being that of the log; the first base if none."""
+    """The log position up to which segments should be removed; the first base if none.  `end` is the log's end."""
     position = segments[0].base if segments else end
     freed = 0
     for segment in segments:
@@ -73,7 +73,7 @@ def wanted_position(
 
 
 def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int | None) -> int:
-    """The part of `wanted` below `floor`, the first position that a group needs; None: no group needs any."""
+    """`wanted`, lowered to the end of the last segment below `floor`, the first position that a group needs, or None."""
     if floor is None or floor >= wanted:
         return wanted
     ends = [segment.end for segment in segments if segment.end <= floor]
@@ -81,7 +81,7 @@ def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int 
 
 
 def reason_to_hold(disk: DiskUse) -> str:
-    """Why no writes may be taken; "" if they may."""
+    """Why messages must be refused; "" if they may be taken."""
     percent = disk.percent()
     if percent < FULL_PERCENT:
         return ""

@@ -1,1 +1,1 @@
-"""The broker's disk: commit log, consume queues, recovery.  All of it blocks; nothing here knows asyncio."""
+"""The broker's disk: files, snapshots, commit log, index, recovery.  All calls block; no module imports asyncio."""

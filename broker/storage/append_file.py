@@ -1,4 +1,4 @@
-"""A real file that is only ever added to: gathered writes, its sync, its cut.  Disk; see `AppendFile`."""
+"""A file on the disk that is written at its end: gathered writes, sync, truncate.  Disk; see `AppendFile`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def disk_error(operation: str, path: str, error: OSError) -> StorageError:
-    """What the machine says went wrong, as an error of ours."""
+    """The StorageError of an `OSError` that `operation` on `path` raised."""
     text = f"{operation} {path}: {error.strerror or error}"
     if error.errno in _FULL:
         return DiskFullError(text, operation=operation, path=path)
@@ -33,7 +33,7 @@ class RealAppendFile:
         self.size = os.fstat(descriptor).st_size
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """See `AppendFile.append`; gathers, and goes on after a short write."""
+        """See `AppendFile.append`.  One system call writes many buffers; a short write is continued."""
         for first in range(0, len(buffers), IOV_MAX):
             left: list[Buffer] = list(buffers[first : first + IOV_MAX])
             while left:

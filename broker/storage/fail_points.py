@@ -1,10 +1,10 @@
-"""Ends the process at a named point of its work on the disk, for tests of what a killed broker leaves behind.
+"""Kills the process at a named point of its work on the disk, for tests of recovery after a kill.
 
-    KEYLANE_FAIL_AT=synced:3      killed when the third sync has been made
-    KEYLANE_FAIL_AT=write~:2      killed when half of the second write is there
+    KEYLANE_FAIL_AT=synced:3      killed after the third sync
+    KEYLANE_FAIL_AT=write~:2      killed after half of the second write
 
-The points are before and after each operation that changes something; those of the index are around what its library
-does with files of its own.  Without the variable nothing of this is used.
+The points are before and after each operation that changes the disk.  Points of the index are around calls of its
+library, which writes files of its own.  Without the variable `RealFiles` is used, which has no points.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POINTS = FILE_POINTS + LIBRARY_POINTS
 
 
 class FailPoint:
-    """Counts how often each point is passed, and kills the process at the chosen one."""
+    """Counts how often each point is passed, and kills the process at the chosen point."""
 
     def __init__(self, text: str) -> None:
         name, _, count = text.partition(":")
@@ -45,18 +45,18 @@ class FailPoint:
         self._passed: Counter[str] = Counter()
 
     def passed(self, name: str) -> bool:
-        """Count a point; True if it is the one to end at."""
+        """Count a point; True if the process is to be killed here."""
         self._passed[name] += 1
         return name == self.name and self._passed[name] == self._at
 
     def reach(self, name: str) -> None:
-        """Pass a point, or end here."""
+        """Pass a point, or kill the process there."""
         if self.passed(name):
             os.kill(os.getpid(), KILL)
 
 
 class FailingAppendFile:
-    """An `AppendFile` with points."""
+    """An `AppendFile` with fail points."""
 
     def __init__(self, file: RealAppendFile, point: FailPoint) -> None:
         self._file = file
@@ -98,7 +98,7 @@ class FailingAppendFile:
 
 
 class FailingFiles(RealFiles):
-    """The real files, with points."""
+    """`RealFiles` with fail points."""
 
     def __init__(self, root: str, point: FailPoint) -> None:
         super().__init__(root)
@@ -138,20 +138,20 @@ class FailingFiles(RealFiles):
 
 
 def reach_of(files: Files) -> Callable[[str], None]:
-    """What a library that does its own I/O in this folder passes its points with."""
+    """The function by which a library that does its own I/O in this folder passes its fail points."""
     return files.reach if isinstance(files, FailingFiles) else pass_by
 
 
 def pass_by(_name: str) -> None:
-    """No point is chosen."""
+    """Pass a point where no fail point is chosen."""
 
 
 def files_of(root: str, environment: Mapping[str, str] | None = None) -> RealFiles:
     """
-    The folder `root` of this machine.
+    The files of the folder `root`, with fail points if KEYLANE_FAIL_AT is set.
 
     Raises:
-        ConfigError: the variable is set to what is no point.
+        ConfigError: the variable does not name a point and a count.
     """
     chosen = (os.environ if environment is None else environment).get(VARIABLE)
     return RealFiles(root) if chosen is None else FailingFiles(root, FailPoint(chosen))

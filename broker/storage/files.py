@@ -1,11 +1,11 @@
-"""What the store asks of a disk, and the real one.  I/O: the only door to files.
+"""The interface of the store to the disk (`Files`), and its implementation (`RealFiles`).  I/O: all access to files.
 
-Paths are relative to the data folder, with "/" between the parts.  Every call blocks and raises StorageError or
-one of its kin; a simulated disk that loses, tears and damages writes stands in the place of `RealFiles`.
+Paths are relative to the data folder, with "/" between the parts.  Every call blocks, and raises StorageError or a
+subclass.  In tests a simulated disk that loses, tears and damages writes takes the place of `RealFiles`.
 
 Invariants
     A write is durable only after `fdatasync` of its file, a new or removed name only after `sync_folder`.
-    `append` writes all of the buffers or raises; how much of them is there after an error is unknown.
+    `append` writes all buffers or raises.  After an error it is unknown how many bytes were written.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .append_file import Buffer, RealAppendFile, disk_error
 
 log = logging.getLogger("keylane.broker")
 FOLDER_MODE, FILE_MODE, PROTECTED_MODE = 0o700, 0o600, 0o400
-"""Messages are for the user who runs the broker, and for nobody else on the machine."""
+"""Only the user who runs the broker may read messages."""
 OTHERS_MODE = 0o077
 READ_FILES_MAX = 256
-"""Descriptors kept open for reading; the others are opened again when needed."""
+"""Descriptors that are kept open for reading."""
 
 
 class AppendFile(Protocol):
@@ -43,19 +43,19 @@ class AppendFile(Protocol):
         ...
 
     def fdatasync(self) -> None:
-        """Make what was written durable.  Raises FlushFailedError: never try again after it."""
+        """Make all writes durable.  Raises FlushFailedError; after it the file must not be synced again."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file, durably."""
+        """Cut the file to `size` bytes, durably."""
         ...
 
     def rewind(self, size: int) -> None:
-        """Go on writing over what is there, from `size` on."""
+        """Let the next append overwrite the file from byte `size` on."""
         ...
 
     def close(self) -> None:
-        """Let go of the file; says nothing about durability."""
+        """Close the file without making it durable."""
         ...
 
 
@@ -63,31 +63,31 @@ class Files(Protocol):
     """A data folder."""
 
     def name(self) -> str:
-        """How people call this folder."""
+        """The folder's name, for people."""
         ...
 
     def lock(self) -> None:
-        """Keep other processes out until `close`.  Raises DataFolderError."""
+        """Lock the folder against other processes until `close`.  Raises DataFolderError."""
         ...
 
     def make_folder(self, path: str) -> None:
-        """Create a folder, durably; an existing one is fine."""
+        """Create a folder, durably, unless it exists."""
         ...
 
     def outside(self, path: str) -> str:
-        """The path as the machine knows it, for a library that does its own I/O.  Raises StorageError."""
+        """The path in the file system, for a library that does its own I/O.  Raises StorageError."""
         ...
 
     def list(self, path: str = "") -> list[str]:
-        """Names in a folder, sorted; none if it does not exist."""
+        """Names in a folder, sorted; an empty list if it does not exist."""
         ...
 
     def size(self, path: str) -> int | None:
-        """Bytes in a file; None if there is none of this name."""
+        """Bytes in a file; None if it does not exist."""
         ...
 
     def open_append(self, path: str) -> AppendFile:
-        """Open a file for writing at its end, created if missing."""
+        """Open a file for writing at its end; it is created if missing."""
         ...
 
     def pread(self, path: str, position: int, length: int) -> bytes:
@@ -99,19 +99,19 @@ class Files(Protocol):
         ...
 
     def will_read(self, path: str, position: int, length: int) -> None:
-        """Have the disk fetch bytes that are read soon, while something else is done."""
+        """Have the kernel read bytes ahead that are needed soon."""
         ...
 
     def protect(self, path: str) -> None:
-        """Let nobody write to a file any more; a file that is open for writing stays so."""
+        """Make a file read only; open descriptors stay writable."""
         ...
 
     def unprotect(self, path: str) -> None:
-        """Let a file be written to again."""
+        """Make a file writable again."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Put a file in another's place, at once."""
+        """Replace the file `new` by the file `old`, atomically."""
         ...
 
     def remove(self, path: str) -> None:
@@ -123,25 +123,25 @@ class Files(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Room left on the disk for this user."""
+        """Free bytes on the disk for this user."""
         ...
 
     def total_bytes(self) -> int:
-        """Room on the disk for this user, used or not: what `df` takes percents of."""
+        """Used and free bytes on the disk for this user: the total of which `df` shows percents."""
         ...
 
     def close(self) -> None:
-        """Let go of descriptors and of the lock."""
+        """Close all descriptors and release the lock."""
         ...
 
 
 def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
-    """Put the pieces into the file at once and durably: readers see the old one or the new one, never a part."""
+    """Replace a file's content atomically and durably: a reader sees the old content or the new one."""
     replace_large_file(files, path, [pieces])
 
 
 def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]]) -> None:
-    """As `replace_file`, and only one of the parts is in memory at a time."""
+    """As `replace_file`, with one of the parts in memory at a time."""
     draft = path + ".tmp"
     if files.size(draft) is not None:
         files.remove(draft)
@@ -156,13 +156,13 @@ def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]
         files.rename(draft, path)
     except StorageError:
         with suppress(StorageError):
-            files.remove(draft)  # on a full disk it would take the room that is left
+            files.remove(draft)  # on a full disk it would take the last free bytes
         raise
     files.sync_folder(path.rpartition("/")[0])
 
 
 def _make_folders(path: Path) -> None:
-    """Make a folder and those above it that are missing, each durably."""
+    """Make a folder and its missing parents, each durably."""
     if path.is_dir():
         return
     _make_folders(path.parent)
@@ -175,7 +175,7 @@ def _make_folders(path: Path) -> None:
 
 
 def narrow_rights(root: str) -> None:
-    """Take the rights of other users from a data folder and all in it, as an older version left them, or warn."""
+    """Take away other users' rights to a data folder and its files, which earlier versions gave; warn if that fails."""
     for folder, _names, files in os.walk(root):
         for path in (folder, *(f"{folder}/{name}" for name in files)):
             try:
@@ -189,14 +189,14 @@ def narrow_rights(root: str) -> None:
 
 
 class RealFiles:
-    """The folder `root` of this machine; may be used from several threads."""
+    """The folder `root` in the file system.  Thread safe."""
 
     def __init__(self, root: Path | str) -> None:
         self._root = str(root)
         self._lock_descriptor = -1
         self._guard = threading.Lock()
         self._reading: OrderedDict[str, list[int]] = OrderedDict()
-        """path → [descriptor, threads reading from it now], least recently used first."""
+        """path → [descriptor, number of threads that read from it], least recently used first."""
 
     def name(self) -> str:
         """See `Files.name`."""
@@ -237,7 +237,7 @@ class RealFiles:
 
     def _no_folder(self, path: str) -> DataFolderError:
         place = self._path(path)
-        return DataFolderError(f"{place} is not a folder, as it has to be", path=place)
+        return DataFolderError(f"{place} has to be a folder", path=place)
 
     def outside(self, path: str) -> str:
         """See `Files.outside`."""
@@ -278,7 +278,7 @@ class RealFiles:
 
     def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """See `Files.preads`."""
-        found = []
+        parts = []
         try:
             with self._descriptor(path) as descriptor:
                 for position, length in ranges:
@@ -288,10 +288,10 @@ class RealFiles:
                         if not more:
                             break
                         data += more
-                    found.append(data)
+                    parts.append(data)
         except OSError as error:
             raise disk_error("read", path, error) from error
-        return found
+        return parts
 
     @contextmanager
     def _descriptor(self, path: str) -> Iterator[int]:
@@ -378,13 +378,13 @@ class RealFiles:
 
     def free_bytes(self) -> int:
         """See `Files.free_bytes`."""
-        found = self._disk()
-        return found.f_bavail * found.f_frsize
+        disk = self._disk()
+        return disk.f_bavail * disk.f_frsize
 
     def total_bytes(self) -> int:
         """See `Files.total_bytes`."""
-        found = self._disk()
-        return (found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize
+        disk = self._disk()
+        return (disk.f_blocks - disk.f_bfree + disk.f_bavail) * disk.f_frsize
 
     def _disk(self) -> os.statvfs_result:
         try:

@@ -1,12 +1,14 @@
-"""Which opening of a data folder this is: `opening.json`, written anew at each start.  Disk, through `Files`.
+"""The openings of a data folder: `opening.json`, written at each start.  Disk, through `Files`.
 
     {"format": 1, "opening": "7c…", "heard": ["e1…"], "unheard": ["09…"]}
 
+An opening is *heard* when a metaserver has taken a report of it.
+
 Invariants
-    Each opening has a random name of its own and names those before it.  So an older copy of the folder does not know
-    the newest opening, and can be told.
-    The name is on the disk before anybody hears it.
-    However many openings no metaserver heard of, the last one that was heard of is still named.
+    Each opening has a random name and lists the openings before it.  An older copy of the folder lacks the newest
+    opening, so the metaserver recognises it as a copy.
+    The name is durable before it is reported.
+    The list always has the last heard opening, after any number of unheard ones.
 """
 
 from __future__ import annotations
@@ -24,23 +26,25 @@ log = logging.getLogger("keylane.broker")
 PATH = "opening.json"
 FORMAT = 1
 HEARD_MAX = 25
-"""Names of openings that were heard of: the newest ones.  A database restored from a copy may know an older one."""
+"""Heard openings that are listed, the newest ones: a database restored from a backup may know an older opening."""
 FIRST_MAX = 25
-"""So many openings may be heard of before that is noted: a start costs no write more."""
+"""Unheard openings that are listed from the first on.  Any of them may have been heard: that is written only when the
+list is nearly full, so that most starts cost one write."""
 NEWEST_MAX = 50
-"""Of more openings than those: a metaserver may have taken a report, and its answer may not have come."""
+"""Unheard openings that are listed beyond those, the newest ones: a report may be taken although its answer is lost."""
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """An opening of a data folder, and those before it, each kind the oldest first."""
+    """An opening of a data folder, and the openings before it, the oldest first."""
 
     format: int = FORMAT
     opening: str = ""
-    """Empty: nobody knows, because the file is missing or unreadable."""
+    """Random name; "" if the file is missing or unreadable."""
     heard: tuple[str, ...] = ()
-    """A metaserver took a report of these."""
+    """The newest openings that a metaserver has taken a report of."""
     unheard: tuple[str, ...] = ()
-    """The openings since that was noted: whoever heard of one of them, it is among the first."""
+    """The openings since `heard` was written.  If a metaserver has heard any of them, it is one of the first FIRST_MAX
+    or of the newest."""
 
     @property
     def before(self) -> tuple[str, ...]:
@@ -50,9 +54,9 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     """
-    Name this opening of a locked and claimed data folder.
+    Name a new opening of a locked and claimed data folder, durably.
 
-    A disk that takes no more writes keeps the name of the opening before: the broker can still be read.
+    If the disk takes no writes, the previous opening is returned, so that the broker can still serve reads.
     """
     last = read_opening(files)
     unheard = last.unheard
@@ -64,27 +68,27 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     try:
         _write(files, opening)
     except StorageError as error:
-        log.warning("this opening of the data folder is not noted: %s", error.message)
+        log.warning("cannot write the opening of the data folder: %s", error.message)
         return last
     return opening
 
 
 def note_heard(files: Files, opening: Opening) -> None:
     """
-    A metaserver took a report of this opening; that is noted before so many others come that its name would go.
+    Write that a metaserver has taken a report of this opening, if the list of unheard openings is nearly full.
 
-    Where it cannot be written, the openings before it are kept.
+    If the disk takes no writes, the list stays as it is.
     """
     if opening.opening and len(opening.unheard) >= FIRST_MAX - 1:
         heard = (*opening.heard, *opening.unheard, opening.opening)[-HEARD_MAX:]
         try:
             _write(files, msgspec.structs.replace(opening, heard=heard, unheard=()))
         except StorageError as error:
-            log.info("that this opening was heard of is not noted: %s", error.message)
+            log.info("cannot write that a metaserver knows this opening: %s", error.message)
 
 
 def read_opening(files: Files) -> Opening:
-    """The last opening of a data folder; one without a name if that is not known."""
+    """The last opening of a data folder; an opening without a name if the file is missing or unreadable."""
     if files.size(PATH) is None:
         return Opening()
     try:

@@ -1,6 +1,6 @@
-"""A file that only takes room, given up when the disk is full, so that what makes room can be written.  Disk.
+"""The reserve: a file that is removed when the disk is full, so that retention can write and free space.  Disk.
 
-reserve      zeros: 4 MiB, at most a hundredth of the disk; there once the disk is half full
+reserve      zeros: 4 MiB, at most a hundredth of the disk; it exists once the disk is half full
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ PATH = "reserve"
 RESERVE_BYTES = 4 << 20
 SHARE = 100
 PLENTY_BYTES = 1 << 30
-"""As long as this and half of the disk is free, nothing is kept back."""
+"""No reserve is written while more than this and more than half of the disk is free."""
 
 
 class Reserve:
-    """The reserve of a data folder; one thread at a time."""
+    """The reserve of a data folder; used by one thread at a time."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
 
     def keep(self) -> None:
-        """Have it, if the disk is half full and has twice the room for it."""
+        """Write the reserve if the disk is half full and has twice the reserve's size free."""
         try:
             total, free = self._files.total_bytes(), self._files.free_bytes()
             size = min(RESERVE_BYTES, total // SHARE)
@@ -35,13 +35,13 @@ class Reserve:
             if (self._files.size(PATH) or 0) < size:
                 replace_file(self._files, PATH, bytes(size))
         except StorageError as error:
-            log.warning("no room is kept in reserve: %s", error.message)
+            log.warning("cannot write the reserve: %s", error.message)
 
     def give_up(self) -> bool:
-        """Make room by removing it; False if there is none."""
+        """Remove the reserve, durably; False if it does not exist."""
         if self._files.size(PATH) is None:
             return False
-        log.warning("the disk is full: the reserve is given up")
+        log.warning("the disk is full: the reserve is removed")
         self._files.remove(PATH)
         self._files.sync_folder()
         return True

@@ -1,6 +1,6 @@
-"""Snapshots of what the broker derived from its log, so that a start reads only what follows.  Disk, through `Files`.
+"""Snapshots of the broker's state, so that a start reads only the log behind them.  Disk, through `Files`.
 
-    snapshot/0000000007.snap      a whole one, or the partitions changed since the one before it; little-endian
+    snapshot/0000000007.snap      all partitions, or those changed since the snapshot before; little-endian
 
      0       4         8       12         16     17      18        20         24
      ┌───────┬─────────┬───────┬──────────┬──────┬───────┬─────────┬──────────┐
@@ -11,10 +11,10 @@
     chunk:  crc u32 of what follows │ count u32 │ bytes u32 │ ids u64×count │ lengths u32×count │ images
 
 Invariants
-    A file is whole or as good as not there: written aside, synced, renamed, and the folder synced.
-    A snapshot that stands for position p holds everything that records below p said; what it holds of later ones is
-    durable, and folds again without a difference.
-    The newest whole snapshot and all after it are kept, and the whole one before it with all after that.
+    A file is replaced atomically and durably; a damaged file counts as missing.
+    A snapshot at position p has the effect of every record below p.  It may have effects of durable later records,
+    which do not change when the record is folded again.
+    The newest two whole snapshots are kept, each with the snapshots of changes after it.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ MAGIC = 0x4E534C4B
 VERSION = 1
 WHOLE, CHANGES = 1, 2
 CHANGES_MAX = 100
-"""Files of changes after a whole one, so that a start opens few of them."""
+"""Snapshots of changes after a whole snapshot; a limit for the files that a start opens."""
 _HEAD = struct.Struct("<IIIIBBHIQQ")
 _CHUNK = struct.Struct("<III")
 _U32 = struct.Struct("<I")
 
 
 class Extra(msgspec.Struct, array_like=True):
-    """What a snapshot says besides the partitions."""
+    """The state in a snapshot besides the partitions; see `BrokerState`."""
 
     orphans: dict[int, int] = {}
     problems: list[str] = []
     retained: int = 0
-    """First offsets are right for a log that begins here or before."""
+    """First offsets fit a log that begins at this position or before."""
     damaged: list[int] = []
     """Partitions that have lost messages."""
 
     def packed(self) -> bytes:
-        """As it is in the file: what came later is written only where it says something."""
+        """The bytes in the file.  Later fields are written only if they are not their default."""
         more: tuple[object, ...] = (self.retained,) if self.retained else ()
         if self.damaged:
             more = (self.retained, self.damaged)
@@ -66,16 +66,16 @@ class Extra(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Loaded:
-    """What the snapshots on disk say; nothing if there is none: position 0."""
+    """The newest snapshot on the disk; position 0 and no `extra` without one."""
 
     position: int = 0
     clean: bool = False
-    """Written at a clean stop: the log ended at `position`."""
+    """True if the snapshot was written at a clean stop: the log ended at `position`."""
     extra: Extra | None = None
 
 
 def encode_chunk(images: Sequence[tuple[int, bytes]]) -> bytes:
-    """Some partitions' images, by id, as a part of a snapshot."""
+    """A chunk of a snapshot: images of partitions, as (partition id, image)."""
     ids = array("Q", [number for number, _ in images])
     lengths = array("I", [len(image) for _, image in images])
     body = b"".join((ids.tobytes(), lengths.tobytes(), *(image for _, image in images)))
@@ -105,7 +105,7 @@ class Snapshots:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._kinds: dict[int, int] = {}
-        """Kind by number, of the files that are whole."""
+        """Number of an undamaged file → its kind."""
         self._next = 1
         self._whole_bytes = 0
         self._changed_bytes = 0
@@ -113,10 +113,10 @@ class Snapshots:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     def load(self, take: Callable[[int, bytes], None]) -> Loaded:
         """
-        Give every partition's image of the newest snapshot to `take`; of several for one id the last counts.
+        Call `take` with every partition id and image of the newest snapshot; the last image of a partition counts.
 
         Raises:
-            DataFolderError: a newer broker wrote one.
+            DataFolderError: a newer broker wrote a snapshot.
         """
         numbers = self._numbers()
         self._next = max(numbers, default=0) + 1
@@ -130,14 +130,14 @@ class Snapshots:
             if loaded is not None:
                 return loaded
         if numbers:
-            log.warning("no snapshot is whole: the state is made from the log")
+            log.warning("every snapshot is damaged: the state is made from the log")
         return Loaded()
 
     def _load_chain(self, chain: list[int], take: Callable[[int, bytes], None]) -> Loaded | None:
         loaded = None
         for number in chain:
             try:
-                found = self._read(number, take)
+                link = self._read(number, take)
             except (_DamagedError, StorageError) as error:
                 log.warning("the snapshot %s is damaged: %s", _path(number), error)
                 self._kinds.pop(number, None)
@@ -147,7 +147,7 @@ class Snapshots:
                 self._whole_bytes, self._changed_bytes = size, 0
             else:
                 self._changed_bytes += size
-            loaded = found
+            loaded = link
         return loaded
 
     def _numbers(self) -> list[int]:
@@ -174,7 +174,7 @@ class Snapshots:
         return kind, clean, position, chunks, extra, size
 
     def _read(self, number: int, take: Callable[[int, bytes], None]) -> Loaded:
-        """Check the whole file, then give all of it to `take`."""
+        """Check the whole file, then call `take` with its images."""
         head = self._head(number)
         if head is None:
             raise _DamagedError("its head")
@@ -185,7 +185,7 @@ class Snapshots:
         at = _HEAD.size + extra_bytes + 4
         packed = data[_HEAD.size : at - 4]
         if _U32.unpack_from(data, at - 4)[0] != crc32c.crc32c(packed):
-            raise _DamagedError("what it says besides the partitions")
+            raise _DamagedError("the state besides the partitions")
         extra = msgspec.msgpack.decode(packed, type=Extra)
         places = []
         for _ in range(chunks):
@@ -197,9 +197,9 @@ class Snapshots:
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────
     def wants_whole(self) -> bool:
-        """Has the next snapshot to be a whole one."""
+        """True if the next snapshot has to be a whole one."""
         last = self._next - 1
-        whole = max((one for one, kind in self._kinds.items() if kind == WHOLE), default=None)
+        whole = max((number for number, kind in self._kinds.items() if kind == WHOLE), default=None)
         if whole is None or any(number not in self._kinds for number in range(whole, self._next)):
             return True
         grown = self._changed_bytes > self._whole_bytes + (1 << 20)
@@ -209,10 +209,10 @@ class Snapshots:
         self, chunks: Sequence[bytes], *, whole: bool, clean: bool, position: int, extra: Extra
     ) -> None:
         """
-        Write a snapshot, durably, and remove those that it makes superfluous.
+        Write a snapshot, durably, and remove the snapshots that are no longer needed.
 
         Raises:
-            StorageError: it is not there, and the ones before it are.
+            StorageError: the snapshot could not be written; earlier snapshots are unchanged.
         """
         kind = WHOLE if whole else CHANGES
         number = self._next
@@ -239,7 +239,7 @@ class Snapshots:
 
 
 def _check_chunk(data: bytes, at: int) -> int:
-    """Where the chunk at `at` ends."""
+    """Check the chunk at byte `at`; returns where it ends."""
     if len(data) - at < _CHUNK.size:
         raise _DamagedError("cut short")
     crc, count, length = _CHUNK.unpack_from(data, at)

@@ -1,1 +1,1 @@
-"""The store of a broker: decisions made durable, read back, and restored at a start."""
+"""The store of a broker: makes decisions durable, reads messages, restores the state at a start."""

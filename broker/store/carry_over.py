@@ -1,13 +1,13 @@
-"""Removes the oldest segments without forgetting a partition: records that only they have are written again first.
+"""Removes the oldest segments, after writing again the states of partitions that only these segments have.
 
     partitions whose PARTITION or STATE record lies in the segments ─▶ a STATE record each (a large one: several), durable
-      ─▶ a snapshot that stands for what follows the segments ─▶ the segments are removed
+      ─▶ a snapshot at a position behind the segments ─▶ the segments are removed
 
 Invariants
     The log alone, from its first segment on, has the whole state of every partition, except removed messages.
-    A crash in between leaves records twice, which fold without a difference.
-    The records of one partition are queued together, with no other record between them.
-    Where unexplained damage may hide records of partitions, all partitions are written again.
+    A crash in between may leave records twice; folding them twice gives the same state.
+    The records of a partition are queued together, with no other record between them.
+    If unexplained damage may hide records of partitions, all partitions are written again.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .snapshotter import Snapshotter
 
 STATE_BYTES_MAX = 1 << 19
 """
-A larger partition is written as STATEs of some of its producers each, without consumer groups, and a fence and a
-cursor for each of these.
+The largest image that is written as one STATE record.  A larger partition is written as several STATE records, each
+with some of its producers, and a FENCE and a CURSOR for each of its consumer groups.
 """
 PRODUCERS_TOGETHER = 1_000
-"""In one STATE of a large partition: at most 295 bytes each, and what else it says is some ten thousand."""
+"""Producers in a STATE record of a large partition.  Each takes at most 295 bytes, the other fields about 10,000."""
 TOGETHER = 200
 TOGETHER_BYTES = 4 << 20
-"""Partitions, and bytes, submitted before the next wait, so that appends come between them."""
+"""Partitions, and bytes, that are submitted before the next wait, so that appends come between them."""
 
 
 class CarryOver:
-    """Drops first segments of a log; one call at a time."""
+    """Removes the first segments of a log; one call at a time."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class CarryOver:
 
     async def prepare(self, position: int) -> None:
         """
-        Write again, durably, the partitions that the segments below `position` describe; nothing is removed yet.
+        Write again, durably, the partitions that the segments below `position` describe.
 
         Raises:
-            BrokerReadOnlyError, OverloadedError, StorageError: the segments have to stay.
+            BrokerReadOnlyError, OverloadedError, StorageError: the segments must not be removed.
         """
         bases = [base for base in self._log.bases if base < position]
         numbers = await self._run_read(self._described, bases)
@@ -90,12 +90,12 @@ class CarryOver:
 
     async def drop(self, position: int) -> int:
         """
-        Remove the segments below `position`, prepared before; the one that is written to stays.
+        Remove the segments below `position`, which `prepare` has prepared.
 
-        First offsets have to be above `position` before this call.
+        First offsets must be above `position` before this call.  The segment that is written to must not be among them.
 
         Returns:
-            The number of segments removed.
+            The number of removed segments.
         """
         gone = 0
         while self._log.first_position < position:
@@ -104,21 +104,21 @@ class CarryOver:
         return gone
 
     async def drop_first_segment(self) -> int:
-        """`prepare` and `drop` the oldest segment; the first position of the log after that."""
+        """`prepare` and `drop` the oldest segment; returns the log's new first position."""
         following = self._log.bases[1]
         await self.prepare(following)
         await self.drop(following)
         return self._log.first_position
 
     def _described(self, bases: list[int]) -> list[int] | None:
-        """Partitions that these segments describe; None if damage may hide any."""
-        found: set[int] = set()
+        """Partitions that these segments describe; None if damage may hide some."""
+        described: set[int] = set()
         for base in bases:
-            some = partitions_described(self._files, base, end=self._log.segment_end(base))
-            if some is None:
+            segment_ids = partitions_described(self._files, base, end=self._log.segment_end(base))
+            if segment_ids is None:
                 return None
-            found |= some
-        return sorted(found)
+            described |= segment_ids
+        return sorted(described)
 
     def _write_again(self, partition: HostedPartition) -> list[Entry]:
         self._commit.check_room(0, own=True)
@@ -137,7 +137,7 @@ class CarryOver:
         return [self._submit(partition, record) for record in records]
 
     def _submit(self, partition: HostedPartition, record: bytes) -> Entry:
-        # Made and queued without an await between: records decided before it are before it in the log, or lost with it.
+        # The record is made and queued without an await.  So records that were decided before are before it in the log.
         entry = Entry(
             record,
             partition_id=partition.partition_id,

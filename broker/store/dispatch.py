@@ -1,7 +1,7 @@
-"""Fills the index from the log at start: each batch once, and a unit in place of each lost batch.  Pure.
+"""Fills the index from the log at a start: a unit for each batch, and for each lost batch.  Pure.
 
-The index is dense, as offsets are.  A lost batch has a unit too: its own if its header is known, else one that points
-at the damage.  Reading it fails, with the position.
+The index has no gap, as offsets have none.  A lost batch has its own unit if its header is known, or else a unit that
+points at the damage.  A read of such a unit fails with the position of the damage.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Target(Protocol):
 
 
 class Dispatch:
-    """Gives the index the batches at and after position `start`, without those it has already."""
+    """Dispatches the batches at or above position `start` that the index does not have."""
 
     def __init__(self, queues: Target, *, start: int) -> None:
         self._queues = queues
         self._start = start
         self._units: list[tuple[int, Unit]] = []
         self._ends: dict[int, tuple[int, int]] = {}
-        """Next offset and position, by partition; for others the index is asked."""
+        """Partition id → next offset and position; for a partition that is missing the index is asked."""
         self._hole = 0
 
     def record(self, header: Header) -> None:
-        """A whole batch, or the header of a lost one."""
+        """Dispatch a batch, whole or lost, by its header."""
         if header.kind != Kind.MESSAGES or header.position < self._start:
             return
         unit = unit_of(header)
@@ -67,13 +67,13 @@ class Dispatch:
         return known
 
     def hole(self, hole: Hole) -> None:
-        """Positions whose records are lost."""
+        """Dispatch the known lost batches of a hole."""
         self._hole = hole.start
         for header, _body in hole.traces:
             self.record(header)
 
     def flush(self) -> None:
-        """Give the index the units that were not given yet."""
+        """Give the index all remaining units."""
         self._queues.dispatch(self._units)
         self._units = []
         if len(self._ends) > KNOWN_MAX:

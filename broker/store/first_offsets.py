@@ -1,16 +1,16 @@
-"""Raises first offsets when retention removes messages: in service, and at a start that finds less log.
+"""Raises first offsets when retention removes messages, in service and at a start.
 
-    decided ─▶ pending: partition → first offset ─▶ rise, some at a time ─▶ the segments go ─▶ the index forgets
+    decided ─▶ pending: partition → first offset ─▶ rise, some at a time ─▶ segments removed ─▶ the index forgets
                        ▲
-           an acquire of the partition meanwhile makes it rise at once
+           an acquire of the partition meanwhile raises its first offset at once
 
-Where time alone counts for a subject, messages are removed that a group has not acked.  They are counted for the group,
-and the count is on the disk before the segments go.
+If a subject's retention is TIME, messages are removed that a group has not acked.  They are counted for the group, and
+the count is durable before the segments are removed.
 
 Invariants
-    Segments go only when the acks that allow it are on the disk.
-    A group is registered before the decision and counts in it, or it finds the first offset that was decided.
-    The beginning of the log says what is gone; the next start corrects first offsets and index by it.
+    Segments are removed only when the acks that allow it are durable.
+    A group is registered before the decision and counts in it, or it gets the first offset that was decided.
+    The beginning of the log tells which messages are removed.  A start corrects first offsets and the index by it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class FirstOffsets:
         self._state = state
         self._save = save
         self.grouped: set[int] = set()
-        """Partitions that a consumer group joined, or was set back in, since this was emptied."""
+        """Partitions that a consumer group has joined, or was reset in, since this was emptied."""
         self.pending: dict[int, int] = {}
-        """First offsets that are decided and not raised yet, by partition."""
+        """Partition id → first offset that is decided and not raised yet."""
         self.removed: dict[tuple[str, str], tuple[int, int]] = {}
         """(subject, group) → number of messages removed unread, number of partitions; since this was emptied."""
         self._unsaved: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
-        """Groups whose progress, or count of unread messages, may not be on the disk yet."""
+        """Groups whose progress, or count of messages removed unread, may not be durable."""
 
     def rise(self, partition_id: int) -> None:
-        """Raise the partition's first offset, if that was decided."""
+        """Raise the partition's first offset, if a higher first offset is decided."""
         first = self.pending.pop(partition_id, 0)
         partition = self._state.partitions.get(partition_id) if first else None
         if partition is None or first <= partition.first_offset:
@@ -61,10 +61,10 @@ class FirstOffsets:
 
     async def saved(self) -> None:
         """
-        Wait until the progress of the groups whose messages are removed is on the disk.
+        Wait until the progress of the groups whose messages are removed is durable.
 
         Raises:
-            StorageError, BrokerReadOnlyError: some of it is not; the next call tries again.
+            StorageError, BrokerReadOnlyError: some progress is not durable; the next call tries again.
         """
         unsaved = list(self._unsaved.items())
         await asyncio.gather(
@@ -78,9 +78,9 @@ def correct_first_offsets(
     state: BrokerState, queues: ConsumeQueues, *, first_position: int
 ) -> None:
     """
-    Raise every first offset to the first message that the log still has, `first_position` being its beginning.
+    Raise every first offset to the partition's first message in the log, which begins at `first_position`.
 
-    Blocks; the index is complete.
+    The index must be complete.  Blocks.
     """
     for _ in queues.retain(first_position):
         pass

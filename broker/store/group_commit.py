@@ -1,21 +1,21 @@
-"""Group commit: decided records wait here, and one writer at a time makes all of them durable with one sync.
+"""Group commit: decided records wait in a queue, and one writer at a time makes them durable with one sync.
 
     decide ▶ submit ▶ queue ─┐                                  ┌▶ settled, future resolved
                              ├▶ take ▶ write, fdatasync, index ─┤
     mark ▶ late records ─────┘    (off the event loop)          └▶ failed: see below
 
-While one commit is being written the next one gathers.  "Late" records (cursors) are made when a commit is taken: one
-per key, with everything decided until then.  A full commit leaves messages for the next one, and nothing else: a late
-record must not come before a record that was decided earlier.
+While a commit is written, records for the next one gather.  "Late" records (cursors) are made when a commit is taken:
+one per key, with everything that was decided until then.  A commit that is full leaves only messages for the next one,
+because a late record must not come before a record that was decided earlier.
 
 Invariants
-    A future is resolved only after the sync that carries its record.
-    After a failure every decision that is not durable is undone, newest first: the state is then what the disk is
-    known to hold.
-    After a failed write or sync nothing is written again: the records of that commit fail with UNKNOWN fate, waiting
-    ones with NOT_DONE.  After a full disk no record of the commit is kept; after RETRY_FULL_MS the next append tries again.
+    A future is resolved only after the sync of its record.
+    After a failure every decision that is not durable is undone, newest first.  The state is then the durable state.
+    After a failed write or sync nothing is written again.  The records of that commit fail with UNKNOWN fate, waiting
+    records with NOT_DONE.
+    If the disk is full, no record of the commit is kept.  The next append after RETRY_FULL_MS tries again.
 
-Source: Gray's group commit; PostgreSQL's fsyncgate for why a failed sync is never repeated.
+Source: Gray's group commit; PostgreSQL's fsyncgate shows why a failed sync must not be repeated.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from ...protocol.errors import (
 from ..storage.append_file import Buffer
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import CommitLog, WritePlan
-from .line import WAITING_MAX, Line
+from .admission import WAITING_MAX, AdmissionQueue
 
 log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
-"""Room for the broker's own records, which messages never fill: fences and seals are taken however fast producers are."""
+"""Room in the queue for records that are not messages, so that fast producers never keep out fences and seals."""
 _NOTHING = bytearray()
 
 
@@ -58,7 +58,7 @@ class RunBlocking(Protocol):
 
 
 class Entry:
-    """A record on its way to the disk; `count` is 0 for the broker's own records; a marker has no bytes."""
+    """A record that is to be written.  `count` is 0 if it has no messages.  A marker has no bytes, only a future."""
 
     __slots__ = (
         "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "settled", "stamped",
@@ -86,9 +86,9 @@ class Entry:
         self.stamped: bytearray = _NOTHING
         """The header as it is in the log, once a commit has taken it."""
         self.settled = settled
-        """Called when it is durable, before `future` is resolved."""
+        """Called when the record is durable, before `future` is resolved."""
         self.undo = undo
-        """Takes the decision back if it cannot be made durable."""
+        """Called to undo the decision if the record cannot be made durable."""
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -101,7 +101,7 @@ class _Late:
 
 
 class GroupCommit:
-    """The queue in front of a commit log, and its one writer."""
+    """The queue of a commit log, and its only writer."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class GroupCommit:
         self._queued_bytes = 0
         """Bytes in the queue and in the commit that is being written."""
         self._own = 0
-        """How many of the broker's own records are in the queue."""
+        """Number of records in the queue that are not messages."""
         self._late: dict[Hashable, _Late] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: KeylaneError | None = None
@@ -132,27 +132,27 @@ class GroupCommit:
         self._full_until_ms = 0
         self._full_bytes = 0
         """Bytes of the commit that did not fit on the disk."""
-        self._held = ""
-        self._line = Line(WAITING_MAX, self._has_room)
+        self._refusal = ""
+        self._admission = AdmissionQueue(WAITING_MAX, self._has_room)
         self.commits = 0
-        """Commits settled since the start."""
+        """Settled commits since the start."""
         self.failures = 0
-        """How often decisions were undone."""
+        """Number of commits whose decisions were undone."""
         self.on_settled: Callable[[], None] = lambda: None
-        """Called after each commit."""
+        """Called after each settled commit."""
 
     @property
     def failed(self) -> bool:
-        """True after a failed write or sync: nothing is written again."""
+        """True after a failed write or sync: the log is not written again."""
         return self._failure is not None
 
     @property
     def reason(self) -> str:
-        """Why no writes are taken; "" if they are."""
+        """Why writes are refused; "" if they are taken."""
         if self._failure is not None:
             return self._failure.message
-        if self._held:
-            return self._held
+        if self._refusal:
+            return self._refusal
         if self._full_until_ms:
             now_ms = self._clock.boot_ms()
             if now_ms >= self._full_until_ms and not self._fits():
@@ -167,47 +167,47 @@ class GroupCommit:
         except StorageError:
             return False
 
-    def hold(self, reason: str) -> None:
-        """Take no messages for this reason from now on; "" to take them again.  Consumers are still served."""
-        self._held = reason
+    def refuse_messages(self, reason: str) -> None:
+        """Refuse messages for this reason; "" takes them again.  Fences, seals and acks are still written."""
+        self._refusal = reason
 
     def _has_room(self, length: int) -> bool:
-        taken = self._queued_bytes + self._line.promised_bytes
+        taken = self._queued_bytes + self._admission.promised_bytes
         return taken + length <= self._queued_bytes_max or not taken
 
     def turn(self, length: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for messages of `length` bytes; they are decided on inside the block, with `in_turn`."""
-        if self._line.passes(length) or self.reason:  # `check_room` raises it
+        """Wait for room for messages of `length` bytes; the block decides on them, with `in_turn=True`."""
+        if self._admission.passes(length) or self.reason:  # `check_room` raises it
             return nullcontext()
-        return self._line.turn(length)
+        return self._admission.turn(length)
 
     def check_room(self, length: int, *, own: bool = False, in_turn: bool = False) -> None:
         """
         Check that a record of `length` bytes may be decided on.
 
         Args:
-            own: the record is the broker's own: it has extra room, and is taken while messages are held.
+            own: the record has no messages.  It has extra room, and is taken while messages are refused.
             in_turn: the caller has waited for room with `turn`.
 
         Raises:
-            BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.
-            OverloadedError: too many bytes are waiting.
+            BrokerReadOnlyError: a write has failed, the disk is full, or messages are refused.
+            OverloadedError: the queue is full.
         """
-        if self._failure is not None or self._held or self._full_until_ms:
+        if self._failure is not None or self._refusal or self._full_until_ms:
             reason = self.reason
-            if reason and not (own and reason is self._held):
+            if reason and not (own and reason is self._refusal):
                 raise BrokerReadOnlyError(f"the broker takes no writes: {reason}")
         if in_turn:
             return
         most = self._queued_bytes_max + (OWN_QUEUED_BYTES_MAX if own else 0)
-        taken = self._queued_bytes + (0 if own else self._line.promised_bytes)
+        taken = self._queued_bytes + (0 if own else self._admission.promised_bytes)
         if taken + length > most and taken:
             raise OverloadedError(
-                f"{self._queued_bytes} bytes are waiting for the disk", retry_after_ms=10
+                f"{self._queued_bytes} bytes wait for the disk", retry_after_ms=10
             )
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
-        """Queue a record that was decided on after `check_room`; the future is resolved when it is durable."""
+        """Queue a record, after `check_room`; the future is resolved when the record is durable."""
         self._queue.append(entry)
         self._queued_bytes += len(entry.record)
         self._own += _is_own(entry)
@@ -216,7 +216,7 @@ class GroupCommit:
         return entry.future
 
     def submit_late(self, key: Hashable, make: Callable[[], Entry]) -> asyncio.Future[None]:
-        """Have the next commit write the record that `make` returns then; callers with the same key share a record."""
+        """Have the next commit call `make` and write its record; calls with the same key share a record."""
         late = self._late.get(key)
         if late is None:
             late = self._late[key] = _Late(make)
@@ -227,7 +227,7 @@ class GroupCommit:
         return future
 
     def flushed(self) -> asyncio.Future[None]:
-        """Resolved when everything submitted before is durable; fails if that fails."""
+        """A future that is resolved when all submitted records are durable, or fails as they do."""
         entry = Entry(b"")
         if self._task is None:
             entry.future.set_result(None)
@@ -251,7 +251,7 @@ class GroupCommit:
                     self._fail(error, entries, plan)
                 except Exception as error:
                     log.exception("the commit failed")
-                    self._fail(FlushFailedError(f"a fault of our own: {error!r}"), entries, plan)
+                    self._fail(FlushFailedError(f"a bug in the broker: {error!r}"), entries, plan)
                 else:
                     if not fits:
                         self._full(plan)
@@ -262,7 +262,7 @@ class GroupCommit:
             self._task = None
 
     def _take(self, plan: WritePlan, entries: list[Entry]) -> list[tuple[int, Unit]]:
-        """Move waiting entries into a commit; the units of those that are messages, for the index."""
+        """Move entries from the queue into a commit; returns the units of messages, for the index."""
         units = []
         queue = self._queue
         left = self._commit_bytes_max
@@ -283,26 +283,26 @@ class GroupCommit:
                         entry.base_offset, entry.count, entry.position, length, entry.appended_at_ms
                     )
                     units.append((entry.partition_id, unit))
-        for key, one in list(self._late.items()):
-            entry = one.make()
+        for key, late in list(self._late.items()):
+            entry = late.make()
             del self._late[key]
             entry.position, entry.stamped = plan.add(
                 entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
             )
             self._queued_bytes += len(entry.record)
             entries.append(entry)
-            entries += [_waiting(future) for future in one.futures]
+            entries += [_waiting(future) for future in late.futures]
         return units
 
     def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
-        """False if the log has the records and the index no room for them: readers find them all the same."""
+        """Write a commit; False if only the index is full.  Its units then wait in memory, where readers find them."""
         self._log.write(plan)
         try:
             self._queues.dispatch(units)
         except DiskFullError:
             return False
         except StorageError as error:
-            # The records are durable: nobody may be told that they are not.
+            # The records are durable, so their fate must not be NOT_DONE.
             raise FlushFailedError(error.message, **error.details) from error
         return True
 
@@ -314,7 +314,7 @@ class GroupCommit:
                 entry.settled(entry)
             if not entry.future.done():
                 entry.future.set_result(None)
-        self._line.let_in()
+        self._admission.admit()
         self.on_settled()
 
     def _full(self, plan: WritePlan) -> None:
@@ -327,13 +327,13 @@ class GroupCommit:
         if isinstance(error, DiskFullError):
             self._full(plan)
         else:
-            log.critical("no writes until the broker is started again: %s", error)
+            log.critical("no writes until the broker is restarted: %s", error)
             self._failure = error
         waiting = list(self._queue)
         self._queue.clear()
         self._own = 0
-        for one in self._late.values():
-            waiting += [_waiting(future) for future in one.futures]
+        for late in self._late.values():
+            waiting += [_waiting(future) for future in late.futures]
         self._late.clear()
         for entry in reversed(entries + waiting):
             if entry.undo is not None:
@@ -343,10 +343,10 @@ class GroupCommit:
             _refuse(entry, type(error)(error.message, **error.details))
         for entry in waiting:
             _refuse(entry, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
-        self._line.let_in(all_of_them=True)
+        self._admission.admit(all_of_them=True)
 
     async def close(self) -> None:
-        """Wait until everything submitted is durable or has failed."""
+        """Wait until every submitted record is durable or has failed."""
         while self._task is not None:
             await asyncio.wait([self._task])
 

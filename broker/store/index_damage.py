@@ -1,4 +1,4 @@
-"""Handles damage of the index while the broker serves: health tells it, and the next start rebuilds the index."""
+"""Handles damage of the index while the broker serves: health reports it, and the next start rebuilds the index."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class IndexDamage:
         self._kind = kind
         self._run_blocking = run_blocking
 
-    async def found(self, error: CorruptIndexError) -> None:
-        """Tell it in health, and mark the index so that the next start rebuilds it."""
+    async def report(self, error: CorruptIndexError) -> None:
+        """Report the damage in health, and mark the index so that the next start rebuilds it."""
         if self._state.until_restart:
             return
-        text = f"{error.message}; the next start makes the index anew"
+        text = f"{error.message}; the next start rebuilds the index"
         log.error("%s", text)
         self._state.problems.append(text)
         self._state.until_restart.add(text)
         try:
             await self._run_blocking(mark, self._files, self._kind)
         except StorageError as failed:
-            log.warning("the index is not marked as damaged: %s", failed.message)
+            log.warning("cannot mark the index as damaged: %s", failed.message)

@@ -2,14 +2,15 @@
 
     POST /v1/partitions             groups            ─▶ PARTITION, then as below
     POST /v1/partitions/{id}/groups groups, complete  ─▶ CURSOR [group, 0, first offset, []]    of each that is not known
-                                                      ─▶ TOLD                                   if these are all there are
+                                                      ─▶ TOLD                                   if these are all groups
 
-A group reads a child only after it drained the parents, and any partition only after one of its consumers was granted
-it.  Before that the group has not acquired the partition, and messages in it would be removed unread.
+A group acquires a partition only when a consumer is granted it, and a child only after the parents are drained.  Until
+then the broker would not know the group, and retention could remove messages that the group has not read.
 
 Invariants
-    A partition counts as told only when TOLD, and every group before it, is on the disk.
-    When the metaserver says that the broker may lack a group, no partition counts as told until all groups are told again.
+    A partition counts as told only when TOLD and every group before it are durable.
+    When the metaserver says that the broker may lack a group, no partition counts as told until its groups are told
+    again.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ def know_groups(
     store: Store, partition: HostedPartition, names: Sequence[str], *, complete: bool = False
 ) -> asyncio.Future[None]:
     """
-    Keep these groups from now on; groups that are kept already stay as they are.
+    Register these groups at the partition; registered groups are not changed.
 
     Args:
         complete: these are all groups of the subject.
 
     Returns:
-        A future that is resolved when that is durable.
+        A future that is resolved when the groups are durable.
 
     Raises:
-        InvalidNameError, OverloadedError, BrokerReadOnlyError: none or some of the groups are kept.
+        InvalidNameError, OverloadedError, BrokerReadOnlyError: none or some of the groups are registered.
     """
     store.firsts.rise(partition.partition_id)
     durable = store.commit.flushed()
@@ -54,7 +55,7 @@ def know_groups(
 
 
 def forget_told(store: Store) -> None:
-    """The metaserver may know groups that this broker was never told: let no partition count as told."""
+    """Let no partition count as told: the metaserver may know groups that this broker was never told."""
     for partition in store.state.partitions.values():
         if partition.groups_told:
             store.state.touch(partition)
@@ -62,7 +63,8 @@ def forget_told(store: Store) -> None:
 
 
 def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-    store.firsts.grouped.add(partition.partition_id)  # retention may be deciding without the group
+    # Retention may be about to decide without the group.
+    store.firsts.grouped.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
     group.changed()
     partition.groups[group.name] = group
@@ -70,7 +72,7 @@ def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Fut
 
 
 def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
-    """Mark the groups so far as all there are; retention goes by it once it is on the disk."""
+    """Mark the registered groups as all groups of the subject; retention relies on the mark once it is durable."""
     store.state.touch(partition)
 
     def settled(_entry: Entry) -> None:

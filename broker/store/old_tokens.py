@@ -1,12 +1,12 @@
-"""Refuses, durably, all tokens from before an operator accepted this data folder, before any client is served.
+"""Fences tokens that were granted before an operator accepted this data folder, before any client is served.
 
     BrokerWelcome.fence ─▶ FENCE [group, token, "=reset"] of every group that had a token ─▶ served
 
-A group without a token here is refused in memory: its first token is above the fence, unless the copy lacks the group
-and a consumer still has an old token of it.
+For a group without a token the fence is in memory only (`Store.fence_floor`).  A token below it can only come from a
+consumer whose group the accepted copy lacks.
 
-An accepted copy gives the same offsets to other messages.  A consumer that read the original may still send acks for such
-offsets; they would ack messages that it never handled.
+An accepted copy gives offsets to messages that the original gave to others.  A consumer that has read the original may
+still ack such offsets, and would ack messages that it never handled.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from .store import Store
 
 async def refuse_old_tokens(store: Store, token: int) -> None:
     """
-    Refuse every token up to `token`, also of groups that this folder lacks; a repeat does nothing.
+    Refuse every token up to `token`, of all groups.  A repeat changes nothing.
 
     Raises:
-        StorageError: some tokens are not refused durably yet.
-        BrokerReadOnlyError
+        StorageError, BrokerReadOnlyError: some fences are not durable.
     """
     store.fence_floor = max(store.fence_floor, token)
     for partition in list(store.state.partitions.values()):

@@ -1,4 +1,4 @@
-"""Opens a store's state, log and index: the snapshot, then the records that follow it in the log.  Blocks.
+"""Restores a store at a start: the state from the snapshot and the log behind it, and the index.  Blocks.
 
 snapshot, position p ─▶ state      index ─▶ position q ≤ p ─▶ read the log from q on
                                       records from q on ─▶ index      records from p on ─▶ state
@@ -29,23 +29,23 @@ log = logging.getLogger("keylane.broker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A recovered state, and what belongs to it."""
+    """A recovered state with its snapshots and its log."""
 
     state: BrokerState
     snapshots: Snapshots
     position: int
-    """The log position that the newest snapshot stands for."""
+    """The log position of the newest snapshot."""
     recovered: RecoveredLog
 
 
 class _StateAndIndex:
-    """Gives every record and every hole to the state and to the index."""
+    """A `Visitor` that gives every record and every hole to the state and to the index."""
 
     def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
         self._replay = replay
         self._dispatch = dispatch
         self.unexplained: Hole | None = None
-        """The newest hole with records that are not known."""
+        """The newest hole that has unknown records."""
 
     def record(self, header: Header, body: memoryview) -> None:
         self._replay.record(header, body)
@@ -60,7 +60,7 @@ class _StateAndIndex:
 
 def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     """
-    Recover the state and the index, and make the log ready to be written on.
+    Recover state, index and log.
 
     Raises:
         DataFolderError: a newer broker wrote in this folder.
@@ -68,7 +68,7 @@ def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     try:
         return _open_state(files, queues, clock=clock)
     except CorruptIndexError as error:
-        log.warning("the index is made again from the log: %s", error.message)
+        log.warning("the index is rebuilt from the log: %s", error.message)
         queues.truncate(0)
         return _open_state(files, queues, clock=clock)
 
@@ -84,7 +84,7 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         state.damaged.update(loaded.extra.damaged)
     first = min(segment_bases(files), default=0)
     if loaded.position < first:
-        # Retention has removed the log behind this snapshot; the log alone has the whole state.
+        # Retention has removed log behind this snapshot.  The remaining log has the whole state.
         state, loaded = BrokerState(clock.boot_ms), Loaded()
     start = min(queues.recover(loaded.position, first_position=first), loaded.position)
     replay = Replay(state, start=loaded.position)
@@ -103,7 +103,7 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
 
 
 def _mark_missing_offsets_lost(state: BrokerState, queues: ConsumeQueues, *, hole: Hole) -> None:
-    """Mark offsets as lost that the snapshot has and neither the index nor the log has any more."""
+    """Mark offsets as lost that are below the snapshot's next offset and neither in the index nor in the log."""
     fillers = []
     for partition_id, partition in state.partitions.items():
         bounds = queues.bounds(partition_id)

@@ -1,23 +1,23 @@
-"""Folds the records of the log, and the holes in it, into the state.  Pure.
+"""Folds the records and the holes of the log into the state.  Pure.
 
-    base offset == next     fold                     base offset < next    folded before: the snapshot has it
+    base offset == next     fold                     base offset < next    skip: the snapshot has it
     base offset >  next     offsets [next, base) are lost: the partition takes no appends, later batches are kept
 
 The words of damage recovery
-    hole          positions of the log that held durable records and hold none that is whole any more
-    explained     a hole whose records are all known from the trail: the broker's own records come back from it, and
-                  batches are lost by name
-    unexplained   a hole with records that are not known.  Any partition may have lost its end in it, any group a fence
-    complete      a partition known to have lost no end in the newest unexplained hole: a later record continues it
-    known fence   a group whose fence came again after that hole
-    lost          offsets of a partition whose batches are gone; an end of END_UNKNOWN: and any number after them
-    orphan        a partition that has records, while the record that says what it is was lost
+    hole          positions of the log whose durable records are all damaged or missing
+    explained     a hole whose lost records are all known from the trail.  Records that are not messages are restored
+                  from the trail; the offsets of batches are marked as lost
+    unexplained   a hole with unknown records.  Any partition may have lost its end in it, any group a fence
+    complete      a partition that lost no end in the newest unexplained hole, as a later record of it shows
+    known fence   the fence of a group that has a record after that hole
+    lost          offsets of a partition whose batches are gone; END_UNKNOWN as the end: also an unknown number after them
+    orphan        a partition that has records but whose facts are lost
     damaged       a partition with lost offsets
     stopped       a damaged partition: it takes no appends, and reads end before the lost offsets
 
 Invariants
-    The state of a log without damage is the same from any snapshot of it.
-    A partition that is not known to be complete is stopped, with its id and a position; the others are served.
+    Without damage, the state is the same from every snapshot of the log.
+    A partition that is not known to be complete is stopped, and the problem names its position; others are served.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from ..partition.state import PROBLEMS_MAX, BrokerState
 from ..storage.log.holes import Hole
 
 HOLES_MAX = PROBLEMS_MAX // 2
-"""Holes that are told of one by one: they leave room for what else is wrong."""
+"""Holes that get a problem each; this leaves room for other problems."""
 
 
 class Replay:
     """
-    Folds the log from position `start` on into a state that stands for the log before it; a `Visitor` of recovery.
+    A `Visitor` that folds the log from position `start` on into a state.
 
-    Records before `start` are known to the state already.
+    The state has the records before `start`.
     """
 
     def __init__(self, state: BrokerState, *, start: int = 0) -> None:
         self._state = state
         self._start = start
         self._hole_position = -1
-        """Where the newest hole begins."""
+        """Start of the newest hole."""
         self._unexplained: Hole | None = None
-        """The newest hole that has records which are not known."""
+        """The newest hole that has unknown records."""
         self._complete: set[int] = set()
-        """Partitions known to have lost no end in that hole."""
+        """Partitions that lost no end in that hole."""
         self._known_fences: set[tuple[int, str]] = set()
-        """Partitions and groups whose fence came again after that hole."""
+        """(partition id, group) whose fence has a record after that hole."""
         self._producers_read: dict[int, int] = {}
-        """Partitions known from some of their STATE records alone, with the number of producers read so far."""
+        """Partition id → producers read, for partitions restored only from STATE records, some of which are missing."""
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────────
     def record(self, header: Header, body: memoryview) -> None:
         """
-        A whole record.
+        Fold a whole record.
 
         Raises:
-            DataFolderError: a newer broker wrote it.
+            DataFolderError: a newer broker wrote the record.
         """
         if header.position < self._start:
             return
@@ -86,7 +86,7 @@ class Replay:
             self._own(header, body, partition)
 
     def _reach(self, partition: HostedPartition, header: Header) -> None:
-        """A record at its base offset: offsets between the partition's end and it are lost."""
+        """Mark offsets between the partition's end and a record's base offset as lost."""
         self._state.touch(partition)
         if header.base_offset > partition.next_offset:
             hole = self._hole_position
@@ -104,16 +104,16 @@ class Replay:
     def _facts(self, header: Header, body: memoryview, known: HostedPartition | None) -> None:
         try:
             if header.kind == Kind.STATE:
-                found, part = part_of(header.partition_id, body)
+                restored, part = part_of(header.partition_id, body)
                 if known is not None:
-                    self._restore(header, found, known)
+                    self._restore(header, restored, known)
                 elif part.before:
-                    # The parts before it are lost, or retention removed them: then all parts follow again.
+                    # Earlier parts are lost, or were removed by retention, which has written all parts again.
                     self._state.orphans.setdefault(header.partition_id, header.position)
                 else:
-                    self._add(header, found)
+                    self._add(header, restored)
                     self._producers_read[header.partition_id] = 0
-                self._count_producers(header, part, len(found.producers))
+                self._count_producers(header, part, len(restored.producers))
                 return
             facts = decode_body(header, body)
             if known is None:
@@ -124,16 +124,16 @@ class Replay:
         except KeylaneError as error:
             self._misfit(header, error.message)
 
-    def _add(self, header: Header, found: HostedPartition) -> None:
-        """A STATE record, or the first of several, of a partition that is not known yet."""
-        self._state.partitions.add(found)
-        if found.lost:
+    def _add(self, header: Header, restored: HostedPartition) -> None:
+        """Fold a STATE record, or the first of several, of an unknown partition."""
+        self._state.partitions.add(restored)
+        if restored.lost:
             self._state.damaged.add(header.partition_id)
         self._state.orphans.pop(header.partition_id, None)
         self._complete.add(header.partition_id)
 
     def _count_producers(self, header: Header, part: Part, count: int) -> None:
-        """Count the producers read of a partition that is known from STATE parts alone; it is whole when all were read."""
+        """Count the producers of a partition that is restored only from STATE records; forget it when all were read."""
         so_far = self._producers_read.get(header.partition_id)
         if so_far is None or part.before not in {0, so_far}:
             return
@@ -141,17 +141,17 @@ class Replay:
         if part.before + count >= part.total:
             del self._producers_read[header.partition_id]
 
-    def _restore(self, header: Header, found: HostedPartition, known: HostedPartition) -> None:
-        """A STATE record of a partition that is known."""
+    def _restore(self, header: Header, restored: HostedPartition, known: HostedPartition) -> None:
+        """Fold a STATE record of a known partition."""
         if header.base_offset >= known.next_offset:
-            _take_producers(found, known, ordered=header.partition_id in self._producers_read)
+            _take_producers(restored, known, ordered=header.partition_id in self._producers_read)
         self._reach(known, header)
-        for one in found.lost:
-            self._state.lose(known, one.start, one.end, position=one.position)
-        known.fences_lost |= found.fences_lost
-        known.groups_told |= found.groups_told
-        known.first_offset = max(known.first_offset, found.first_offset)
-        for name, group in found.groups.items():
+        for lost in restored.lost:
+            self._state.lose(known, lost.start, lost.end, position=lost.position)
+        known.fences_lost |= restored.fences_lost
+        known.groups_told |= restored.groups_told
+        known.first_offset = max(known.first_offset, restored.first_offset)
+        for name, group in restored.groups.items():
             self._fence(known, FenceBody(name, group.lock.fence, group.lock.session))
             known.apply_cursor(group.cursor_body())
 
@@ -186,12 +186,12 @@ class Replay:
 
     # ── holes ─────────────────────────────────────────────────────────────────────────────────────────
     def hole(self, hole: Hole) -> None:
-        """Bytes that are lost, and what is known of them."""
+        """Fold a hole: restore known records, mark lost offsets."""
         self._hole_position = hole.start
         start, end = hole.damage or (hole.start, hole.end)
         text = f"the log is damaged at positions [{start}, {end}): {hole.reason}"
         if not hole.explained:
-            text += "; what was there is not known"
+            text += "; its records are unknown"
             if (start, end) != (hole.start, hole.end):
                 text += f" of [{hole.start}, {hole.end})"
         if not hole.explained or start == hole.start:
@@ -219,7 +219,7 @@ class Replay:
         self._lose(partition, header.base_offset, header.next_offset, header.position)
 
     def _lost_own(self, header: Header) -> None:
-        """A record of the broker's own of which only the header is left."""
+        """Fold a lost record that is not a message, and of which only the header is known."""
         partition = self._state.partitions.get(header.partition_id)
         if header.position < self._start:
             return
@@ -229,10 +229,10 @@ class Replay:
             partition.fences_lost = True
             self._state.touch(partition)
             self._problem(
-                f"a fence of partition {header.partition_id} is lost: no consumer is let in"
+                f"a fence of partition {header.partition_id} is lost: no consumer may acquire it"
             )
         elif header.kind == Kind.CURSOR:
-            # It may be the only record of its group: the metaserver has to tell the groups again.
+            # It may be the only record of its group, so the metaserver has to tell the groups again.
             partition.groups_told = False
             self._state.touch(partition)
 
@@ -241,30 +241,30 @@ class Replay:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────
     def finish(self) -> None:
-        """The whole log was read: stop the partitions that are not known to be complete."""
+        """End the fold: stop the partitions that are not known to be complete."""
         for partition_id, position in self._state.orphans.items():
-            self._problem(f"what partition {partition_id} is was lost (position {position})")
+            self._problem(f"the facts of partition {partition_id} are lost (position {position})")
         for partition_id in self._producers_read:
             partition = self._state.partitions[partition_id]
             self._lose(partition, partition.next_offset, END_UNKNOWN, max(self._hole_position, 0))
-            self._problem(f"some of the producers of partition {partition_id} were lost")
+            self._problem(f"some producers of partition {partition_id} are lost")
         if self._unexplained is None:
             return
         for partition_id, partition in self._state.partitions.items():
             if partition_id not in self._complete and not partition.sealed:
                 self._lose(partition, partition.next_offset, END_UNKNOWN, self._unexplained.start)
             if partition.groups_told:
-                # A group may have been in the hole: the metaserver has to tell all of them again.
+                # A group's only record may be in the hole, so the metaserver has to tell the groups again.
                 partition.groups_told = False
                 self._state.touch(partition)
             for name, group in partition.groups.items():
                 if (partition_id, name) not in self._known_fences:
-                    # A newer owner may be in the hole: the session of this token is let in no more.
+                    # The fence of a newer owner may be in the hole, so this token's session is no longer the owner.
                     group.lock.session = ""
                     self._state.touch(partition)
 
     def _misfit(self, header: Header, reason: str) -> None:
-        """A whole record that contradicts the records before it: its partition is stopped."""
+        """Stop the partition of a whole record that contradicts the records before it."""
         self._problem(
             f"the record at position {header.position} does not fit the log before it: {reason}"
         )
@@ -279,16 +279,16 @@ class Replay:
         self._state.problem(text)
 
 
-def _take_producers(found: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:
+def _take_producers(restored: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:
     """
-    Take the producers, the one silent longest first, of a STATE record that is not older than the known partition.
+    Take the producers of a STATE record, which must not be older than the known partition.
 
-    The producers of an older record must not be taken: the batches since then are folded and do not come again.
+    The producers of an older record lack batches that are folded already.
 
     Args:
-        ordered: take the order of the producers as well; it is not known yet.
+        ordered: also take the order of the producers, the one of the oldest append first.
     """
-    for number, state in found.producers.items():
+    for number, state in restored.producers.items():
         if ordered or known.producers.get(number) != state:
             known.producers.pop(number, None)
             known.producers[number] = state

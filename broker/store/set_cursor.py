@@ -1,10 +1,10 @@
-"""Sets a group's progress for an operator: its fence rises to a fresh token, then its cursor moves.
+"""Sets a group's progress for an operator: the fence rises to a new token, then the cursor is set.
 
     POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []]   one commit
 
 Invariants
-    The session that held the partition is refused from the decision on: none of its acks follows the new cursor.
-    A repeat with the same token ends with the same cursor: no other call can have that token.
+    The earlier owner is refused from the decision on, so none of its acks changes the new cursor.
+    A repeat with the same token sets the same cursor, because no other call has that token.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from .store import OWN_RECORD_BYTES, Store
 
 def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
     """
-    Decide on a new cursor, at or above the first offset; a future that is resolved when it is durable.
+    Set a group's cursor; a cursor below the first offset is raised to it.
+
+    Returns:
+        A future that is resolved when fence and cursor are durable.
 
     Raises:
-        FencedError: a higher token has been seen, or this one from a consumer.
-        OffsetOutOfRangeError: beyond the last durable message.
+        FencedError: the fence is higher, or a consumer has this token.
+        OffsetOutOfRangeError: the cursor is above the end of the durable messages.
         InvalidNameError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was changed.
     """
     partition.check_owners()
@@ -42,7 +45,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     cursor = max(ask.cursor, partition.first_offset)
     if not rises and group.acked.cursor == cursor and not group.acked.ranges:
         return store.commit.flushed()
-    # Room for both before either is decided.
+    # Check room for both records before the first is decided.
     store.commit.check_room(2 * OWN_RECORD_BYTES, own=True)
     if rises:
         store.raise_fence(partition, group, token=ask.token, session=session)
@@ -52,15 +55,14 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
 def _submit(
     store: Store, partition: HostedPartition, group: Group, cursor: int
 ) -> asyncio.Future[None]:
-    store.firsts.grouped.add(
-        partition.partition_id
-    )  # the group may need older messages than before
+    # The group may need older messages than before.
+    store.firsts.grouped.add(partition.partition_id)
     before = group.acked
     group.acked = AckedOffsets(cursor)
     group.changed()
 
     def undo() -> None:
         group.acked = before
-        group.changed()  # a record made meanwhile may have the new cursor: the old one is written again
+        group.changed()  # a record with the new cursor may be durable, so the old cursor must be written again
 
     return store.save_now(partition, group, undo=undo)

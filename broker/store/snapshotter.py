@@ -1,13 +1,13 @@
-"""Writes snapshots of the state when they are due, in slices, so that requests never wait for them.
+"""Writes snapshots of the state when they are due, in slices, so that requests do not wait for them.
 
-    position := end of the log ─▶ images of changed partitions, in slices ─▶ wait until all of that is durable
+    position := end of the log ─▶ images of changed partitions, in slices ─▶ wait until that state is durable
                                        ─▶ index, then file, off the event loop ─▶ done
 
-A partition that changes while the slices are made is in this snapshot as it was then, and in the next one again; the
-log's records after `position` fold into either.
+A partition that changes while the slices are made is in this snapshot, before or after the change, and in the next one.
+A start folds the log's records after `position` into both alike.
 
 Invariants
-    A snapshot has no record that the log may still lose: if the wait fails, the snapshot is dropped.
+    A snapshot has the effects of durable records only: if the wait fails, the snapshot is dropped.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .group_commit import GroupCommit, RunBlocking
 log = logging.getLogger("keylane.broker")
 
 SLICE = 1_000
-"""Partitions between two turns of the event loop: about five milliseconds."""
+"""Partitions whose images are made without a pause: about five milliseconds."""
 DIRTY_MAX = 100_000
-"""Changed partitions after which a snapshot is written, however little log they took."""
+"""At this number of changed partitions a snapshot is written before the log has grown by `snapshot_bytes`."""
 
 
 class Snapshotter:
@@ -55,9 +55,9 @@ class Snapshotter:
         self._task: asyncio.Task[bool] | None = None
         self._tried_at = position
         self.position = position
-        """The log position that the newest snapshot stands for: a start reads the log from here on."""
+        """The log position of the newest snapshot; a start reads the log from here on."""
         self.problem = ""
-        """Why the last one failed; "" if it did not."""
+        """Why the last snapshot failed; "" if it did not."""
         commit.on_settled = self._check
 
     def _check(self) -> None:
@@ -78,17 +78,17 @@ class Snapshotter:
 
     async def write(self, *, clean: bool = False) -> bool:
         """
-        Write a snapshot, after the one that is under way; False if it failed.
+        Write a snapshot, after the one that is being written; False if it failed.
 
         Args:
-            clean: the broker stops and decides nothing any more: the snapshot stands for the whole log.
+            clean: the broker has stopped, so the snapshot is at the end of the log.
         """
         await self.ended()
-        # The caller may be cancelled; the snapshot is written all the same, and the next one waits for it.
+        # If the caller is cancelled, the snapshot is still written, and the next one waits for it.
         return await asyncio.shield(self._start(clean=clean))
 
     async def ended(self) -> None:
-        """Wait for the snapshot that is under way, if there is one."""
+        """Wait for the snapshot that is being written, if there is one."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
@@ -98,9 +98,8 @@ class Snapshotter:
         dirty, table.dirty = table.dirty, set()
         whole = self._snapshots.wants_whole()
         failures = self._commit.failures
-        retained = (
-            self._state.retained
-        )  # before the images are made: what rises later is in the next one
+        # Read before the images are made: first offsets that rise later are in the next snapshot.
+        retained = self._state.retained
         try:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
             state = self._state
@@ -108,16 +107,16 @@ class Snapshotter:
             extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged))
             await self._commit.flushed()
             if self._commit.failures != failures:
-                raise StorageError("writes failed while it was made")
+                raise StorageError("a write failed while the snapshot was made")
             await self._run_blocking(self._put, chunks, whole, clean, position, extra)
         except Exception as error:
             table.dirty |= dirty
             if isinstance(error, KeylaneError):
                 self.problem = error.message
-                log.warning("no snapshot: %s", error.message)
+                log.warning("cannot write a snapshot: %s", error.message)
             else:
-                self.problem = f"a fault of our own: {error!r}"
-                log.exception("no snapshot")
+                self.problem = f"a bug in the broker: {error!r}"
+                log.exception("cannot write a snapshot")
             return False
         self.position = position
         self.problem = ""
@@ -131,7 +130,7 @@ class Snapshotter:
                 await asyncio.sleep(0)
             images = [(number, table.image(number)) for number in numbers[first : first + SLICE]]
             chunks.append(
-                encode_chunk([(one, image) for one, image in images if image is not None])
+                encode_chunk([(number, image) for number, image in images if image is not None])
             )
         return chunks
 

@@ -1,7 +1,8 @@
-"""The store of a broker: state, log, index and cache joined.  Runs on one event loop.
+"""The store of a broker: its state, log, index and cache.  Runs on one event loop.
 
-Appends, partitions, seals and fences are decided here, and made durable; acks are decided in `service.py`.  A method
-that decides returns a future for the caller to await, so calls made one after another are decided in that order.
+The store decides appends, new partitions, seals and fences, and makes them durable; `service.py` decides acks.  A method
+that decides does so before it returns, and returns a future of the durable record.  So calls are decided in the order
+in which they are made.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from .snapshotter import Snapshotter
 from .tail_cache import TailCache
 
 OWN_RECORD_BYTES = 4096
-"""Room that is checked for a fence, a seal or a partition before its record is made."""
+"""Room that is required for a fence, a seal or a partition before its record is made."""
 DURABLE = "fsync"
-"""How durable a record is when it is answered: on the disk.  The word of answers, receipts and health."""
+"""How durable a record is when it is acked, as answers, receipts and health say it: on the disk."""
 
 
 class Store:
@@ -108,7 +109,7 @@ class Store:
         self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
         self.firsts = FirstOffsets(state, save=self.save_progress)
         self.fence_floor = 0
-        """Tokens up to this were granted before an operator accepted this data folder: they are refused."""
+        """Tokens up to this one are refused: they were granted before an operator accepted this data folder."""
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
     @classmethod
@@ -151,7 +152,7 @@ class Store:
         )
 
     def on_change(self, wake: Callable[[int], None]) -> None:
-        """Have `wake(partition_id)` called when a partition has more to read, or a newer owner, or is sealed."""
+        """Have `wake(partition_id)` called when a partition has new messages, has a newer owner, or is sealed."""
         self._wake = wake
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────────
@@ -159,13 +160,13 @@ class Store:
         self, partition_id: int, record: memoryview, *, in_turn: bool = False
     ) -> tuple[asyncio.Future[None], int, bool]:
         """
-        Decide on one batch.
+        Decide on a batch.
 
         Args:
-            in_turn: the caller has waited for room, with `commit.turn`.
+            in_turn: the caller has waited for room with `commit.turn`.
 
         Returns:
-            A future that is resolved when the batch is durable, the base offset, and True if it is a duplicate.
+            A future that is resolved when the batch is durable, its base offset, and True if it is a duplicate.
 
         Raises:
             CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
@@ -185,9 +186,9 @@ class Store:
         partition = self.state.partition(partition_id)
         self.commit.check_room(header.length, in_turn=in_turn)
         self.state.touch(partition)
-        found = partition.decide_append(header)
-        if isinstance(found, Duplicate):
-            return self.commit.flushed(), found.base_offset, True
+        duplicate = partition.decide_append(header)
+        if isinstance(duplicate, Duplicate):
+            return self.commit.flushed(), duplicate.base_offset, True
         base_offset = partition.next_offset
         undo = partition.apply_append(
             header, base_offset=base_offset, appended_at_ms=self._clock.wall_ms()
@@ -218,10 +219,11 @@ class Store:
     # ── partitions ────────────────────────────────────────────────────────────────────────────────────
     def host(self, facts: HostPartition) -> tuple[HostedPartition, asyncio.Future[None]]:
         """
-        Host a partition; again with the same facts changes nothing.
+        Host a partition; a repeat with the same facts changes nothing.
 
         Raises:
-            InvalidRequestError, InvalidNameError: impossible facts, or other ones than stored.
+            InvalidRequestError, InvalidNameError: the facts are impossible.
+            PartitionInUseError: the partition is hosted with other facts.
             BrokerReadOnlyError, OverloadedError
         """
         facts = stored_facts(facts)
@@ -232,7 +234,7 @@ class Store:
             known.check_same_facts(facts)
             return known, self.commit.flushed()
         self.state.check_no_orphan(partition_id)
-        # Not with the room of the broker's own records: a broker that takes no messages should host no new partition.
+        # Without `own`: a broker that takes no messages must not host a new partition.
         self.commit.check_room(OWN_RECORD_BYTES)
         partition = self.state.host(facts)
         self.state.hosting.add(partition_id)
@@ -251,7 +253,7 @@ class Store:
 
     def seal(self, partition_id: int) -> tuple[HostedPartition, asyncio.Future[None]]:
         """
-        Let a partition take no more appends; its end offset is fixed once the seal is durable.
+        Seal a partition: it takes no more appends, and its end is fixed once the seal is durable.
 
         Raises:
             PartitionUnknownError, CorruptLogError, OverloadedError, BrokerReadOnlyError
@@ -277,16 +279,16 @@ class Store:
         return partition, self.commit.submit(entry)
 
     def check_seal(self, partition: HostedPartition) -> None:
-        """Raises CorruptLogError, OverloadedError, BrokerReadOnlyError if it could not be sealed now."""
+        """Raises CorruptLogError, OverloadedError or BrokerReadOnlyError if the partition cannot be sealed now."""
         partition.check_end_known()
-        # A disk too full for messages has room for a seal: after it messages go to another broker.
+        # With `own`: a disk that is too full for messages has room for a seal, which moves them to another broker.
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
     def raise_fence(
         self, partition: HostedPartition, group: Group, *, token: int, session: str
     ) -> asyncio.Future[None]:
-        """Raise a group's fence, as `decide_acquire` decided; the partition keeps the group from now on."""
+        """Raise a group's fence after `decide_acquire`, and add a new group to the partition."""
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
         self.state.touch(partition)
         before = copy(group.lock) if group.name in partition.groups else None
@@ -315,7 +317,8 @@ class Store:
 
         def saved() -> None:
             if group.lock.shared and partition.ended and group.drained(partition.next_offset):
-                self._wake(partition.partition_id)  # the other sessions hear of the end
+                # Pulls of other sessions are answered with the end.
+                self._wake(partition.partition_id)
 
         key = partition.partition_id, group.name
         return self.commit.submit_late(key, lambda: _cursor_entry(partition, group, then=saved))
@@ -323,7 +326,7 @@ class Store:
     def save_now(
         self, partition: HostedPartition, group: Group, *, undo: Callable[[], object]
     ) -> asyncio.Future[None]:
-        """Write a group's progress as it is now; `undo` takes the change back if the disk refuses it."""
+        """Write a group's present progress; `undo` is called if the write fails."""
         self.state.touch(partition)
         return self.commit.submit(_cursor_entry(partition, group, undo=undo))
 
@@ -332,10 +335,11 @@ class Store:
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[bytes, int]:
         """
-        Durable batches from the one that holds `offset` on, and one past the last offset among them.
+        Read durable batches from the batch that has `offset` on; returns them and one past their last offset.
 
         Raises:
-            CorruptLogError: the first of them is damaged on the disk.
+            CorruptLogError: the first batch is damaged on the disk.
+            OffsetOutOfRangeError: retention has removed the offset meanwhile.
         """
         pieces, upto = self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
         if pieces:
@@ -348,11 +352,11 @@ class Store:
         except StorageError as error:
             if offset >= partition.first_offset:
                 if isinstance(error, CorruptIndexError):
-                    await self.index_damage.found(error)
+                    await self.index_damage.report(error)
                 else:
                     self.state.met_damage(partition, error)
                 raise
-            # Retention has removed it during the read.
+            # Retention has removed the offset during the read.
             raise OffsetOutOfRangeError(
                 offset=offset,
                 first_offset=partition.first_offset,
@@ -364,7 +368,10 @@ class Store:
         self, partition: HostedPartition, at_ms: int, bound: TimeBound
     ) -> int | None:
         """
-        LOWER: the first message stored at this time or later; UPPER: the last one at it or earlier; None: none.
+        The offset of a message by the time at which it was stored.
+
+        LOWER: the first message at this time or later.  UPPER: the last message at this time or earlier.  None: there
+        is no such message.
 
         Raises:
             CorruptLogError: the index is damaged there.
@@ -374,20 +381,20 @@ class Store:
         try:
             unit = await self._run_read(self.queues.by_time, number, at_ms, bound)
         except CorruptIndexError as error:
-            await self.index_damage.found(error)
+            await self.index_damage.report(error)
             raise
-        found = offset_at(unit, bound)
-        if bound is TimeBound.UPPER and found is not None and found >= end:
-            found = end - 1  # the index has newer batches by now
-        if bound is TimeBound.LOWER and found is not None and found < first < end:
-            found = first  # the index is about to forget it; times never fall
-        return found if found is not None and first <= found < end else None
+        offset = offset_at(unit, bound)
+        if bound is TimeBound.UPPER and offset is not None and offset >= end:
+            offset = end - 1  # the index has newer batches
+        if bound is TimeBound.LOWER and offset is not None and offset < first < end:
+            offset = first  # the index still has the batch; times never fall
+        return offset if offset is not None and first <= offset < end else None
 
     async def close(self) -> None:
         """
-        Write queued records, then a snapshot that stands for the whole log, and close the files.
+        Write queued records and a snapshot at the end of the log, and close the files.
 
-        No call may decide anything from now on.  A failed snapshot is logged: the next start reads more of the log.
+        No method that decides may be called after this.  If the snapshot fails, the next start reads more of the log.
         """
         await self.commit.close()
         await self.snapshotter.ended()
@@ -407,7 +414,7 @@ def _cursor_entry(
     then: Callable[[], object] = lambda: None,
     undo: Callable[[], object] | None = None,
 ) -> Entry:
-    """The record of a group's progress now; `then` is called when it is on the disk."""
+    """A record of a group's present progress; `then` is called when it is durable."""
     body, saved = group.begin_save()
 
     def settled(_entry: Entry) -> None:

@@ -1,7 +1,7 @@
-"""The newest batches of all partitions in memory, so that a consumer that keeps up needs no disk reads.  Pure.
+"""A cache of the newest batches of all partitions, so that consumers that keep up need no disk reads.  Pure.
 
 Invariants
-    It has durable batches only, as they are in the log, and never more than its budget of bytes.
+    The cache has durable batches only, with the bytes of the log.  It never exceeds its budget of bytes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from ..storage.append_file import Buffer
 
 ENTRY_BYTES = 512
-"""What a batch costs here besides its own bytes, about."""
+"""Memory that a batch takes besides its own bytes, about."""
 
 _Cached = tuple[int, int, "Buffer", "Buffer"]
 """(next offset, length, header, body)"""
 
 
 class TailCache:
-    """Batches by partition and base offset; the oldest of all leave first."""
+    """Batches by partition and base offset; the oldest batch of all is dropped first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = bytes_max
@@ -31,7 +31,7 @@ class TailCache:
     def add(
         self, partition_id: int, base_offset: int, next_offset: int, *, header: Buffer, body: Buffer
     ) -> None:
-        """Keep a batch that has just become durable."""
+        """Add a batch that has just become durable."""
         length = len(header) + len(body)
         batches = self._partitions.get(partition_id)
         if batches is None:
@@ -49,19 +49,19 @@ class TailCache:
 
     def read(self, partition_id: int, offset: int, *, bytes_max: int) -> tuple[list[Buffer], int]:
         """
-        Batches from the one that begins at `offset` on, up to `bytes_max` bytes but at least one.
+        Batches from the batch that begins at `offset` on: at least one, and up to `bytes_max` bytes.
 
         Returns:
-            Their headers and bodies in order, and one past their last offset; an empty list and `offset` if the cache
-            lacks the batch.
+            Their headers and bodies in order, and one past their last offset.  If the cache lacks the first batch, an
+            empty list and `offset`.
         """
         pieces: list[Buffer] = []
         batches = self._partitions.get(partition_id)
         if batches is None:
             return pieces, offset
         left = bytes_max
-        while (found := batches.get(offset)) is not None:
-            next_offset, length, header, body = found
+        while (batch := batches.get(offset)) is not None:
+            next_offset, length, header, body = batch
             if pieces and length > left:
                 break
             pieces += (header, body)

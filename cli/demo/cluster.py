@@ -91,7 +91,7 @@ class DemoCluster:
             SUBJECT, partitions=PARTITIONS, order_strategy=OrderStrategy.STRICT
         )
         self.partitions = created.route.open_partitions()
-        spread = Counter(one.broker_group for one in self.partitions)
+        spread = Counter(partition.broker_group for partition in self.partitions)
         if sorted(spread.values()) != [PARTITIONS // BROKERS] * BROKERS:
             raise InternalError(f"the partitions are spread as {dict(spread)}")
 

@@ -24,7 +24,7 @@ _PRODUCER = "demo"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SentRows:
     """What was sent: row i has `keys[i]` (b"" for none) and a value with the digest `digests[i]`."""
 
     keys: Sequence[bytes]
@@ -72,7 +72,7 @@ class Judged:
 
 
 def judge_run(
-    source: Source,
+    source: SentRows,
     log: Mapping[int, PartitionLog],
     records: Mapping[str, Sequence[Record]],
     cursors: Sequence[Looked] = (),
@@ -123,7 +123,7 @@ def _when(line: tuple[Record, str]) -> tuple[int, int]:
     return line[0].at_ms, line[0].token
 
 
-def _read_log(judge: Judge, source: Source, log: Mapping[int, PartitionLog]) -> int:
+def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -> int:
     """Add the logs to the history; returns how many rows of the source they hold."""
     stored = bytearray(len(source.keys))
     for partition_id, part in log.items():
@@ -140,6 +140,6 @@ def _read_log(judge: Judge, source: Source, log: Mapping[int, PartitionLog]) -> 
     return sum(stored)
 
 
-def _value(source: Source, row: int, key: bytes) -> Value:
+def _value(source: SentRows, row: int, key: bytes) -> Value:
     """The value that identifies a message: its row, if the source has that row with this key."""
     return row if 0 <= row < len(source.keys) and source.keys[row] == key else (row, key)

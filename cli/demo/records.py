@@ -46,8 +46,8 @@ class RecordTail:
                 data = file.read()
         except FileNotFoundError:
             return
-        found = parse_records(data)
+        added = parse_records(data)
         self._read += data.rfind(b"\n") + 1
-        self.records += found
-        for record in found:
+        self.records += added
+        for record in added:
             self.first_at_ms.setdefault((record.partition_id, record.token), record.at_ms)

@@ -196,7 +196,7 @@ def open_screen(form: OutputFormat, rows: int) -> Screen:
 def problems_of(
     result: Result, findings: Findings, *, rows: int, failover_limit_s: float, failed: int
 ) -> tuple[str, ...]:
-    """Everything that is off, one sentence each."""
+    """A sentence for each failed check and each anomaly."""
     checks = (
         (result.sent == rows, f"{result.sent:,} of {rows:,} rows were sent"),
         (not failed, f"the producer gave {failed} messages up"),
@@ -209,17 +209,17 @@ def problems_of(
         (result.spark_rows == rows, f"Spark read {result.spark_rows:,} of {rows:,} rows"),
         (result.spark_matches_csv, "Spark's table differs from the one computed from the file"),
     )
-    found = [text for fine, text in checks if not fine]
-    found += [f"{count} x {anomaly}" for anomaly, count in findings.counts.items() if count]
-    return tuple(found)
+    failed_checks = [text for fine, text in checks if not fine]
+    failed_checks += [f"{count} x {anomaly}" for anomaly, count in findings.counts.items() if count]
+    return tuple(failed_checks)
 
 
-def same_table(found: CarrierTable, expected: CarrierTable) -> bool:
+def same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
     """True if both have the same carriers, flights and, but for the last bits, means."""
-    if found.keys() != expected.keys():
+    if actual.keys() != expected.keys():
         return False
     for carrier, (flights, mean) in expected.items():
-        flights_found, mean_found = found[carrier]
+        flights_found, mean_found = actual[carrier]
         if flights_found != flights or (mean is None) != (mean_found is None):
             return False
         if mean is not None and mean_found is not None and abs(mean - mean_found) > 1e-9:

@@ -48,7 +48,7 @@ def open_folder(data: Path | None) -> Path:
 def look_around(cluster: DemoCluster) -> str:
     """Commands to look at the cluster that was left running, and to stop it."""
     meta = cluster.meta_address
-    pids = " ".join(str(one.pid) for one in (*cluster.brokers, cluster.metaserver))
+    pids = " ".join(str(process.pid) for process in (*cluster.brokers, cluster.metaserver))
     return "\n".join(
         (
             f"the cluster is left running; its folder is {cluster.folder}",

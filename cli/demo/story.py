@@ -25,7 +25,7 @@ from ...protocol.errors import (
 )
 from ...protocol.routing import OrderStrategy
 from .cluster import CONSUMERS, GROUP, SUBJECT, TTL_MS, DemoCluster
-from .history import JUDGED_GROUP, Judged, PartitionLog, Source, judge_run
+from .history import JUDGED_GROUP, Judged, PartitionLog, SentRows, judge_run
 from .log import read_log
 from .report import (
     Result,
@@ -267,12 +267,12 @@ class Story:
         cluster = self.cluster
         with self.screen.working("checking every message"):
             logs = {
-                int(one.partition_id): await read_log(cluster.network, one)
-                for one in cluster.partitions
+                int(partition.partition_id): await read_log(cluster.network, partition)
+                for partition in cluster.partitions
             }
             judged = await asyncio.to_thread(
                 judge_run,
-                Source(self.ledger.keys, self.ledger.digests),
+                SentRows(self.ledger.keys, self.ledger.digests),
                 logs,
                 {name: tail.records for name, tail in cluster.tails.items()},
                 self.cursors,

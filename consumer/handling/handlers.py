@@ -24,7 +24,7 @@ AWAITED_MAX = 10
 
 def check_handler(handler: object) -> None:
     """
-    Let a handler through whose body runs when it is called or awaited.
+    Check that the body of a handler runs when it is called or awaited.
 
     Raises:
         HandlerTypeError: not callable; a class, whose call only makes an object, unless that can be awaited; or a
@@ -89,7 +89,7 @@ async def _ended(future: asyncio.Future[object]) -> object:
 
 
 def _bodies(handler: object) -> tuple[object, object]:
-    """What a call of the handler runs: the function behind its partials, and that object's `__call__`."""
+    """The function behind the partials of a handler, and the `__call__` of that object: a call runs one of them."""
     while isinstance(handler, partial):
         handler = handler.func
     return handler, getattr(handler, "__call__", None)  # noqa: B004 - an object may define it

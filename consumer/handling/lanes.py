@@ -1,4 +1,4 @@
-"""Lanes, one for each order key: which message may be handled next.  Pure.
+"""Lanes, one for each order key, decide which message may be handled next.  Pure.
 
     put ─▶ arrived ──take──▶ running ──finish──▶ the next of its lane runs
             ▲        │            ╰─ failed: waits in `Retries` for its next try, and blocks its lane ─▶ put_first
@@ -65,7 +65,7 @@ class Lanes:
         return None
 
     def finish(self, key: bytes) -> Message | None:
-        """The running message of `key` ended; returns the next of its lane, which counts as running, if any."""
+        """Note that the running message of `key` ended; returns the next of its lane, if any, which counts as running."""
         if not key or not self._ordered:
             return None
         lane = self._lanes[key]
@@ -75,7 +75,7 @@ class Lanes:
         return None
 
     def release(self, message: Message) -> None:
-        """A message that failed is not tried again: messages behind it need not wait any more."""
+        """Free the lane of a failed message that is not tried again."""
         lane = self._lanes.pop(message.key, None) if self._ordered else None
         if lane:
             self.arrived.extendleft(reversed(lane))

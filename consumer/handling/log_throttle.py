@@ -1,4 +1,4 @@
-"""Which lines about failing and hanging messages are logged, and how often.  Pure.
+"""Decides which lines about failing and hanging messages are logged, and how often.  Pure.
 
     failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ over: a last line
                  ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
@@ -91,12 +91,12 @@ class LogThrottle:
         self._summed = 0
         """Troubles without a line of their own."""
         self._handled = self._given_up = 0
-        """How many of these ended since the last summary, and how."""
+        """Of these, the numbers of handled and given up messages since the last summary."""
         self._summary_at_ms = 0
         self._summary_gap_ms = 0
 
     def failed(self, message: Message, kind: str, now_ms: int, wait_ms: int) -> LogLine | None:
-        """Attempt `message.attempt` failed with an error of `kind`; the next one is in `wait_ms`."""
+        """Note that attempt `message.attempt` failed with an error of `kind`, and that the next is in `wait_ms`."""
         trouble = self._trouble(message, now_ms)
         trouble.kind, trouble.hangs = kind, False
         if now_ms < trouble.again_ms:
@@ -115,7 +115,7 @@ class LogThrottle:
         )
 
     def running(self, message: Message, since_ms: int, now_ms: int) -> LogLine | None:
-        """A handler has been running on `message` since `since_ms`."""
+        """Note that a handler has been running on `message` since `since_ms`."""
         if now_ms - since_ms < HANGS_MS:
             return None
         trouble = self._trouble(message, since_ms)
@@ -130,16 +130,16 @@ class LogThrottle:
         )
 
     def stopped(self, message: Message, now_ms: int) -> LogLine | None:
-        """The handler that was `running` has left `message`, unless it failed or was given up: that was logged."""
+        """Note that the handler that was `running` has left `message`; a failure was logged already."""
         trouble = self._troubles.get(_where(message))
         return self.handled(message, now_ms) if trouble is not None and trouble.hangs else None
 
     def handled(self, message: Message, now_ms: int) -> LogLine | None:
-        """A message that failed or hung is handled."""
+        """Note that a message that failed or hung is handled."""
         return self._over(message, now_ms, handled=True)
 
     def given_up(self, message: Message, now_ms: int) -> LogLine | None:
-        """The message is not tried again here; None if it neither failed nor hung."""
+        """Note that a message is not tried again here; None if it neither failed nor hung."""
         return self._over(message, now_ms, handled=False)
 
     def summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:

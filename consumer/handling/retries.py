@@ -41,7 +41,7 @@ class Retries:
         return len(self._waiting)
 
     def wait(self, message: Message, due_ns: int) -> None:
-        """`message` failed; its next try is at `due_ns` at the earliest."""
+        """Add a message that failed; its next try is at `due_ns` at the earliest."""
         self._number += 1
         heapq.heappush(self._waiting, (due_ns, self._number, message))
 
@@ -60,12 +60,12 @@ class Retries:
         return taken
 
     def next_ns(self, now_ns: int, *, others_wait: bool) -> int | None:
-        """When to call `take` again unless a try ends before; None if only the end of a try can free one."""
+        """The time to call `take` again unless a try ends before; None if a try must end first."""
         free_at_ns = self._free_at_ns(now_ns, others_wait=others_wait) if self._waiting else NEVER
         return None if free_at_ns == NEVER else free_at_ns
 
     def _free_at_ns(self, now_ns: int, *, others_wait: bool) -> int:
-        """When the first waiting message may be tried; NEVER: not before a try ends."""
+        """The time at which the first waiting message may be tried; NEVER: not before a try ends."""
         free_at_ns = self._waiting[0][0]
         if others_wait:
             free_at_ns = max(free_at_ns, self._owed_until_ns - BURST_NS)
@@ -77,11 +77,11 @@ class Retries:
         return free_at_ns
 
     def begin(self, message: Message, now_ns: int) -> None:
-        """A worker begins to try `message`."""
+        """Note that a worker begins to try `message`."""
         self._under_way[id(message)] = now_ns
 
     def end(self, message: Message, now_ns: int) -> None:
-        """The try of `message` ended, or will not begin."""
+        """Note that the try of `message` ended, or will not begin."""
         began_ns = self._under_way.pop(id(message), 0)
         if began_ns:
             owed_ns = (now_ns - began_ns) * SHARE // self._concurrency

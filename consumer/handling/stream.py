@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable
 
 from ...protocol.clock import Clock
 from ...protocol.message import Message
 from ...protocol.text import counted
+from ...rpc.race import Race
 from ..pulling.pull_client import PullClient
 from .log_throttle import LogThrottle
 
@@ -53,10 +53,10 @@ class Stream:
         self._in_hand: Message | None = None
         """The message that the loop body was given last, while it runs."""
         self._seen: Message | None = None
-        """`_in_hand` at the last check, and since when it is that."""
+        """`_in_hand` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
         self._idle_since_ms: int | None = None
-        """Since when messages wait without being iterated."""
+        """The boot milliseconds since which messages wait and no iteration takes them; None while none wait so."""
         self._iterated = False
         self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()
@@ -120,29 +120,23 @@ class Stream:
         )
         client.forget(len(self._waiting) - len(kept))
         self._waiting = kept
-        ends: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(client.settled()),
-            asyncio.ensure_future(self._leaving.wait()),
-        ]
-        try:
+        async with Race() as race:
+            race.start(client.settled())
+            race.start(self._leaving.wait())
             until_ms = self._boot_ns() // 1_000_000 + self._handover_ms
             while (left_ms := min(until_ms - self._boot_ns() // 1_000_000, client.left_ms)) > 0:
-                if await _first_of(ends, left_ms):  # the lease may have been renewed meanwhile
+                if await race.first(left_ms):  # the lease may have been renewed meanwhile
                     return
-            if await _first_of(ends, 0) or self._asked.is_set():
+            if await race.first(0) or self._asked.is_set():
                 return
-            ends.append(asyncio.ensure_future(self._asked.wait()))
-            if not await _first_of(ends, HANDOVER_WARN_MS):
+            race.start(self._asked.wait())
+            if not await race.first(HANDOVER_WARN_MS):
                 log.warning(
                     "partition %d is wanted elsewhere, and %d of its messages are taken and not acked; it is "
                     "handed over once they are acked or the next message is asked for",
                     client.partition_id, client.outstanding,
                 )  # fmt: skip
-                await _first_of(ends, None)
-        finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+                await race.first()
 
     async def finish(self) -> None:
         """Hand out nothing more, and wait for the loop body to ask for the next message, `handover_ms` at most."""
@@ -150,11 +144,9 @@ class Stream:
         self._work.set()
         if self._asked.is_set():
             return
-        asked = asyncio.ensure_future(self._asked.wait())
-        try:
-            await _first_of([asked], self._handover_ms)
-        finally:
-            asked.cancel()
+        async with Race() as race:
+            race.start(self._asked.wait())
+            await race.first(self._handover_ms)
 
     def look(self) -> None:
         """Log a loop body that runs for long, or a consumer that is never iterated.  Call it every second or so."""
@@ -194,10 +186,3 @@ class Stream:
         self._closed = True
         self._waiting.clear()
         self._work.set()
-
-
-async def _first_of(ends: Collection[asyncio.Future[Any]], within_ms: int | None) -> bool:
-    """Wait for the first of `ends`; returns False if none is done in time."""
-    timeout_s = None if within_ms is None else within_ms / 1000
-    done, _ = await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    return bool(done)

@@ -22,6 +22,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from typing import Any
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
@@ -46,7 +47,7 @@ _IGNORED = "coroutine ignored GeneratorExit"
 """Python's message for a coroutine that was closed and awaited something nevertheless."""
 
 
-class _Worker:
+class _WorkerTask:
     __slots__ = ("cancelled_message", "message", "seen", "seen_attempt", "seen_ms", "task")
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class _Worker:
         self.task.cancel()
 
     def take_back_cancel(self) -> None:
-        """The handler that was to be cancelled has ended."""
+        """Take the request back: the cancelled handler has ended."""
         if self.cancelled_message is not None:
             self.cancelled_message = None
             assert self.task is not None
@@ -120,7 +121,7 @@ class Workers:
         self._timer_ns = 0
         self._closed = False
         self._work = asyncio.Event()
-        self._workers = [_Worker() for _ in range(concurrency)]
+        self._workers = [_WorkerTask() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
             worker.task = asyncio.create_task(self._run(worker), name=f"handler {index}")
 
@@ -129,7 +130,7 @@ class Workers:
         self._lanes.put(messages)
         self._work.set()
 
-    async def _run(self, worker: _Worker) -> None:
+    async def _run(self, worker: _WorkerTask) -> None:
         message: Message | None = None
         try:
             while True:
@@ -152,7 +153,7 @@ class Workers:
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 raise  # those two would end the event loop before anything is handed over
 
-    def _closed_with_its_task(self, worker: _Worker, error: BaseException) -> Message | None:
+    def _closed_with_its_task(self, worker: _WorkerTask, error: BaseException) -> Message | None:
         """
         Continue after a task that a handler awaited ended with a GeneratorExit.
 
@@ -175,7 +176,7 @@ class Workers:
         return self._lanes.finish(message.key)
 
     @staticmethod
-    def _forget_running(worker: _Worker) -> None:
+    def _forget_running(worker: _WorkerTask) -> None:
         """Forget the message of a worker that has ended, so that no hand-over waits for it."""
         if worker.message is not None:
             worker.message.delivery.forget(1)  # type: ignore[union-attr]
@@ -185,7 +186,7 @@ class Workers:
         if not self._closed:
             self._on_crash(WorkerCancelledError())
 
-    async def _take_turns(self, worker: _Worker, message: Message | None) -> None:
+    async def _take_turns(self, worker: _WorkerTask, message: Message | None) -> None:
         # One loop without calls of our own in between: a consumer spends most of its time here.
         take, finish = self._lanes.take, self._lanes.finish
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
@@ -222,7 +223,7 @@ class Workers:
             else:
                 await asyncio.sleep(0)
 
-    async def _try_again(self, worker: _Worker, message: Message) -> Message | None:
+    async def _try_again(self, worker: _WorkerTask, message: Message) -> Message | None:
         """Run the next try of a failed message; returns the next message of its lane, if this one is over."""
         client: PullClient = message.delivery  # type: ignore[assignment]
         began_ns = self._boot_ns()
@@ -247,9 +248,9 @@ class Workers:
             self._start_due()
         return self._lanes.finish(message.key)
 
-    def _failed(self, worker: _Worker, message: Message, error: BaseException) -> bool:
+    def _failed(self, worker: _WorkerTask, message: Message, error: BaseException) -> bool:
         """
-        A handler raised `error`: True if its message now waits for another try, False if it was given up.
+        Act on the error of a handler: True if its message now waits for another try, False if it was given up.
 
         Raises:
             BaseException: `error`, if it ends the worker, or the consumer.
@@ -288,7 +289,7 @@ class Workers:
 
     # ── tries that are due ───────────────────────────────────────────────────────────────────────────
     def _start_due(self) -> bool:
-        """Put messages whose next try may run now into the lanes; returns True if there are any."""
+        """Put messages whose next try may run now into the lanes; True if there are any."""
         if not self._retries:
             return False
         now_ns = self._boot_ns()
@@ -306,7 +307,7 @@ class Workers:
         return bool(due)
 
     def _wake_at(self, due_ns: int, now_ns: int) -> None:
-        """Have the timer start due tries at `due_ns` or before."""
+        """Let the timer start due tries at `due_ns` or before."""
         if self._closed or (self._timer is not None and self._timer_ns <= due_ns):
             return
         if self._timer is not None:
@@ -341,6 +342,10 @@ class Workers:
     def _log_line(line: LogLine | None, error: BaseException | None = None) -> None:
         if line is not None:
             log.warning("%s", line.text, exc_info=error if line.traceback else None)
+
+    def runs(self, task: asyncio.Task[Any] | None) -> bool:
+        """True if `task` is that of a worker, in which its handler runs."""
+        return any(worker.task is task for worker in self._workers)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def quiesce(self, client: PullClient) -> None:

@@ -20,7 +20,7 @@ RANGES_PER_REQUEST = 1_000
 
 
 class AckQueue:
-    """Handled offsets as half-open ranges: those not sent yet, and those of the one request under way."""
+    """Handled offsets as half-open ranges: those not sent yet, and those of the request under way."""
 
     __slots__ = ("_end", "_ranges", "_ranges_max", "_start", "at_range_limit", "under_way")
 
@@ -29,13 +29,13 @@ class AckQueue:
         self._start = 0
         self._end = 0
         self._ranges_max = RANGES_PER_REQUEST
-        """Ranges in the next request, at most: half after a refusal, twice after a confirmation."""
+        """The most ranges in the next request: halved after a refusal, doubled after a confirmation."""
         self.under_way: list[Range] = []
         self.at_range_limit = False
         """The broker has refused ranges, and has not taken everything handled since."""
 
     def done(self, offset: int) -> None:
-        """The message at `offset` is handled."""
+        """Note that the message at `offset` is handled."""
         if offset == self._end:
             self._end = offset + 1
             return
@@ -58,14 +58,14 @@ class AckQueue:
         return tuple(self.under_way)
 
     def confirmed(self) -> None:
-        """The broker has made the ranges under way durable."""
+        """Note that the broker has made the ranges under way durable."""
         self.under_way = []
         self._ranges_max = min(2 * self._ranges_max, RANGES_PER_REQUEST)
         if not self._ranges:
             self.at_range_limit = False
 
     def refused(self) -> bool:
-        """The broker's range limit is reached; returns True if retrying with fewer ranges can help."""
+        """Note that the broker's range limit is reached; True if a request with fewer ranges can help."""
         self.at_range_limit = True
         fewer = len(self.under_way) > 1
         self._ranges_max = max(1, len(self.under_way) // 2)

@@ -63,7 +63,7 @@ class FetchOffsets:
         return messages
 
     def skip_removed(self, first_offset: int) -> int:
-        """Pull from `first_offset` on, as older messages were removed; returns how many of those were not acked."""
+        """Pull from `first_offset` on, because older messages were removed; returns how many of them were not acked."""
         missed = self._acked.unacked(self.next_offset, first_offset)
         self.next_offset = first_offset
         self.missed += missed

@@ -1,4 +1,4 @@
-"""The life of one partition under one grant: its states, and what leads from one to the next.  Pure.
+"""The life of a partition under a grant: its states, and the events between them.  Pure.
 
                  ╭── failed ──╮
                  ▼            │
@@ -30,7 +30,7 @@ import enum
 
 
 class PullState(enum.Enum):
-    """Where a pull client stands."""
+    """The state of a pull client."""
 
     ACQUIRING = enum.auto()
     """The fence at the broker is not raised, or has to be raised again after a failure."""
@@ -46,11 +46,11 @@ class PullState(enum.Enum):
 
 
 class PullEvent(enum.Enum):
-    """What happens to a pull client."""
+    """An event in the life of a pull client."""
 
     ACQUIRED = enum.auto()
     FAILED = enum.auto()
-    """A request failed that may be repeated; perhaps the broker has restarted, so the fence is raised again."""
+    """A request failed that may be repeated.  The broker may have restarted, so the fence is raised again."""
     EXHAUSTED = enum.auto()
     STOPPED = enum.auto()
     CLOSED = enum.auto()
@@ -75,7 +75,7 @@ TRANSITIONS: dict[tuple[PullState, PullEvent], PullState] = {
     (_S.FENCED, _E.CLOSED): _S.FENCED,
     (_S.FENCED, _E.FENCED): _S.FENCED,
 }
-"""What is not here must not happen."""
+"""Events by state; a pair that is not listed must not happen."""
 STARTING = frozenset({_S.ACQUIRING, _S.PULLING, _S.EXHAUSTED})
 """States in which handlers start."""
 ENDED = frozenset({_S.CLOSED, _S.FENCED})
@@ -83,7 +83,7 @@ ENDED = frozenset({_S.CLOSED, _S.FENCED})
 
 
 class Lifetime:
-    """The state and the lease of one pull client; every time is of this machine's boot clock."""
+    """The state and the lease of a pull client; all times are of this machine's boot clock."""
 
     __slots__ = ("fence", "lease_until_ms", "state")
 
@@ -100,7 +100,7 @@ class Lifetime:
 
     @property
     def deadline_ns(self) -> int:
-        """No handler starts from then on: the end of the lease, or 0 in a state in which none starts."""
+        """No handler starts after it: the end of the lease, or 0 in a state in which no handler starts."""
         return self.lease_until_ms * 1_000_000 if self.state in STARTING else 0
 
     def on(self, event: PullEvent) -> None:
@@ -118,7 +118,7 @@ class Lifetime:
         self.state = after
 
     def on_fence(self, token: int) -> bool:
-        """The broker has seen `token`, which is higher (0: not told); True for the first fence."""
+        """Note that the broker has seen the higher `token` (0: not told); True for the first fence."""
         first = not self.fenced
         self.on(PullEvent.FENCED)
         if first:
@@ -126,7 +126,7 @@ class Lifetime:
         return first
 
     def renew(self, lease_until_ms: int, now_ms: int) -> bool:
-        """Let the lease end at `lease_until_ms`; False if it has lapsed, which no renewal mends."""
+        """Let the lease end at `lease_until_ms`; False if it has lapsed: a lapsed lease is not renewed."""
         if self.lapsed(now_ms):
             return False
         self.lease_until_ms = lease_until_ms

@@ -1,4 +1,4 @@
-"""Log lines about lost leases and a blocked event loop: what an operator has to know.  Pure."""
+"""Log lines for operators about lost leases and a blocked event loop.  Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 PARTITIONS_NAMED_MAX = 5
 STALLS_KEPT_MAX = 16
 STALL_LINE_EVERY_MS = 60_000
-"""A line about a stall at most this often."""
+"""The least time between two lines about stalls."""
 STALL_MIN_MS = 500
 """A loop that is late by less is busy, not blocked."""
 
@@ -18,15 +18,15 @@ class Stalls:
     def __init__(self) -> None:
         self._due_ms = 0
         self._stalls: deque[tuple[int, int]] = deque(maxlen=STALLS_KEPT_MAX)
-        """(when it ended, how long it was) of each."""
+        """(end, length) of each stall."""
         self._line_ms = -STALL_LINE_EVERY_MS
 
     def sleeps(self, now_ms: int, sleep_ms: int) -> None:
-        """The task sleeps, and should wake in `sleep_ms`."""
+        """Note that the task sleeps, and should wake in `sleep_ms`."""
         self._due_ms = now_ms + sleep_ms
 
     def woke(self, now_ms: int) -> int:
-        """The task woke; returns how late, 0 if by less than STALL_MIN_MS."""
+        """Note that the task woke; returns the delay, 0 if it is below STALL_MIN_MS."""
         late_ms = self._late_ms(now_ms)
         self._due_ms = 0
         if late_ms:
@@ -60,12 +60,12 @@ class Losses:
         self._lost: dict[str, list[str]] = {}
 
     def note(self, partition_id: int, token: int, why: str, *, fence: int = 0) -> None:
-        """A lease was lost for the reason `why`; `fence` is the newer token, 0 if the broker told none."""
+        """Note a lost lease and its reason `why`; `fence` is the newer token, 0 if the broker told none."""
         fenced = f", newer token {fence}" if fence else ""
         self._lost.setdefault(why, []).append(f"{partition_id} (token {token}{fenced})")
 
     def take(self) -> list[str]:
-        """The log lines, once."""
+        """Return the log lines, each once."""
         lost, self._lost = self._lost, {}
         return [
             f"lost the lease of {_listed(partitions)}: {why}" for why, partitions in lost.items()

@@ -35,33 +35,33 @@ class MessagesInFlight:
         self._event = asyncio.Event()
 
     def wake(self) -> None:
-        """Have the waiting task check again."""
+        """Let the waiting task check again."""
         self._event.set()
 
     def remove(self, count: int) -> None:
-        """`count` messages were handled or forgotten."""
+        """Note that `count` messages were handled or forgotten."""
         self.count -= count
         if self.count <= self.wake_at:
             self.wake()
 
     def block(self) -> None:
-        """There is no capacity until `unblock`, whatever the count."""
+        """Have no capacity until `unblock`, however low the count is."""
         self._blocked = True
 
     def unblock(self) -> None:
-        """The count alone decides again."""
+        """Let the count alone decide again."""
         if self._blocked:
             self._blocked = False
             self.wake()
 
     def add_retrying(self, count: int) -> None:
-        """`count` more messages wait for their next try; a negative `count`: fewer."""
+        """Note that `count` more messages wait for their next try; fewer, if it is negative."""
         self._retrying += count
         if count > 0 and self.wake_at != NO_WAITER:
             self.wake()
 
     def capacity(self, limit: int) -> int:
-        """How many more messages fit; 0 or less if none."""
+        """The number of further messages that fit; 0 or less if none does."""
         return limit - self.count + min(self._retrying, self._retrying_max)
 
     def has_capacity(self, limit: int) -> bool:

@@ -1,4 +1,4 @@
-"""One partition under one grant: fence, pull, hand out, ack, release.
+"""Consumes a partition under a grant: fence, pull, hand out, ack, release.
 
     ACQUIRE ─▶ PULL ⇄ hand out ─▶ handled ─▶ ack queue ─▶ ACK       stop: finish handlers ─▶ flush acks ─▶ RELEASE
 
@@ -44,14 +44,14 @@ log = logging.getLogger("keylane.consumer")
 
 
 class PullOwner(Protocol):
-    """The consumer's side of a pull client: where messages and news of the partition go."""
+    """What a pull client needs of its consumer."""
 
     def hand_out(self, messages: list[Message]) -> None:
         """Take messages of one partition, by offset, without those acked already."""
         ...
 
     def end(self, client: PullClient) -> None:
-        """Hand the client's partition over: nothing more comes under its token."""
+        """Hand the client's partition over; the client pulls nothing more."""
         ...
 
     def report_drained(self) -> None:
@@ -59,7 +59,7 @@ class PullOwner(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """End the consumer, because of an error that no retry mends."""
+        """End the consumer with an error that no retry can help."""
         ...
 
 
@@ -71,11 +71,11 @@ class PullClient:
         grant: the partition, with the address of its broker, and the fencing token.
         connections: give the client of a broker, and know where the consumer is open.
         deadline_ms: end of the lease on the boot clock.
-        owner: gets the messages, and what happens to the partition.
+        owner: gets the messages, and is told of changes of the partition.
     """
 
     token_is_single_use = True
-    """One pull client is made for a token, and no second one, so that no message is handled again under it."""
+    """Only one pull client is made for a token, so that no message is handled twice under it."""
     respects_range_limit = True
     """Stop pulling while the broker takes no more ranges above the cursor: only messages pulled already fill its gaps."""
     exempts_retries = False
@@ -125,7 +125,7 @@ class PullClient:
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
         self._ack_is_due = False
-        """`_ack_due` is set; cheaper to read for every handled message."""
+        """True while `_ack_due` is set; cheaper to read for every handled message."""
         self._ack_due = asyncio.Event()
         self._pulling = asyncio.create_task(self._run(self._pull), name=f"pull {self.partition_id}")
         self._acking = asyncio.create_task(self._run(self._ack), name=f"ack {self.partition_id}")
@@ -135,7 +135,7 @@ class PullClient:
         """
         Let the lease end at `deadline_ms`, and follow the broker to `address`; None: not known now.
 
-        A lapsed lease is not renewed, as messages may have been skipped.  While handing over, still no handler starts.
+        A lapsed lease is not renewed, because messages may have been skipped.  No handler starts during a hand-over.
         """
         if not self.life.renew(deadline_ms, self._clock.boot_ms()):
             return
@@ -155,12 +155,12 @@ class PullClient:
 
     @property
     def left_ms(self) -> int:
-        """What is left of the lease."""
+        """Milliseconds until the lease ends."""
         return self.life.left_ms(self._clock.boot_ms())
 
     @property
     def renewed_ms(self) -> int:
-        """When the heartbeat was sent that renewed the lease last, on the boot clock."""
+        """The boot time at which the last heartbeat that renewed the lease was sent."""
         return self.life.lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
 
     def stop(self) -> None:
@@ -179,7 +179,7 @@ class PullClient:
 
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
-        """The message at `offset` is handled."""
+        """Note that the message at `offset` is handled."""
         self._acks.done(offset)
         if not self._ack_is_due:
             self._ack_is_due = True
@@ -190,20 +190,20 @@ class PullClient:
             in_flight.wake()
 
     def forget(self, count: int) -> None:
-        """`count` of the messages handed out will not be handled here."""
+        """Note that `count` of the messages handed out will not be handled here."""
         self._in_flight.remove(count)
 
     def add_retrying(self, count: int) -> None:
-        """`count` more of the messages handed out wait for their next try; a negative `count`: fewer."""
+        """Note that `count` more of the messages handed out wait for their next try; fewer, if it is negative."""
         self._in_flight.add_retrying(count)
 
     def taken(self, message: Message) -> None:
-        """Iteration gave the message to the user, who is going to ack it."""
+        """Note that the iteration gave the message to the user, who will ack it."""
         self._taken.add(message.offset)
 
     def check_takes_ack(self, message: Message) -> None:
         """
-        Let an ack of the user through.
+        Check that the user may ack.
 
         Raises:
             LeaseLostError: the partition was handed over, or its lease has ended.
@@ -214,7 +214,7 @@ class PullClient:
             raise LeaseLostError(partition_id=self.partition_id, offset=message.offset)
 
     async def ack(self, message: Message) -> None:
-        """Take the user's ack; a second ack, or one of a message that a handler was given, does nothing."""
+        """Take the user's ack; no effect for a second ack, or for a message that a handler was given."""
         self.check_takes_ack(message)
         if message.offset in self._taken:
             self._taken.remove(message.offset)
@@ -242,7 +242,7 @@ class PullClient:
             log.info("partition %d: %s", self.partition_id, error.message)
             self._fence(error)
         except OffsetOutOfRangeError as error:
-            # The broker stores less than was pulled from it: only an owner with the next token may begin again.
+            # The broker stores less than was pulled from it.  Only an owner with the next token may begin again.
             log.error("partition %d is handed over: %s", self.partition_id, error.message)
             self._owner.end(self)
         except (asyncio.CancelledError, GeneratorExit):
@@ -258,7 +258,7 @@ class PullClient:
             self._owner.end(self)
 
     async def _pull(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         while self._clock.boot_ns() < self.deadline_ns:
             try:
                 if self.life.state is PullState.ACQUIRING:
@@ -269,21 +269,20 @@ class PullClient:
                     self._on(PullEvent.EXHAUSTED)
                     return
                 await self._pull_once()
-                attempt = 0
+                pauses.reset()
             except FencedError:
                 raise
             except OffsetOutOfRangeError as error:
                 self._skip_removed(error)
             except KeylaneError as error:
                 self._on(PullEvent.FAILED)
-                attempt += 1
                 self.waiting_for = error.message
                 log.info("partition %d: %s", self.partition_id, error.message)
-                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+                await asyncio.sleep(pauses.next_ms() / 1000)
 
     @property
     def _exhausted(self) -> bool:
-        """Nothing more will be pulled."""
+        """True when no further message will be pulled."""
         return self._offsets.exhausted
 
     def _acquire_request(self) -> Acquire | AcquireShared:
@@ -298,24 +297,24 @@ class PullClient:
             self._sealed_at(answer.next_offset)
 
     def _sealed_at(self, end_offset: int) -> None:
-        """The partition ends at `end_offset`."""
+        """Note that the partition ends at `end_offset`."""
         drained = self.drained
         self._offsets.end_offset = end_offset
         self._report_drained(before=drained)
 
     def _acked_to(self, cursor: int) -> None:
-        """The broker has acks of everything below `cursor`."""
+        """Note that the broker has acks of all messages below `cursor`."""
         drained = self.drained
         self._offsets.cursor = cursor
         self._report_drained(before=drained)
 
     def _report_drained(self, *, before: bool) -> None:
-        """Report once, as soon as it is so, that the group is done with this partition."""
+        """Report that the partition is drained, if it was not `before`."""
         if self.drained and not before:
             self._owner.report_drained()
 
     async def _wait_for_capacity(self, limit: int) -> None:
-        """Until fewer than `limit` messages are with handlers, and the broker takes acks of more."""
+        """Wait until fewer than `limit` messages are with handlers, and the broker takes acks of more."""
         if not self._in_flight.has_capacity(limit):
             self.waiting_for = "handlers"
             await self._in_flight.wait_for_capacity(limit)
@@ -348,10 +347,10 @@ class PullClient:
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         """
-        Pull on behind what retention removed before it was pulled.
+        Skip messages that retention removed before they were pulled.
 
         Raises:
-            OffsetOutOfRangeError: `error`, if nothing was removed: the broker stores less than was pulled.
+            OffsetOutOfRangeError: `error`, if no message was removed: the broker stores less than was pulled.
         """
         first_offset = error.first_offset or 0
         if self._offsets.next_offset >= first_offset:
@@ -369,7 +368,7 @@ class PullClient:
         return decode_messages(columns(payload, header, start), header, *who, delivery)
 
     async def _ack(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         idle_s = self._settings.ttl_ms / 3000
         while True:
             try:
@@ -381,20 +380,19 @@ class PullClient:
                     continue
             try:
                 await self._send_acks()
-                attempt = 0
+                pauses.reset()
             except FencedError:
                 raise
             except KeylaneError as error:
-                attempt += 1
                 log.info("acks of partition %d: %s", self.partition_id, error.message)
-                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+                await asyncio.sleep(pauses.next_ms() / 1000)
 
     async def _send_acks(self) -> bool:
         """
         Send one request with the handled offsets, or an empty one that only renews the pull lock.
 
         Returns:
-            False if the broker keeps no more ranges above the cursor: the rest waits until older messages are acked.
+            False if the broker keeps no more ranges above the cursor; the other acks wait for those of older messages.
         """
         self._ack_is_due = False
         self._ack_due.clear()

@@ -64,9 +64,9 @@ class QueueProgress:
 
     queue: int
     cursor: int
-    """Everything below is acked."""
+    """All messages below are acked."""
     min_offset: int
-    """Of the first message that is still stored."""
+    """The logic offset of the first message that is still stored."""
     max_offset: int
     """One past the last message."""
     lag: int
@@ -134,6 +134,10 @@ class QueueReader(Resident):
         )
         self._views: dict[int, QueueView] = {}
 
+    def __repr__(self) -> str:
+        where, state = ", ".join(self._addresses), self._connections.home.state
+        return f"<QueueReader of {self._subject} at {where}, {state}>"
+
     async def __aenter__(self) -> Self:
         self._connections.open()
         self._views = {}
@@ -196,7 +200,7 @@ class QueueReader(Resident):
         return part
 
     async def bounds(self, queue: int) -> tuple[int, int]:
-        """Logic offsets of the first message and one past the last; equal if there is no message."""
+        """The logic offset of the first message, and one past the last; equal if there is no message."""
         chain = [link.segment for link in await self._chain(queue)]
         return queue_min(chain), queue_max(chain)
 

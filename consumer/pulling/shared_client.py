@@ -1,4 +1,4 @@
-"""One partition of a shared group: messages that no other consumer has in flight, each for a limited time.
+"""Consumes a partition of a shared group: messages that no other consumer has in flight, each for a limited time.
 
     ACQUIRE ─▶ PULL free messages ⇄ hand out, until the hand-out's deadline ─▶ ACK       stop: flush acks ─▶ RELEASE the rest
 
@@ -25,7 +25,7 @@ log = logging.getLogger("keylane.consumer")
 
 
 class HandOut:
-    """The messages of one pull, which this consumer may handle until `deadline_ns` on the boot clock."""
+    """The messages of a pull, which this consumer may handle until `deadline_ns` on the boot clock."""
 
     __slots__ = ("_taken", "_until_ns", "client", "logic_start", "queue")
 
@@ -42,15 +42,15 @@ class HandOut:
         return min(self._until_ns, self.client.deadline_ns)
 
     def done(self, offset: int) -> None:
-        """The message at `offset` is handled."""
+        """Note that the message at `offset` is handled."""
         self.client.done(offset)
 
     def forget(self, count: int) -> None:
-        """`count` of the messages will not be handled here."""
+        """Note that `count` of the messages will not be handled here."""
         self.client.forget(count)
 
     def taken(self, message: Message) -> None:
-        """Iteration gave the message to the user, who is going to ack it."""
+        """Note that the iteration gave the message to the user, who will ack it."""
         self._taken.add(message.offset)
 
     async def ack(self, message: Message) -> None:
@@ -62,12 +62,12 @@ class HandOut:
 
 
 class SharedClient(PullClient):
-    """Pulls one partition together with the other sessions of a shared group."""
+    """Pulls a partition together with the other sessions of a shared group."""
 
     token_is_single_use = False
     exempts_retries = True
     respects_range_limit = False
-    """At its range limit the broker hands out only messages that fill gaps, and somebody has to pull those."""
+    """Pulls continue at the broker's range limit: it then hands out only messages that fill gaps."""
 
     @property
     def _exhausted(self) -> bool:

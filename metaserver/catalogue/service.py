@@ -34,9 +34,9 @@ from ...protocol.errors import (
     CreationFailedError,
     DatabaseEmptyError,
     FolderBehindError,
+    FolderGivenUpError,
     InvalidRequestError,
     KeylaneError,
-    LossAcceptedError,
     NotEnoughBrokersError,
     NotSentError,
     PartitionInUseError,
@@ -115,7 +115,7 @@ class Catalogue:
             BrokerAddressError: its address is not on loopback.
             BrokerGroupTakenError: its group belongs to another data folder, or its folder is a copy of one in use.
             FolderBehindError: its folder is an older copy of one that was in use.
-            LossAcceptedError: the loss of its folder was accepted.
+            FolderGivenUpError: the loss of its folder was accepted.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
@@ -128,7 +128,7 @@ class Catalogue:
             try:
                 await self._check_no_copy(report)
                 changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
-            except (BrokerGroupTakenError, FolderBehindError, LossAcceptedError) as error:
+            except (BrokerGroupTakenError, FolderBehindError, FolderGivenUpError) as error:
                 if not await self._is_past(report):
                     await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
                 raise

@@ -19,7 +19,7 @@ from ...protocol.errors import (
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
     FolderBehindError,
-    LossAcceptedError,
+    FolderGivenUpError,
 )
 from ...protocol.ids import BrokerGroup, check_name
 from ...protocol.routing import PartitionState
@@ -105,7 +105,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     Raises:
         BrokerGroupTakenError: the group is another data folder's.
         FolderBehindError: the data folder is an older copy of the group's.
-        LossAcceptedError: an operator has accepted the loss of this data folder.
+        FolderGivenUpError: an operator has accepted the loss of this data folder.
     """
     _check_not_lost(connection, report)
     here = {"of_group": report.broker_group, "for_ms": ttl_ms}
@@ -152,7 +152,7 @@ def _check_not_lost(connection: Connection, report: BrokerHeartbeat) -> None:
         lost_folders.c.broker_id == report.broker_id
     )
     if connection.execute(lost).first() is not None:
-        raise LossAcceptedError(
+        raise FolderGivenUpError(
             f"the loss of the data folder of broker group {report.broker_group!r} was accepted",
             broker_group=report.broker_group,
         )

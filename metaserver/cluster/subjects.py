@@ -136,16 +136,29 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         row = find_subject(connection, ask.subject)
         assert row is not None
         _insert_planned(connection, row, named, hosts)
-    stored = (row.order_strategy, row.partitions_wanted, row.retention, row.static)
-    if stored != (ask.order_strategy, ask.partitions, ask.retention, ask.static):
-        raise SubjectExistsError(
-            subject=ask.subject,
-            order_strategy=row.order_strategy,
-            partitions=row.partitions_wanted,
-            retention=row.retention,
-            static=row.static,
-        )
+    _check_settings(row, ask)
     return row
+
+
+def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
+    """Raises SubjectExistsError: the subject was created with other settings."""
+    pairs = {
+        "order_strategy": (row.order_strategy, ask.order_strategy),
+        "partitions": (row.partitions_wanted, ask.partitions),
+        "retention": (row.retention, ask.retention),
+        "static": (row.static, ask.static),
+    }
+    differences = [
+        f"{name} {there}, not {wanted}".lower()
+        for name, (there, wanted) in pairs.items()
+        if there != wanted
+    ]
+    if differences:
+        raise SubjectExistsError(
+            f"subject {row.name!r} exists; it was created with {'; '.join(differences)}",
+            subject=row.name,
+            **{name: there for name, (there, _wanted) in pairs.items()},
+        )
 
 
 def _insert_planned(

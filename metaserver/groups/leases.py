@@ -39,7 +39,7 @@ class Lease:
 
     partition_id: PartitionId
     token: FencingToken = FencingToken(0)
-    """Of the last grant; 0 before the first."""
+    """The token of the last grant; 0 before the first."""
     session: SessionId | None = None
     wanted: SessionId | None = None
     """The session that is granted it once it is free."""
@@ -55,7 +55,7 @@ class PartitionFacts:
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     abandoned: bool = False
-    """An operation went on without its broker: its children are readable although its end is not known."""
+    """An operation continued without its broker: its children are readable although its end is unknown."""
     ended: bool = False
     """It was abandoned, and its broker came back and has sealed it: its end is known."""
     begun: bool = False
@@ -71,9 +71,9 @@ class Settlement:
     """The changes that settling a group's leases makes."""
 
     leases: tuple[Lease, ...]
-    """The changed ones."""
+    """The changed leases."""
     sessions: frozenset[SessionId]
-    """The ones whose grants changed."""
+    """The sessions whose grants changed."""
     last_token: FencingToken
 
 

@@ -1,8 +1,8 @@
-"""Plans of operations made from the rows, and journaled.  SQL around the deciders of `plan.py`, synchronous.
+"""Plans operations from the rows and journals them.  SQL around the deciders of `plan.py`, synchronous.
 
 Invariants
-    An operation, the rows of its children, their parents and its steps are stored in one transaction.
-    A subject has one running operation at most.
+    An operation, its children, the children's lineage and its steps are stored in one transaction.
+    A subject has at most one running operation.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
     """
-    Plan a change for each subject concerned; the plan is empty if there is nothing to do.  Locks the subjects.
+    Plan a change of each subject concerned.  The plan is empty if there is nothing to do.  Locks the subjects.
 
     Raises:
         InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError
-        BrokerGroupUnknownError: it never reported itself.
-        NotEnoughBrokersError: no broker group takes partitions now.
-        BrokerCordonedError: the target of a move gets no new partitions.
-        OperationRunningError: another operation on a subject has not changed its route yet.
-        StaticSubjectError: it would change the number of queues of a static subject.
-        DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
+        BrokerGroupUnknownError: the broker group never reported itself.
+        NotEnoughBrokersError: no broker group takes new partitions now.
+        BrokerCordonedError: the target of a move is cordoned.
+        OperationRunningError: another operation on the subject has not changed the route yet.
+        StaticSubjectError: the change would alter the number of queues of a static subject.
+        DatabaseEmptyError: the brokers host partitions that this database does not know.
     """
     if ask.kind is OperationKind.CREATE:
         raise InvalidRequestError("a subject is created by POST /v1/subjects")
@@ -89,13 +89,13 @@ def begin_operations(
     connection: Connection, ask: Reshape, *, driver: str, lease_ms: int
 ) -> list[tuple[int, PlannedOperation]]:
     """
-    Plan operations and journal them, leased to `driver` for `lease_ms`; an evacuated broker group is cordoned from now on.
+    Plan operations and journal them, leased to `driver` for `lease_ms`.  An evacuation also cordons its broker group.
 
     Returns:
-        Each plan with the id of its operation, 0 if it needs none.
+        (id of the operation, plan) of each subject; the id is 0 if the plan is empty.
 
     Raises:
-        What `plan_operations` raises; then nothing is stored.
+        The errors of `plan_operations`; then nothing is stored.
     """
     begun = []
     evacuates = ask.kind is OperationKind.EVACUATE
@@ -135,8 +135,8 @@ def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
     """The subject of the first of these partitions."""
     known = None
     if ids and 0 < ids[0] <= MAX_I64:
-        found = connection.execute(_subject_name, {"of_partition": ids[0]})
-        known = found.scalar_one_or_none()
+        rows = connection.execute(_subject_name, {"of_partition": ids[0]})
+        known = rows.scalar_one_or_none()
     if known is None:
         which = f"there is no partition {ids[0]}" if ids else "no partition is given"
         first = connection.execute(_open_ids).scalars()
@@ -180,7 +180,7 @@ def _journal(
         )
         .returning(operations.c.operation_id)
     ).scalar_one()
-    todo = [(one, StepAction.SEAL) for one in planned.plan.sealed]
+    todo = [(sealed_id, StepAction.SEAL) for sealed_id in planned.plan.sealed]
     for child in planned.children():
         partition_id = connection.execute(
             sa.insert(partitions)
@@ -195,18 +195,20 @@ def _journal(
             )
             .returning(partitions.c.partition_id)
         ).scalar_one()
-        parents = [{"partition_id": partition_id, "parent_id": one} for one in child.parents]
+        parents = [
+            {"partition_id": partition_id, "parent_id": parent_id} for parent_id in child.parents
+        ]
         connection.execute(sa.insert(partition_parents), parents)
         todo.append((partition_id, StepAction.HOST))
     rows = [
         {
             "operation_id": operation_id,
-            "partition_id": one,
+            "partition_id": step_id,
             "action": action,
             "done": False,
             "given_up": ask.accept_loss and action is StepAction.SEAL,
         }
-        for one, action in todo
+        for step_id, action in todo
     ]
     connection.execute(sa.insert(steps), rows)
     connection.execute(

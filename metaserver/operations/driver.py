@@ -1,15 +1,15 @@
-"""Drives operations on partitions to their end: hosts children, seals parents, changes the route.  Shell around SQL.
+"""Drives operations on partitions until they are done: hosts children, seals parents, changes the route.  Shell around SQL.
 
     begin ─▶ journal ─▶ claim ─▶ ask the brokers what the state asks for ─▶ finish the round: next states, perhaps the route
                           ▲                                                            │
                           └────────────────────────────────────────────────────────────┘
 
 Invariants
-    Two metaservers may do every step, even at once: brokers and SQL accept a repetition and change nothing.
-    The lease in SQL only keeps two drivers from doing the same work.
-    No broker is asked to seal before every child is hosted and every parent's broker says that it can seal:
-    writes stop for one seal and one transaction.
-    The broker of a child has every consumer group of the subject on its disk before the child opens.
+    Every step may be repeated, also by two metaservers at once: brokers and SQL change nothing the second time.
+    Correctness does not rest on the driver's lease.  The lease saves two drivers from doing the same work.
+    No parent is sealed before every child is hosted and every parent's broker says that it can seal.
+    So writes stop for one seal and one transaction.
+    A child opens after its broker has stored every consumer group of the subject.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class _Round(enum.Enum):
     ADVANCED = enum.auto()
     """The operation has entered another state."""
     RETRY = enum.auto()
-    """It has not, and another round soon may help."""
+    """The state is the same; another round soon may change it."""
     STOP = enum.auto()
-    """There is nothing to do for this driver now."""
+    """This driver has nothing to do now."""
 
 
 def _ignore_step(_step: str) -> None:
@@ -97,15 +97,16 @@ class OperationDriver:
     Begins operations and drives them.
 
     `begin(Reshape(...))` journals an operation and starts a task in this event loop that drives it to its end.
-    `resume()`, called periodically by the attendant of any metaserver, starts tasks for the operations that have no
-    driver, as after a crash.
-    An operation that waits for a silent broker has no task until the broker is back.  An operation whose brokers keep
-    refusing has no task for PAUSE_MS, so that it delays no other.
+    `resume()` is called periodically by the attendant of every metaserver.  It starts tasks for operations without a
+    driver: their metaserver has crashed, or they were released.
+    An operation that waits for a silent broker has no task until the broker reports itself again.
+    An operation whose brokers keep refusing has no task for PAUSE_MS: other operations are driven meanwhile.
 
     Args:
-        driver: names this process among the metaservers; never used by another.
-        after_step: called after each of planned, hosted, sealing (a broker has sealed, SQL does not know it), sealed
-            (the operation waits in OPEN), telling (a broker has stored groups made since, SQL does not know it), opened.
+        driver: the id of this process; no other metaserver ever uses it.
+        after_step: called with the name of each step that is done: planned, hosted, sealing (a broker has sealed, SQL
+            does not know it yet), sealed (the operation waits in OPEN), telling (a broker has stored new groups, SQL does
+            not know it yet), opened.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class OperationDriver:
         settings: MetaserverSettings,
         *,
         catalogue: Catalogue,
-        members: GroupService,
+        groups: GroupService,
         driver: str,
         rng: random.Random,
         after_step: Callable[[str], None] = _ignore_step,
@@ -124,17 +125,17 @@ class OperationDriver:
         self._network = network
         self._settings = settings
         self._catalogue = catalogue
-        self._members = members
+        self._groups = groups
         self._driver = driver
         self._rng = rng
         self._after_step = after_step
         self._driving: dict[int, asyncio.Task[None]] = {}
-        self._room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
+        self._brokers_limit = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
     async def begin(self, ask: Reshape) -> OperationList:
         """
-        Journal an operation and drive it; answers before it is done.  A dry run only plans.
+        Journal an operation and start to drive it.  Returns before the operation is done.  A dry run only plans.
 
         Raises:
             InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
@@ -155,25 +156,37 @@ class OperationDriver:
             self._after_step("planned")
         for operation_id in ids[:DRIVEN_AT_ONCE_MAX]:
             self._drive_soon(operation_id)
-        # The others are resumed, by any metaserver, when the lease of this call has expired.
-        idle = [one.view(ask) for operation_id, one in begun if not (operation_id or one.busy)]
+        # Operations over the limit are resumed by any metaserver after their lease has expired.
+        idle = [
+            planned.view(ask)
+            for operation_id, planned in begun
+            if not (operation_id or planned.busy)
+        ]
         return OperationList(
             operations=[*await self._database.read(operation_views, ids), *idle],
-            busy=[one.busy for _, one in begun if one.busy],
+            busy=[planned.busy for _, planned in begun if planned.busy],
             cordoned=ask.broker_group if ask.kind is OperationKind.EVACUATE else "",
         )
 
     async def _planned(self, ask: Reshape) -> OperationList:
-        """The answer that `begin` would give."""
+        """The plans of a dry run, in the form of the answer of `begin`."""
         plans = await self._database.read(plan_operations, ask)
-        freed = await self._database.read(operation_views, [one.freed for one in plans])
-        shown = [one for one in plans if not one.freed and (one.plan.sealed or not one.busy)]
+        losses = {planned.freed: planned.losses for planned in plans}
+        freed = await self._database.read(operation_views, [planned.freed for planned in plans])
+        shown = [
+            planned
+            for planned in plans
+            if not planned.freed and (planned.plan.sealed or not planned.busy)
+        ]
         return OperationList(
             operations=[
-                *(replace(one, without_source=True) for one in freed),
-                *(one.view(ask) for one in shown),
+                *(
+                    replace(view, without_source=True, losses=losses[view.operation_id])
+                    for view in freed
+                ),
+                *(planned.view(ask) for planned in shown),
             ],
-            busy=[one.busy for one in plans if one.busy],
+            busy=[planned.busy for planned in plans if planned.busy],
         )
 
     async def cancel(self, operation_id: int) -> OperationView:
@@ -191,11 +204,11 @@ class OperationDriver:
     async def operations(self, subject: str) -> OperationList:
         """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
         views = await self._database.read(subject_operations, subject)
-        return OperationList(operations=[await self._explained(one) for one in views])
+        return OperationList(operations=[await self._explained(view) for view in views])
 
     async def _explained(self, view: OperationView) -> OperationView:
-        """Add the reason for waiting where no driver has noted one: it may have died before it asked a broker."""
-        if view.problem or all(one.done for one in view.steps):
+        """Add the reason for waiting if no driver has noted a reason: the driver may have crashed before it asked a broker."""
+        if view.problem or all(step.done for step in view.steps):
             return view
         operation = await self._database.read(read_operation, view.operation_id)
         if operation.state is not view.state:
@@ -220,7 +233,7 @@ class OperationDriver:
             self._driving[operation_id] = task
 
     async def _drive(self, operation_id: int) -> None:
-        attempt = 0
+        pauses = WAITS.pauses(self._rng)
         try:
             while True:
                 try:
@@ -230,26 +243,27 @@ class OperationDriver:
                     end = _Round.RETRY
                 if end is _Round.STOP:
                     return
-                attempt = 0 if end is _Round.ADVANCED else attempt + 1
-                if attempt == ATTEMPTS_MAX:
+                if end is _Round.ADVANCED:
+                    pauses.reset()
+                elif pauses.failures + 1 < ATTEMPTS_MAX:
+                    await asyncio.sleep(pauses.next_ms() / 1000)
+                else:
                     await self._pause(operation_id)
                     return
-                if attempt:
-                    await asyncio.sleep(WAITS.wait_ms(attempt, self._rng) / 1000)
         except Exception:
-            log.exception("operation %d met a fault of ours", operation_id)
+            log.exception("operation %d failed by a bug of the metaserver", operation_id)
             raise
         finally:
             del self._driving[operation_id]
 
     async def _pause(self, operation_id: int) -> None:
-        """Release an operation for PAUSE_MS; operations that have waited longer are resumed first."""
+        """Release an operation, not to be claimed for PAUSE_MS; `resume` takes the longest waiting operations first."""
         try:
             await self._database.write(
                 release_operation, operation_id, driver=self._driver, pause_ms=PAUSE_MS
             )
         except StorageError as error:
-            # It is resumed when its lease has expired.
+            # The operation is resumed after its lease has expired.
             log.warning("operation %d: %s", operation_id, error.message)
 
     async def _step(self, operation_id: int) -> _Round:
@@ -263,7 +277,7 @@ class OperationDriver:
         if operation is None:
             return _Round.STOP
         done, problem = await self._ask_brokers(operation)
-        sealable = () if problem else tuple(one.partition_id for one in operation.sources)
+        sealable = () if problem else tuple(parent.partition_id for parent in operation.sources)
         heard = [group_id for group_id, _ in operation.groups]
         state = await self._database.write(
             finish_round, operation_id, done, problem, heard=heard, sealable=sealable
@@ -276,7 +290,7 @@ class OperationDriver:
         if RULES[state].after is None and not problem:
             return _Round.STOP
         if outlook(operation.state, operation.pending) is not Outlook.WAIT:
-            return _Round.RETRY  # a broker has refused, or a consumer group was made meanwhile
+            return _Round.RETRY  # a broker has refused, or a new consumer group is to be told
         log.info("operation %d waits: %s", operation_id, problem)
         pause_ms = PAUSE_MS if operation.state is OperationState.OPEN else 0
         await self._database.write(
@@ -286,35 +300,41 @@ class OperationDriver:
 
     async def _ask_brokers(self, operation: Operation) -> tuple[dict[int, int | None], str]:
         """
-        Ask the brokers for what the operation's state needs.
+        Ask the brokers to do what the operation's state asks for.
 
         Returns:
-            What they have done, partition id → end offset of a sealed one or None; and the first problem, "" if there
-            is none.
+            The steps that are done: partition id → end offset of a sealed partition, None of a hosted partition.
+            The first problem, "" without problems.
         """
-        asked = await asyncio.gather(*(self._ask(operation, one) for one in operation.todo))
-        done = dict(one for one in asked if not isinstance(one, str))
-        problems = [one for one in asked if isinstance(one, str)]
+        asked = await asyncio.gather(
+            *(self._ask(operation, partition) for partition in operation.todo)
+        )
+        done = dict(answer for answer in asked if not isinstance(answer, str))
+        problems = [answer for answer in asked if isinstance(answer, str)]
         if done and operation.state is not OperationState.PLAN:
             self._after_step("telling" if operation.state is OperationState.OPEN else "sealing")
         if not problems:
             problems = [parents_silent(operation.state, operation.pending)]
         if not any(problems):
-            problems = await asyncio.gather(*(self._refusal(one) for one in operation.sources))
+            problems = await asyncio.gather(
+                *(self._refusal(parent) for parent in operation.sources)
+            )
         return done, next(filter(None, problems), "")
 
-    async def _ask(self, operation: Operation, one: Partition) -> tuple[int, int | None] | str:
-        """Have a broker host or seal a partition: the id and the end offset, or the problem."""
-        if one.address is None:
-            return silence(operation.state, one.broker_group)
-        broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
-        async with self._room:
+    async def _ask(
+        self, operation: Operation, partition: Partition
+    ) -> tuple[int, int | None] | str:
+        """Ask a broker to host or seal a partition; returns the id and the end offset, or the problem."""
+        if partition.address is None:
+            return silence(operation.state, partition.broker_group)
+        broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
+        async with self._brokers_limit:
             try:
                 if operation.state not in {OperationState.PLAN, OperationState.OPEN}:
                     canceled = operation.state is OperationState.CANCELED
-                    status = await broker.seal(one.partition_id, empty=canceled)
-                    return one.partition_id, status.next_offset
-                facts = replace(one, state=PartitionState.OPEN)
+                    status = await broker.seal(partition.partition_id, empty=canceled)
+                    return partition.partition_id, status.next_offset
+                facts = replace(partition, state=PartitionState.OPEN)
                 await broker.host_partition(
                     HostPartition(
                         subject=operation.subject,
@@ -329,34 +349,32 @@ class OperationDriver:
             except KeylaneError as error:
                 absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
                 if operation.state is OperationState.CANCELED and absent:
-                    return (
-                        one.partition_id,
-                        0,
-                    )  # never hosted: what has its number is not of this operation
+                    # Never hosted: a partition of that id at the broker is not of this operation.
+                    return partition.partition_id, 0
                 if isinstance(error, PartitionUnknownError):
-                    return f"partition {one.partition_id} is not known to {one.broker_group!r}"
-                return f"partition {one.partition_id} on {one.broker_group!r}: {error.message}"
-        return one.partition_id, None
+                    return f"partition {partition.partition_id} is not known to {partition.broker_group!r}"
+                return f"partition {partition.partition_id} on {partition.broker_group!r}: {error.message}"
+        return partition.partition_id, None
 
-    async def _refusal(self, one: Partition) -> str:
-        """The reason for which the broker of a parent cannot seal it, "" if it can; changes nothing there."""
-        assert one.address is not None
-        broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
-        async with self._room:
+    async def _refusal(self, parent: Partition) -> str:
+        """The reason why the broker of a parent cannot seal the parent, "" if it can.  Changes nothing at the broker."""
+        assert parent.address is not None
+        broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
+        async with self._brokers_limit:
             try:
-                why = (await broker.partition(one.partition_id)).unsealable
+                why = (await broker.partition(parent.partition_id)).unsealable
             except KeylaneError as error:
                 why = error.message
-        return unsealable(one.partition_id, one.broker_group, why) if why else ""
+        return unsealable(parent.partition_id, parent.broker_group, why) if why else ""
 
     async def _tell(self, operation: Operation) -> None:
-        """Announce a new route: wake the calls that wait for it, and settle the subject's groups."""
+        """Announce a new route: wake the calls that wait for the route, and settle the subject's groups."""
         self._catalogue.wake([operation.subject])
         for group_id in await self._database.read(groups_of, operation.subject_id):
-            await self._members.settle(group_id)
+            await self._groups.settle(group_id)
 
     async def stop(self) -> None:
-        """Stop driving; unfinished operations are resumed by another metaserver, or after a restart."""
+        """Stop driving.  Unfinished operations are resumed by another metaserver, or after a restart."""
         tasks = list(self._driving.values())
         for task in tasks:
             task.cancel()

@@ -1,15 +1,17 @@
-"""Plans that leave a broker group, in every subject that has partitions there or on their way there.  SQL, synchronous.
+"""Plans evacuations: every subject with open or planned partitions on a broker group leaves it.  SQL, synchronous.
 
-    the broker group answers     an operation or a creation on one subject refuses the whole evacuation
-    it is silent                 each subject by itself: its evacuation is planned; or its running operation, which waits
-    (without_source)             for the group, continues without it; or it is reported as busy.  Partitions that are
-                                 sealed there block groups that have not read them, so they are abandoned as well
-    it is gone for good          the same, also for strict subjects, and everything there is given up; a static
-    (accept_loss)                subject's queue continues above all offsets that the lost partition can have had
+    the broker group answers     A running operation or creation on one subject refuses the whole evacuation.
+
+    the broker group is silent   Each subject is decided by itself.  Its evacuation is planned; or its running operation
+    (without_source)             continues without the broker group; or the subject is reported as busy.
+                                 Sealed partitions there are abandoned as well: they block groups that have not read them.
+
+    the broker group is lost     As above, also for strict subjects.  All partitions there are given up.
+    (accept_loss)                The queue of a static subject continues above all offsets that the lost partition can have.
 
 Invariants
-    Every partition that is open or planned there is either planned to leave or reported; so is every sealed one that a
-    consumer group waits for, if the group is left without its help.
+    Every open or planned partition of the broker group is either planned to leave or reported as busy.
+    If the broker group is silent, the same holds for its sealed partitions that block a consumer group.
     An operation continues without its source only if the subject allows reordered messages, or an operator has accepted
     the loss.
 """
@@ -42,7 +44,7 @@ from .plan_inputs import (
 from .states import may_reorder
 
 _COMING = (PartitionState.PLANNED, PartitionState.OPEN)
-"""The states of partitions that have to leave: a planned one would open there, cordoned or not."""
+"""The states of partitions that have to leave.  A planned partition would open there, although the group is cordoned."""
 _through = sa.select(sa.literal(1)).where(
     drained.c.group_id == groups.c.group_id, drained.c.partition_id == partitions.c.partition_id
 )
@@ -58,7 +60,12 @@ _blocking = sa.and_(
         sa.exists(_behind.correlate(partitions)),
     ),
 )
-"""Sealed partitions that block consumer groups: present and future ones if messages may be reordered, else present ones."""
+"""
+Sealed partitions that block consumer groups.
+
+Of a subject that allows reordered messages: all of them, because they also block future groups.  Of other subjects: those
+that an existing group has not drained.
+"""
 _SEALED = partitions.c.state == PartitionState.SEALED
 
 
@@ -68,9 +75,10 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
 
     Raises:
         InvalidNameError, BrokerGroupUnknownError, NotEnoughBrokersError
-        InvalidRequestError: the broker group answers, and is to be left without its help; or its loss is accepted, and a
-            static subject has no logic offsets left behind that loss.
-        OperationRunningError, CreationRunningError: the broker group helps, and a subject is not free.
+        InvalidRequestError: `without_source` or `accept_loss` is given and the broker group answers; or a queue of a
+            static subject has no logic offsets left above the loss.
+        OperationRunningError, CreationRunningError: the broker group answers, and an operation or a creation runs on a
+            subject.
     """
     source = BrokerGroup(ask.broker_group)
     check_name("broker group", source)
@@ -81,7 +89,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         )
     coming = partitions.c.state.in_(_COMING)
     blocking = _SEALED if ask.accept_loss else _blocking
-    found = (
+    concerned = (
         sa.select(subjects.c.name)
         .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
         .where(partitions.c.broker_group == source, sa.or_(coming, blocking) if left else coming)
@@ -90,7 +98,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     )
     load = Counter(writable_groups(connection))
     plans = []
-    for name in connection.execute(found).scalars().all():
+    for name in connection.execute(concerned).scalars().all():
         subject = find_subject(connection, name, lock=True)
         assert subject is not None
         running = running_operation(connection, subject.subject_id)
@@ -115,13 +123,13 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
 
 
 def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
-    """Check that children can begin behind a loss.  Raises InvalidRequestError: no logic offsets are left."""
+    """Check that logic offsets are left for children above a loss.  Raises InvalidRequestError."""
     for name in names if subject.static else ():
         start_behind_loss(name)
 
 
 def _may_continue(subject: SubjectRow, ask: Reshape) -> bool:
-    """Whether the subject's operations may continue without a silent broker."""
+    """Whether the subject's operations may continue without the silent broker group."""
     return may_reorder(subject.order_strategy, static=subject.static) or ask.accept_loss
 
 
@@ -135,25 +143,25 @@ def _blocking_there(
     there = sa.and_(
         partitions.c.subject_id == subject.subject_id, partitions.c.broker_group == source
     )
-    found = sa.select(partitions.c.partition_id).join(subjects).where(there, blocking)
-    return tuple(connection.execute(found.order_by(partitions.c.partition_id)).scalars())
+    ids = sa.select(partitions.c.partition_id).join(subjects).where(there, blocking)
+    return tuple(connection.execute(ids.order_by(partitions.c.partition_id)).scalars())
 
 
 def _children_of(connection: Connection, operation_id: int) -> list[str]:
     """The names of an operation's children."""
-    found = (
+    names = (
         sa.select(partitions.c.name)
         .join(steps, steps.c.partition_id == partitions.c.partition_id)
         .where(steps.c.operation_id == operation_id, steps.c.action == StepAction.HOST)
     )
-    return list(connection.execute(found).scalars())
+    return list(connection.execute(names).scalars())
 
 
 def continue_without(connection: Connection, operation_id: int, ask: Reshape) -> None:
     """
     Let a running operation continue without silent sources, or without the broker group whose loss is accepted.
 
-    Its subject is locked.
+    The caller has locked the operation's subject.
     """
     if not ask.accept_loss:
         here = operations.c.operation_id == operation_id
@@ -175,15 +183,15 @@ def _not_free(
             raise OperationRunningError(subject=subject.name, operation_id=running)
         raise CreationRunningError(subject=subject.name, broker_group=ask.broker_group)
     todo = connection.execute(
-        sa.select(steps.c.action, steps.c.done)
+        sa.select(steps.c.action, steps.c.done, steps.c.partition_id)
         .join(partitions, partitions.c.partition_id == steps.c.partition_id)
         .where(steps.c.operation_id == running, partitions.c.broker_group == ask.broker_group)
     ).all()
-    found = open_partitions(connection, subject)
-    there = sum(one.broker_group == ask.broker_group for one in found)
-    leaving = sum(one.action == StepAction.SEAL for one in todo)
-    hosts = [one.done for one in todo if one.action == StepAction.HOST]
-    waits = any(one.action == StepAction.SEAL and not one.done for one in todo)
+    opened = open_partitions(connection, subject)
+    there = sum(partition.broker_group == ask.broker_group for partition in opened)
+    leaving = sum(step.action == StepAction.SEAL for step in todo)
+    hosts = [step.done for step in todo if step.action == StepAction.HOST]
+    waits = [step.partition_id for step in todo if step.action == StepAction.SEAL and not step.done]
     freed = 0
     problem = "another operation runs on it; evacuate again when that is done"
     if not running:
@@ -203,5 +211,9 @@ def _not_free(
             problem = "its operation goes on, and leaves some there; then evacuate again"
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
     return PlannedOperation(
-        subject=subject, plan=NOTHING, freed=freed, busy=busy if problem else None
+        subject=subject,
+        plan=NOTHING,
+        freed=freed,
+        busy=busy if problem else None,
+        losses=read_losses(connection, waits) if freed and ask.accept_loss else (),
     )

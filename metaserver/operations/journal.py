@@ -1,10 +1,10 @@
-"""Rows of operations under way: claimed, their steps noted, moved from state to state.  SQL, synchronous.
+"""The journal of operations: claims them, notes their steps, moves them from state to state.  SQL, synchronous.
 
 Invariants
-    An operation enters a state in the transaction that notes the last step of the one before: see `states.py`.
+    An operation enters a state in the transaction that notes the last step of the state before: see `states.py`.
     The route changes in one transaction: parents SEALED, children OPEN, version + 1.
-    No child opens before its broker has every consumer group of the subject on its disk, or its data folder is refused
-    because the loss of it is accepted.
+    A child opens after its broker has stored every consumer group of the subject; or after the loss of the broker's data
+    folder was accepted, so that the folder is refused.
     Every function may be repeated; a repetition changes nothing.
 """
 
@@ -57,19 +57,19 @@ class Operation:
     subject: Subject
     order_strategy: OrderStrategy
     partitions_wanted: int
-    """Those the subject was created with."""
+    """The number of partitions that the subject was created with."""
     retention: Retention
     static: bool
-    """Of the subject: the children continue the logic offsets of their parents, or begin behind their loss."""
+    """Whether the subject is static: children continue the logic offsets of their parents, or begin above a loss."""
     state: OperationState
     pending: tuple[Pending, ...]
     """Every step that is not done; in OPEN also the children whose brokers do not know every consumer group."""
     todo: tuple[Partition, ...]
-    """The partitions whose brokers have something to do in this state; without an address the broker is silent."""
+    """The partitions whose brokers have something to do in this state; address None: the broker is silent."""
     sources: tuple[Partition, ...] = ()
-    """The parents whose brokers are to say, before anything is sealed, that they can seal them."""
+    """The parents whose brokers are asked, before any parent is sealed, whether they can seal them."""
     groups: tuple[tuple[int, str], ...] = ()
-    """(id, name) of every consumer group of the subject, which the brokers of the children have to know."""
+    """(id, name) of every consumer group of the subject; the children's brokers have to store them."""
 
 
 _claimed = (
@@ -86,7 +86,7 @@ _claimed = (
 def claim_operation(
     connection: Connection, operation_id: int, *, driver: str, lease_ms: int
 ) -> Operation | None:
-    """Lease an unfinished operation to `driver` for `lease_ms`; None if it is done, or leased to another driver."""
+    """Lease an operation to `driver` for `lease_ms`.  None if the operation is done, or leased to another driver."""
     mine = {"of_operation": operation_id, "by": driver, "for_ms": lease_ms}
     if not connection.execute(_claimed, mine).rowcount:
         return None
@@ -108,7 +108,7 @@ _operation = (
 
 
 def read_operation(connection: Connection, operation_id: int) -> Operation:
-    """An operation, its state, and the steps that are not done."""
+    """Return an operation with the steps that are not done."""
     row = connection.execute(_operation, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
     pending, known = _pending(connection, row)
@@ -124,8 +124,8 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         static=row.static,
         state=state,
         pending=pending,
-        todo=tuple(one for one in known if one.partition_id in asked),
-        sources=tuple(one for one in known if one.partition_id in checked),
+        todo=tuple(partition for partition in known if partition.partition_id in asked),
+        sources=tuple(partition for partition in known if partition.partition_id in checked),
         groups=_named_groups(connection, row.subject_id),
     )
 
@@ -136,7 +136,7 @@ _steps = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_operati
 def _pending(
     connection: Connection, row: sa.Row[Any]
 ) -> tuple[tuple[Pending, ...], tuple[Partition, ...]]:
-    """The steps of an operation that are not done, and their partitions, both by partition id."""
+    """Return the steps of an operation that are not done, and their partitions; both ordered by partition id."""
     rows = connection.execute(_steps, {"of_operation": row.operation_id}).all()
     left = {step.partition_id: step for step in rows if not step.done}
     asks = {key: ASK_OF_STEP[StepAction(step.action)] for key, step in left.items()}
@@ -149,14 +149,14 @@ def _pending(
     reorders = _may_reorder(row)
     pending = tuple(
         Pending(
-            ask=asks[one.partition_id],
-            partition_id=one.partition_id,
-            broker_group=one.broker_group,
-            alive=one.address is not None,
-            given_up=left[one.partition_id].given_up,
+            ask=asks[partition.partition_id],
+            partition_id=partition.partition_id,
+            broker_group=partition.broker_group,
+            alive=partition.address is not None,
+            given_up=left[partition.partition_id].given_up,
             may_reorder=reorders,
         )
-        for one in known
+        for partition in known
     )
     return pending, known
 
@@ -220,20 +220,20 @@ def _lock_operation(connection: Connection, operation_id: int) -> OperationState
     subject_id = connection.execute(_subject_id, here).scalar_one_or_none()
     if subject_id is None:
         return None
-    # Locked in the order in which an operation is begun: the subject, then what runs on it.
+    # The beginning of an operation locks in the same order: the subject's row, then the operation's row.
     connection.execute(_subject_locked, {"of_subject": subject_id}).one()
     return OperationState(connection.execute(_state_locked, here).scalar_one())
 
 
 def cancel_operation(connection: Connection, operation_id: int) -> None:
     """
-    Cancel an operation of which nothing is sealed yet; a repetition changes nothing.
+    Cancel an operation in PLAN; a repetition changes nothing.
 
-    Its children are never opened.  Brokers may host some of them already, so all are to be sealed there.
+    The children are never opened.  Brokers may host some of them already, so their steps become seals.
 
     Raises:
         OperationUnknownError
-        OperationForwardError: it is past PLAN.
+        OperationForwardError: the operation is past PLAN.
     """
     known = 0 < operation_id <= MAX_I64
     state = _lock_operation(connection, operation_id) if known else None
@@ -267,20 +267,20 @@ def finish_round(
     sealable: Collection[int] | None = None,
 ) -> OperationState:
     """
-    Note what brokers have done, and enter one state after the other until something keeps the operation where it is.
+    Note the steps that brokers have done, then enter states until the operation has to stay in its state.
 
-    All that follows the last seal, up to the new route, is in this transaction: writers to the parents wait for no other.
+    After the last seal, writers to the parents wait for this transaction alone: it also changes the route.
 
     Args:
-        done: partition id → end offset of a sealed one, None of a hosted one.
-        problem: why a broker has not done what it was asked for, "" if all have.
-        heard: ids of the consumer groups that the brokers of the hosted ones have on their disks.
-        sealable: the parents whose brokers have just said that they can seal them; None: all.
+        done: partition id → end offset of a sealed partition, None of a hosted partition.
+        problem: the reason why a broker has not done its step, "" if all steps are done.
+        heard: ids of the consumer groups that the brokers of the hosted partitions have stored.
+        sealable: the parents whose brokers have just said that they can seal them; None: all parents.
 
     Returns:
-        The state that the operation is in now.
+        The state of the operation now.
     """
-    # Its row before those of its steps, as a cancel does.
+    # A cancel locks in the same order: the operation's row, then the rows of its steps.
     _lock_operation(connection, operation_id)
     _note_steps(connection, operation_id, done, heard)
     operation = read_operation(connection, operation_id)
@@ -291,7 +291,7 @@ def finish_round(
         operation = read_operation(connection, operation_id)
         problem = ""
     if RULES[operation.state].asks is None:
-        problem = ""  # another driver was quicker
+        problem = ""  # another driver has finished the operation
     said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
     connection.execute(_set_operation, said)
     return operation.state
@@ -303,13 +303,13 @@ def _note_steps(
     done: Mapping[int, int | None],
     heard: Collection[int],
 ) -> None:
-    """See `finish_round`."""
+    """Note the steps in `done`; the arguments are those of `finish_round`."""
     for partition_id, end_offset in sorted(done.items()):
         if end_offset is not None:
             connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
     hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
-    store_heard(connection, {one: list(heard) for one in sorted(hosted)})
-    # Selected by action: in an operation that was canceled since, the children are to be sealed.
+    store_heard(connection, {partition_id: list(heard) for partition_id in sorted(hosted)})
+    # Steps are selected by action: a cancel since then has changed the children's steps from HOST to SEAL.
     for action in StepAction:
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
         which = {"of_operation": operation_id, "ids": ids, "what": action}
@@ -342,23 +342,25 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     connection.execute(_set_partitions, {"ids": sealed, "state": rule.parents})
     waiting = [step for step in operation.pending if step.ask is Ask.SEAL]
     lose_partitions(connection, [step.partition_id for step in waiting if step.given_up])
-    # Their ends are not known until their brokers are back and say them, not even if they had said them before.
+    # The end offset of an abandoned parent is unknown until its broker is back, also if the broker told one before.
     left = {"abandoned": True, "end_offset": None}
     connection.execute(_set_partitions, {"ids": left_behind(operation.pending), **left})
     connection.execute(_set_partitions, {"ids": children, "state": rule.children})
-    # A child that opens although its silent broker does not know every group: the broker must never serve it.
+    # These children open although their silent brokers do not know every group.  The brokers must never serve them.
     untold = [step.partition_id for step in operation.pending if step.ask is Ask.TELL]
     refuse_folders(connection, untold)
     if operation.static:
         set_logic_starts(connection, children)
     connection.execute(_route_raised, {"of_subject": operation.subject_id})
-    route_table(read_route(connection, operation.subject))  # each logical partition has one open
+    route_table(
+        read_route(connection, operation.subject)
+    )  # raises unless each LP has one open partition
 
 
 def release_operation(
     connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0
 ) -> None:
-    """End the driver's lease; any driver may claim the operation at once, or after a pause."""
+    """End the driver's lease.  Any driver may claim the operation after `pause_ms`."""
     mine = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
     until = now_ms() + pause_ms
     connection.execute(sa.update(operations).where(mine).values(driven_until=until))
@@ -388,7 +390,7 @@ _left = (
     .where(
         operations.c.state.in_(ASKING),
         operations.c.driven_until <= now_ms(),
-        # A canceled operation is over when no step is left; such rows stay for ever and are not read again.
+        # A canceled operation without steps to do is over.  Its row stays for ever and is not read again.
         sa.or_(operations.c.state != OperationState.CANCELED, steps.c.partition_id.is_not(None)),
     )
     .order_by(operations.c.driven_until, operations.c.operation_id)
@@ -397,9 +399,9 @@ _left = (
 
 def idle_operations(connection: Connection) -> list[int]:
     """
-    The operations that no driver has and that can continue, those that have waited longest first.
+    Return the operations that have no driver and can continue, the longest waiting first.
 
-    Which groups the brokers of children have to learn is not read here: an operation in OPEN counts as one that can.
+    Steps to tell brokers of new groups are not read here, so every operation in OPEN counts as able to continue.
     """
     left: dict[int, list[sa.Row[Any]]] = {}
     for row in connection.execute(_left):
@@ -408,7 +410,7 @@ def idle_operations(connection: Connection) -> list[int]:
 
 
 def _can_continue(rows: list[sa.Row[Any]]) -> bool:
-    """Whether a driver has something to do; `rows` are the steps that are not done, or one row without a step."""
+    """Whether an operation can continue; `rows` are its steps that are not done, or one row without a step."""
     pending = [
         Pending(
             ask=ASK_OF_STEP[StepAction(row.action)],
@@ -425,6 +427,6 @@ def _can_continue(rows: list[sa.Row[Any]]) -> bool:
 
 
 def groups_of(connection: Connection, subject_id: int) -> list[int]:
-    """The consumer groups of a subject."""
-    found = sa.select(groups.c.group_id).where(groups.c.subject_id == subject_id)
-    return list(connection.execute(found).scalars())
+    """The ids of a subject's consumer groups."""
+    ids = sa.select(groups.c.group_id).where(groups.c.subject_id == subject_id)
+    return list(connection.execute(ids).scalars())

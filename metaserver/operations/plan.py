@@ -1,16 +1,17 @@
 """Plans of operations: which partitions are sealed and which are opened.  Pure.
 
-    resize   the exact split of the count wanted; ranges that stay equal keep their partition
-    split    one partition becomes two          merge   neighbours become one
-    move     the same range on another broker group
-    evacuate every partition of a broker group moves to others
+    resize     The subject gets the exact split of the wanted count.  A partition with a range of that split stays.
+    split      One partition becomes two.
+    merge      Neighbouring partitions become one.
+    move       A partition continues with the same range on another broker group.
+    evacuate   Every open partition of a broker group moves to other broker groups.
 
 Invariants
-    The open partitions after a plan cover every logical partition exactly once, as those before it.
-    A child's parents are exactly the sealed partitions whose ranges overlap its own.
+    The open partitions after a plan cover every logical partition exactly once.
+    The parents of a child are exactly the sealed partitions whose ranges overlap the child's range.
     No plan seals a partition whose range and broker group stay the same.
-    A child goes to the broker group with the fewest partitions of the subject, then to one that has a parent, then to the
-    one with the fewest partitions of all subjects.
+    A child goes to the broker group with the fewest partitions of the subject.  Of several, to one that has a parent of the
+    child; then to the one with the fewest partitions of all subjects.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Child:
     broker_group: BrokerGroup
     parents: tuple[PartitionId, ...]
     queue: QueueNumber | None = None
-    """The parent's, if the child continues it alone; None: a new one."""
+    """The parent's queue, if the child alone continues the parent; None: a new queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,111 +55,122 @@ class Plan:
     """The partitions to seal and to open; empty if there is nothing to do."""
 
     sealed: tuple[PartitionId, ...] = ()
-    """Also partitions that are sealed already, have children, and are now abandoned."""
+    """The partitions to seal, and sealed partitions that are abandoned now."""
     children: tuple[Child, ...] = ()
 
 
 NOTHING = Plan()
 Hosts = Mapping[BrokerGroup, int]
-"""The broker groups that take new partitions, each with the number of open ones it has, of all subjects."""
+"""Broker group that takes new partitions → number of its open partitions, of all subjects."""
 
 
 def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> Plan:
     """
-    Cut the subject into `count` partitions, as even as whole numbers allow.
+    Plan `count` partitions of ranges that differ by at most one logical partition.
 
     Raises:
-        InvalidRequestError: a count outside 1..1024.
-        NotEnoughBrokersError: no host.
+        InvalidRequestError: `count` is outside 1..1024.
+        NotEnoughBrokersError: `hosts` is empty.
     """
     wanted = split_ranges(count)
-    here = {(one.range_start, one.range_end) for one in current}
-    new = [one for one in wanted if one not in here]
+    here = {(partition.range_start, partition.range_end) for partition in current}
+    new = [bounds for bounds in wanted if bounds not in here]
     kept = set(wanted)
-    sealed = [one for one in current if (one.range_start, one.range_end) not in kept]
+    sealed = [
+        partition
+        for partition in current
+        if (partition.range_start, partition.range_end) not in kept
+    ]
     return _plan(current, sealed, new, hosts)
 
 
 def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts) -> Plan:
     """
-    Cut one partition in the middle.
+    Cut a partition in the middle of its range.
 
     Raises:
-        PartitionUnknownError: not an open one.
-        InvalidRequestError: it has one logical partition only.
-        NotEnoughBrokersError: no host.
+        PartitionUnknownError: the subject has no such open partition.
+        InvalidRequestError: the range is one logical partition.
+        NotEnoughBrokersError: `hosts` is empty.
     """
-    one = _find(current, partition_id)
-    middle = (one.range_start + one.range_end) // 2
-    if middle == one.range_start:
+    partition = _find(current, partition_id)
+    middle = (partition.range_start + partition.range_end) // 2
+    if middle == partition.range_start:
         raise InvalidRequestError(
             f"partition {partition_id} is one logical partition and cannot be split",
             partition_id=partition_id,
         )
-    halves = [(one.range_start, middle), (middle, one.range_end)]
-    return _plan(current, [one], halves, hosts)
+    halves = [(partition.range_start, middle), (middle, partition.range_end)]
+    return _plan(current, [partition], halves, hosts)
 
 
 def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Hosts) -> Plan:
     """
-    Make neighbours one.
+    Continue neighbouring partitions by one child.
 
     Raises:
-        PartitionUnknownError: not all of them are open ones.
-        InvalidRequestError: fewer than two, or there is a gap between them.
-        NotEnoughBrokersError: no host.
+        PartitionUnknownError: not all are open partitions of the subject.
+        InvalidRequestError: fewer than two partitions, or a gap between their ranges.
+        NotEnoughBrokersError: `hosts` is empty.
     """
-    found = sorted((_find(current, one) for one in set(ids)), key=lambda one: one.range_start)
-    if len(found) < 2:
+    merged = sorted(
+        (_find(current, partition_id) for partition_id in set(ids)),
+        key=lambda partition: partition.range_start,
+    )
+    if len(merged) < 2:
         raise InvalidRequestError("a merge takes two partitions or more")
-    for left, right in pairwise(found):
+    for left, right in pairwise(merged):
         if left.range_end != right.range_start:
             raise InvalidRequestError(
                 f"partitions {left.partition_id} and {right.partition_id} are not neighbours: "
                 f"[{left.range_start}, {left.range_end}) and "
                 f"[{right.range_start}, {right.range_end})"
             )
-    return _plan(current, found, [(found[0].range_start, found[-1].range_end)], hosts)
+    return _plan(current, merged, [(merged[0].range_start, merged[-1].range_end)], hosts)
 
 
 def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: BrokerGroup) -> Plan:
     """
-    Continue partitions on another broker group; those that are there already stay.
+    Continue partitions on the broker group `target`.  Partitions that are on it already stay.
 
     Raises:
-        PartitionUnknownError: not all of them are open ones.
-        InvalidRequestError: none given.
+        PartitionUnknownError: not all are open partitions of the subject.
+        InvalidRequestError: `ids` is empty.
     """
     if not ids:
         raise InvalidRequestError("a move takes one partition or more")
-    found = [_find(current, one) for one in set(ids)]
-    return _moves(current, [one for one in found if one.broker_group != target], {target: 0})
+    asked = [_find(current, partition_id) for partition_id in set(ids)]
+    return _moves(
+        current, [partition for partition in asked if partition.broker_group != target], {target: 0}
+    )
 
 
 def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts: Hosts) -> Plan:
     """
-    Continue everything that is open on a broker group on others.
+    Continue every open partition of the broker group `source` on other broker groups.
 
     Raises:
-        NotEnoughBrokersError: there is no other.
+        NotEnoughBrokersError: no other broker group takes new partitions.
     """
     others = {group: load for group, load in hosts.items() if group != source}
-    return _moves(current, [one for one in current if one.broker_group == source], others)
+    return _moves(
+        current, [partition for partition in current if partition.broker_group == source], others
+    )
 
 
 def _moves(current: Sequence[OpenPartition], leaving: list[OpenPartition], hosts: Hosts) -> Plan:
-    leaving.sort(key=lambda one: one.range_start)
-    ranges = [(one.range_start, one.range_end) for one in leaving]
+    leaving.sort(key=lambda partition: partition.range_start)
+    ranges = [(partition.range_start, partition.range_end) for partition in leaving]
     return _plan(current, leaving, ranges, hosts)
 
 
 def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
-    for one in current:
-        if one.partition_id == partition_id:
-            return one
+    for partition in current:
+        if partition.partition_id == partition_id:
+            return partition
     raise PartitionUnknownError(
         f"partition {partition_id} is not an open partition of this subject; those that are: "
-        f"{listed(sorted(one.partition_id for one in current))}",
+        f"{listed(sorted(partition.partition_id for partition in current))}",
         partition_id=partition_id,
     )
 
@@ -173,16 +185,22 @@ def _plan(
         return NOTHING
     if not hosts:
         raise NotEnoughBrokersError
-    gone = {one.partition_id for one in sealed}
-    of_subject = Counter(one.broker_group for one in current if one.partition_id not in gone)
+    gone = {partition.partition_id for partition in sealed}
+    of_subject = Counter(
+        partition.broker_group for partition in current if partition.partition_id not in gone
+    )
     load = Counter(hosts)
     children = []
     for start, end in ranges:
-        parents = [one for one in sealed if one.range_start < end and start < one.range_end]
-        homes = {one.broker_group for one in parents}
+        parents = [
+            partition
+            for partition in sealed
+            if partition.range_start < end and start < partition.range_end
+        ]
+        homes = {parent.broker_group for parent in parents}
         group = min(
             hosts,
-            key=lambda one: (of_subject[one], one not in homes, load[one], one),
+            key=lambda host: (of_subject[host], host not in homes, load[host], host),
         )
         of_subject[group] += 1
         load[group] += 1
@@ -192,7 +210,7 @@ def _plan(
                 range_start=start,
                 range_end=end,
                 broker_group=group,
-                parents=tuple(sorted(one.partition_id for one in parents)),
+                parents=tuple(sorted(parent.partition_id for parent in parents)),
                 queue=parents[0].queue if alone else None,
             )
         )

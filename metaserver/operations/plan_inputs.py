@@ -30,14 +30,14 @@ class PlannedOperation:
     subject: SubjectRow
     plan: Plan
     freed: int = 0
-    """The id of a running operation that waits for the evacuated broker group and now continues without it."""
+    """The id of a running operation that waited for the evacuated broker group and continues without it; else 0."""
     busy: BusySubject | None = None
-    """The reason for which an evacuation leaves partitions of the subject where they are, or blocked."""
+    """The reason why an evacuation leaves partitions of the subject on the broker group, or blocked."""
     losses: tuple[LossView, ...] = ()
     """The partitions that are given up with a lost broker group."""
 
     def children(self) -> tuple[Partition, ...]:
-        """The children with the names and queues that they will get; ids come with the rows."""
+        """The children with their names and queues.  Their ids are 0: they get ids when their rows are stored."""
         planned = []
         for number, child in enumerate(self.plan.children, self.subject.partitions_named):
             queue = QueueNumber(number) if child.queue is None else child.queue
@@ -84,7 +84,7 @@ def free_subject(connection: Connection, name: str) -> SubjectRow:
 
 
 def running_operation(connection: Connection, subject_id: int) -> int | None:
-    """The id of the subject's operation that has not changed the route yet, or None."""
+    """The id of the subject's running operation: it has not changed the route yet.  None if no operation runs."""
     running = sa.select(operations.c.operation_id).where(operations.c.running == subject_id)
     return connection.execute(running).scalar_one_or_none()
 

@@ -13,7 +13,8 @@
 Invariants
     A state is left for the next one only when `outlook` is PASS.  Nothing else decides whether an operation can continue.
     From the first seal on an operation only moves forward: no state after PLAN can be canceled.
-    A silent broker is left behind only up to the new route, and only where the order or the loss was given up before.
+    A parent is left behind unsealed only before the route changes, and only if its broker is silent.
+    Then either an operator has accepted the loss, or the subject allows reordered messages and an operator asked for it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Ask(enum.StrEnum):
     HOST = "host"
     SEAL = "seal"
     TELL = "tell"
-    """To store consumer groups that were made after it had hosted a child."""
+    """Store the consumer groups that were made after the broker had hosted a child."""
 
 
 ASK_OF_STEP = {StepAction.HOST: Ask.HOST, StepAction.SEAL: Ask.SEAL}
@@ -43,21 +44,21 @@ class Rule:
     """One row of the table."""
 
     asks: Ask | None
-    """What the brokers are asked for; None: nothing is left to do."""
+    """What brokers are asked for in this state; None: nothing."""
     after: OperationState | None
-    """The next state; None: there is none."""
+    """The next state; None: this state is the last."""
     after_leaving: OperationState | None = None
-    """The next state when a parent is left behind unsealed, if it is another one."""
+    """The next state if a parent is left behind unsealed; None: `after`."""
     runs: bool
-    """The operation keeps others off its subject: its route is still to come."""
+    """Whether the route is still to change; no other operation may begin on the subject meanwhile."""
     checks_parents: bool = False
-    """The state is left only when every parent's broker answers, and says that it can seal its partition."""
+    """Whether the next state also needs an answer of every parent's broker: it can seal the parent."""
     may_cancel: bool = False
-    """An operator may cancel the operation."""
+    """Whether an operator may cancel the operation in this state."""
     parents: PartitionState
-    """The state in which the operation has its parents."""
+    """The state of the operation's parents."""
     children: PartitionState
-    """The state in which the operation has its children."""
+    """The state of the operation's children."""
 
 
 RULES: Mapping[OperationState, Rule] = {
@@ -127,11 +128,11 @@ class Pending:
     given_up: bool = False
     """An operator has accepted the loss of what the broker has."""
     may_reorder: bool = False
-    """An operator lets the operation continue without silent parents, and the subject allows reordered messages."""
+    """An operator lets the operation continue without silent brokers, and the subject allows reordered messages."""
 
     @property
     def may_leave(self) -> bool:
-        """Whether the operation may get its route without this step, as long as the broker is silent."""
+        """Whether the route may change without this step while the broker is silent."""
         match self.ask:
             case Ask.HOST:
                 return False
@@ -147,19 +148,19 @@ class Outlook(enum.Enum):
     ASK = enum.auto()
     """A broker answers and has something to do."""
     PASS = enum.auto()
-    """Nothing keeps it in its state; PLAN asks the parents' brokers first."""
+    """The operation can enter its next state; from PLAN, the parents' brokers are asked first."""
     WAIT = enum.auto()
-    """Silent brokers keep it in its state."""
+    """The operation waits for silent brokers."""
     END = enum.auto()
-    """It is over."""
+    """The operation is over."""
 
 
 def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
     """
-    Whether an operation can continue, and how.
+    Return whether an operation can continue, and how.
 
     Args:
-        pending: every step that is not done; in OPEN also the children whose brokers do not know every group.
+        pending: every step that is not done; in OPEN also a TELL step of each child whose broker does not know every group.
     """
     pending = tuple(pending)
     asked = to_ask(state, pending)
@@ -171,7 +172,7 @@ def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
 
 
 def to_ask(state: OperationState, pending: Iterable[Pending]) -> list[Pending]:
-    """The steps of a state, without those of silent brokers that may be left behind."""
+    """The steps that the state waits for: its own steps, but for those of silent brokers that may be left behind."""
     rule = RULES[state]
     return [
         step
@@ -181,17 +182,19 @@ def to_ask(state: OperationState, pending: Iterable[Pending]) -> list[Pending]:
 
 
 def silent_parents(state: OperationState, pending: Iterable[Pending]) -> list[str]:
-    """The broker groups, sorted, without which no parent may be sealed: else some parents would take no messages, and
-    their children not yet.
+    """
+    The silent broker groups of parents, sorted; while there is one, no parent is sealed.
+
+    A sealed parent takes no messages, and its children take none before all parents are sealed.
     """
     if not RULES[state].checks_parents:
         return []
     parents = (step for step in pending if step.ask is Ask.SEAL)
-    return sorted({one.broker_group for one in parents if not (one.alive or one.may_leave)})
+    return sorted({step.broker_group for step in parents if not (step.alive or step.may_leave)})
 
 
 def parents_to_check(state: OperationState, pending: Iterable[Pending]) -> list[int]:
-    """The parents whose brokers have to say that they can seal them; none while another parent's broker is silent."""
+    """The parents whose brokers are to be asked whether they can seal them; none while a parent's broker is silent."""
     pending = tuple(pending)
     if not RULES[state].checks_parents or silent_parents(state, pending):
         return []
@@ -202,10 +205,10 @@ def next_state(
     state: OperationState, pending: Collection[Pending], *, sealable: Collection[int] | None = None
 ) -> OperationState:
     """
-    The state to enter now; the same one if the operation has to stay.
+    Return the state to enter now, or `state` if the operation has to stay in it.
 
     Args:
-        sealable: the parents whose brokers have just said that they can seal them; None: all.
+        sealable: the parents whose brokers have just said that they can seal them; None: all parents.
     """
     rule = RULES[state]
     if outlook(state, pending) is not Outlook.PASS or rule.after is None:
@@ -218,12 +221,12 @@ def next_state(
 
 
 def left_behind(pending: Iterable[Pending]) -> list[int]:
-    """The parents that a new route leaves unsealed, to be sealed when their brokers are back."""
-    return [one.partition_id for one in pending if one.ask is Ask.SEAL and not one.given_up]
+    """The parents that are unsealed when the route changes.  They are sealed when their brokers are back."""
+    return [step.partition_id for step in pending if step.ask is Ask.SEAL and not step.given_up]
 
 
 def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
-    """What an operation waits for before it asks anybody; "" if it can continue or is over."""
+    """The reason why an operation waits, as far as it is known without asking a broker; "" if it does not wait."""
     if outlook(state, pending) is not Outlook.WAIT:
         return ""
     asked = to_ask(state, pending)
@@ -231,13 +234,13 @@ def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
 
 
 def silence(state: OperationState, broker_group: str) -> str:
-    """The reason when a broker that has something to do is silent."""
+    """The reason for waiting while a broker with a step to do is silent."""
     held = "; its children are held until it is back and has sealed"
     return f"broker group {broker_group!r} is silent{held if state is OperationState.SEAL else ''}"
 
 
 def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
-    """The reason when the brokers of some parents are silent, so that none is sealed; "" if none is silent."""
+    """The reason for waiting while brokers of parents are silent; "" if none is silent."""
     groups = silent_parents(state, pending)
     if not groups:
         return ""
@@ -245,7 +248,7 @@ def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
 
 
 def unsealable(partition_id: int, broker_group: str, why: str) -> str:
-    """The reason when the broker of a parent answers that it cannot seal it, so that none is sealed."""
+    """The reason for waiting while the broker of a parent cannot seal it."""
     return (
         f"partition {partition_id} on {broker_group!r} cannot be sealed: {why}; "
         f"nothing is sealed before all parents can be"
@@ -253,14 +256,14 @@ def unsealable(partition_id: int, broker_group: str, why: str) -> str:
 
 
 def may_reorder(order_strategy: OrderStrategy, *, static: bool) -> bool:
-    """Whether messages of a subject may be reordered, if that is declared."""
+    """Whether a subject allows reordered messages; they are declared in receipts."""
     return order_strategy is OrderStrategy.BEST_TRIED and not static
 
 
 def parents_and_children(
     state: OperationState, steps: Iterable[tuple[int, StepAction]]
 ) -> tuple[list[int], list[int]]:
-    """The partitions that an operation continues, and those it opens; a canceled one has steps of its children alone."""
+    """Return an operation's parents and children.  A canceled operation has children alone: all its steps are theirs."""
     rows = list(steps)
     if RULES[state].children is PartitionState.EXPIRED:
         return [], [partition_id for partition_id, _ in rows]

@@ -1,4 +1,4 @@
-"""Operations and the lineage of partitions, as calls show them.  SQL, synchronous."""
+"""Views of operations and of a subject's lineage, for the answers of calls.  SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ OPERATIONS_SHOWN_MAX = 100
 def subject_operations(connection: Connection, name: str) -> list[OperationView]:
     """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
     row = open_subject_row(connection, name)
-    found = (
+    latest = (
         sa.select(operations.c.operation_id)
         .where(operations.c.subject_id == row.subject_id)
         .order_by(operations.c.operation_id.desc())
         .limit(OPERATIONS_SHOWN_MAX)
     )
-    return operation_views(connection, connection.execute(found).scalars().all())
+    return operation_views(connection, connection.execute(latest).scalars().all())
 
 
 _chosen = (
@@ -47,7 +47,7 @@ _chosen = (
 
 
 def operation_views(connection: Connection, ids: Collection[int]) -> list[OperationView]:
-    """These operations, the newest first."""
+    """The views of these operations, the newest first."""
     rows = connection.execute(_chosen, {"ids": list(ids)}).all()
     return [_view(connection, row) for row in rows]
 
@@ -70,9 +70,9 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
     done = connection.execute(_done, {"of_operation": row.operation_id}).all()
     state = OperationState(row.state)
     sealed, children = parents_and_children(
-        state, ((one.partition_id, StepAction(one.action)) for one in done)
+        state, ((step.partition_id, StepAction(step.action)) for step in done)
     )
-    facts = {one.partition_id: one for one in done}
+    facts = {step.partition_id: step for step in done}
     cordoned = ""
     if row.kind == OperationKind.EVACUATE:
         cordoned = _cordoned_source(connection, children, sealed)
@@ -85,13 +85,13 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
         children=read_partitions(connection, BY_ID, ids=children),
         steps=tuple(
             StepView(
-                action=StepAction(one.action),
-                partition_id=one.partition_id,
-                broker_group=one.broker_group,
-                done=one.done,
-                end_offset=one.end_offset,
+                action=StepAction(step.action),
+                partition_id=step.partition_id,
+                broker_group=step.broker_group,
+                done=step.done,
+                end_offset=step.end_offset,
             )
-            for one in done
+            for step in done
         ),
         without_source=row.without_source,
         reordered=tuple(key for key in sealed if facts[key].abandoned),
@@ -104,21 +104,21 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
 def _cordoned_source(
     connection: Connection, children: Collection[int], sealed: Collection[int]
 ) -> str:
-    """The broker group of these sealed partitions, or of the children's parents, if it is cordoned, else ""."""
+    """The broker group that an evacuation leaves, if it is cordoned now, else ""."""
     parents = sa.select(partition_parents.c.parent_id).where(
         partition_parents.c.partition_id.in_(children)
     )
     left = sa.or_(partitions.c.partition_id.in_(sealed), partitions.c.partition_id.in_(parents))
-    found = (
+    cordoned = (
         sa.select(brokers.c.broker_group)
         .join(partitions, partitions.c.broker_group == brokers.c.broker_group)
         .where(left, brokers.c.cordoned)
     )
-    return connection.execute(found.limit(1)).scalar_one_or_none() or ""
+    return connection.execute(cordoned.limit(1)).scalar_one_or_none() or ""
 
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:
-    """Every partition a subject ever had, without the children of canceled operations.  Raises SubjectUnknownError."""
+    """Every partition that a subject ever had, but for the children of canceled operations.  Raises SubjectUnknownError."""
     begin_snapshot(connection)
     row = open_subject_row(connection, name)
     canceled = (
@@ -130,8 +130,8 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
         partitions.c.subject_id == row.subject_id, partitions.c.partition_id.not_in(canceled)
     )
     ends = {
-        one.partition_id: one
-        for one in connection.execute(
+        row.partition_id: row
+        for row in connection.execute(
             sa.select(
                 partitions.c.partition_id,
                 partitions.c.end_offset,
@@ -145,11 +145,11 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
         route_version=row.route_version,
         partitions=[
             PartitionHistory(
-                partition=one,
-                end_offset=ends[one.partition_id].end_offset,
-                abandoned=ends[one.partition_id].abandoned,
-                lost=ends[one.partition_id].lost,
+                partition=partition,
+                end_offset=ends[partition.partition_id].end_offset,
+                abandoned=ends[partition.partition_id].abandoned,
+                lost=ends[partition.partition_id].lost,
             )
-            for one in read_partitions(connection, PartitionFilter(of_subject))
+            for partition in read_partitions(connection, PartitionFilter(of_subject))
         ],
     )

@@ -1,12 +1,12 @@
-"""Rows for partitions whose only broker group is gone for good.  Pure.
+"""Infers the rows of gone partitions: their only broker group is gone for good.  Pure.
 
     a hosted child names a parent that no broker has ─▶ a lost row for the parent, with the groups that may lose messages
 
 Invariants
-    No ancestor of a gone partition has messages left: they could be read after messages of its children.  In a static
-    subject one may, because a queue is one chain: the gone partition becomes the child of the one before it.
-    A group counts as having drained a gone partition only if it was granted a descendant of it.
-    Messages that a group may not have read there are given up only if the operator says so (`lose_unread`).
+    No ancestor of a gone partition has messages left: they could be read after messages of the gone partition's children.
+    A static subject is an exception.  A queue is one chain, so the gone partition becomes the child of the one before it.
+    A group counts as having drained a gone partition only if a descendant of the partition was granted to the group.
+    Messages of a gone partition that a group may not have read are given up only if the operator asks for it (`lose_unread`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .rows import GonePartition, RebuildOptions, RebuiltPartition, RebuiltSubjec
 
 def fill_gone(
     subject: RebuiltSubject,
-    found: Sequence[PartitionStatus],
+    statuses: Sequence[PartitionStatus],
     rows: Mapping[int, RebuiltPartition],
     options: RebuildOptions,
 ) -> Iterator[str]:
     """
-    Add rows to a subject for the parents that no broker has.
+    Add a row to the subject for each parent that no broker has.
 
     Args:
-        rows: the rows of the brokers' partitions, in the states that they have after the rebuild.
+        rows: the rows of the brokers' partitions by id, in their states after the rebuild.
 
     Yields:
         A problem for each reason to refuse the rebuild.
@@ -44,16 +44,16 @@ def fill_gone(
     if not missing:
         return
     if not subject.static:
-        yield from _left_before(found, rows, children)
-    passed = _passed(found, rows)
+        yield from _left_before(statuses, rows, children)
+    passed = _passed(statuses, rows)
     for number in missing:
         unread = tuple(
-            one.name for one in subject.groups if number not in passed.get(one.name, set())
+            group.name for group in subject.groups if number not in passed.get(group.name, set())
         )
         if unread and not options.lose_unread:
             yield (
                 f"partition {number} is gone, and {', '.join(unread)} may have messages unread there: "
-                "name its broker, or give them up with --lose-unread"
+                "name its broker, or give up the messages with --lose-unread"
             )
         gone = _row(number, children[number], options.gone[0], subject.name)
         if subject.static:
@@ -64,13 +64,13 @@ def fill_gone(
 
 
 def _row(number: int, children: Sequence[Partition], broker_group: str, subject: str) -> Partition:
-    """The row of a gone partition, inferred from its children; the first gone broker group stands for all of them."""
+    """The row of a gone partition, inferred from its children.  `broker_group` is a guess if several groups are gone."""
     return msgspec.structs.replace(
         children[0],
         partition_id=PartitionId(number),
         name=f"{subject}.gone-{number}",
-        range_start=min(one.range_start for one in children),
-        range_end=max(one.range_end for one in children),
+        range_start=min(child.range_start for child in children),
+        range_end=max(child.range_end for child in children),
         broker_group=broker_group,
         state=PartitionState.EXPIRED,
         parents=(),
@@ -78,7 +78,7 @@ def _row(number: int, children: Sequence[Partition], broker_group: str, subject:
 
 
 def _before_in_queue(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionId, ...]:
-    """The partition before a lost one in its queue: the latest one that is sealed or also gone."""
+    """The partition before a gone one in its queue: the latest older partition that is sealed or also gone."""
     before = [
         row.partition.partition_id
         for row in subject.partitions
@@ -90,41 +90,42 @@ def _before_in_queue(gone: Partition, subject: RebuiltSubject) -> tuple[Partitio
 
 
 def _left_before(
-    found: Sequence[PartitionStatus],
+    statuses: Sequence[PartitionStatus],
     rows: Mapping[int, RebuiltPartition],
     children: Mapping[int, Sequence[Partition]],
 ) -> Iterator[str]:
-    """A problem for each partition with messages left whose own or whose descendants' children are gone."""
-    kept = {one.partition_id for one in found if one.first_offset < one.next_offset}
+    """Yield a problem for each partition with messages left that has a gone partition among its descendants."""
+    kept = {status.partition_id for status in statuses if status.first_offset < status.next_offset}
     told: set[int] = set()
     for number, row in sorted(rows.items()):
-        one = row.partition
+        partition = row.partition
         covered = sum(
-            min(one.range_end, child.range_end) - max(one.range_start, child.range_start)
+            min(partition.range_end, child.range_end)
+            - max(partition.range_start, child.range_start)
             for child in children.get(number, ())
             if child.state is not PartitionState.EXPIRED
         )
-        sealed = one.state is PartitionState.SEALED
-        if not sealed or covered >= one.range_end - one.range_start:
+        sealed = partition.state is PartitionState.SEALED
+        if not sealed or covered >= partition.range_end - partition.range_start:
             continue
         before = ({number} | _ancestors(number, rows)) & kept
-        for each in sorted(before - told):
+        for ancestor in sorted(before - told):
             yield (
-                f"partition {each} has messages left, and something between it and those of today "
-                "is gone: name its broker, or wait until retention has removed them"
+                f"partition {ancestor} has messages left, and a partition that continued it is gone: "
+                "name the broker of the gone one, or wait until retention has removed the messages"
             )
         told |= before
 
 
 def _passed(
-    found: Sequence[PartitionStatus], rows: Mapping[int, RebuiltPartition]
+    statuses: Sequence[PartitionStatus], rows: Mapping[int, RebuiltPartition]
 ) -> dict[str, set[int]]:
-    """Group → the ancestors of the partitions that its consumers were granted."""
+    """Consumer group → ids of the ancestors of all partitions that were granted to the group."""
     passed: dict[str, set[int]] = {}
-    for one in found:
-        for at_broker in one.groups:
+    for status in statuses:
+        for at_broker in status.groups:
             if at_broker.token and not at_broker.by_operator:
-                before = _ancestors(one.partition_id, rows)
+                before = _ancestors(status.partition_id, rows)
                 passed.setdefault(at_broker.group, set()).update(before)
     return passed
 

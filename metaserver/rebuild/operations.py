@@ -1,13 +1,13 @@
-"""Infers from partitions and their lineage which operations were under way when the database was lost.  Pure.
+"""Infers from partitions and their lineage which operations were unfinished when the database was lost.  Pure.
 
-    no parent sealed                    CANCELED: the children are to be sealed and are never opened
+    no parent sealed                    CANCELED: the children are sealed and never opened
     some parents sealed                 SEAL
     children in use, a parent open      FENCE: the parent was left behind
     all parents sealed                  DONE
 
 Invariants
-    At most one operation runs on a subject.  Each FENCE is an operation of its own, so that the running one opens only
-    its own children.
+    At most one operation runs on a subject.
+    Each operation in FENCE is a row of its own, so that the running operation opens its own children alone.
 """
 
 from __future__ import annotations
@@ -25,44 +25,47 @@ from .rows import RebuiltOperation, RebuiltPartition
 
 SEALED = PartitionState.SEALED
 NO_PARENT = 0
-"""The key for partitions without a parent; ids begin at 1."""
+"""Stands for the parent of partitions without parents; ids begin at 1."""
 
 
-def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
+def forget_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
     """
     Mark the children of canceled operations as EXPIRED: they were never opened.
 
-    Such a child is sealed, empty and without children: a parent that is sealed has children, which were hosted before.
-    Or it is unused, and a younger partition has the same parent and a part of its range: one operation runs at a time,
-    and none begins on a parent whose children were opened.  The same holds for partitions of a creation, which have no
-    parents: where two share a range, the older one was left on a silent broker.
+    A child is of a canceled operation if it has no children, is unused, and one of these holds:
+
+    - It is sealed and empty.  A partition that was sealed to be continued has children: they are hosted before the seal.
+    - A younger partition has the same parent and a part of the same range.  One operation runs at a time, and none begins
+      on a parent whose children were opened.
+
+    Partitions of a creation have no parents.  If two of them share a range, the older one was left on a silent broker.
     """
-    continued = {one for row in rows.values() for one in row.partition.parents}
-    used = {one.partition_id for one in found if is_used(one)}
+    continued = {parent for row in rows.values() for parent in row.partition.parents}
+    used = {status.partition_id for status in statuses if is_used(status)}
     by_parent: dict[int, list[Partition]] = defaultdict(list)
     for partition_id, row in sorted(rows.items(), reverse=True):
-        one = row.partition
-        parents = one.parents or (NO_PARENT,)
+        partition = row.partition
+        parents = partition.parents or (NO_PARENT,)
         younger = (other for parent in parents for other in by_parent[parent])
         replaced = any(
-            other.range_start < one.range_end and one.range_start < other.range_end
+            other.range_start < partition.range_end and partition.range_start < other.range_end
             for other in younger
         )
         for parent in parents:
-            by_parent[parent].append(one)
+            by_parent[parent].append(partition)
         if partition_id in continued or partition_id in used:
             continue
-        if replaced or (one.parents and row.end_offset == 0):
+        if replaced or (partition.parents and row.end_offset == 0):
             set_state(rows, partition_id, PartitionState.EXPIRED)
 
 
-def is_used(one: PartitionStatus) -> bool:
-    """Whether a partition was open: it has messages, or a consumer acquired it.  Groups are told to it before that."""
-    return one.next_offset > 0 or any(group.token for group in one.groups)
+def is_used(status: PartitionStatus) -> bool:
+    """Whether a partition was opened: it has messages, or a consumer acquired it.  Known groups alone do not tell."""
+    return status.next_offset > 0 or any(group.token for group in status.groups)
 
 
 def canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
-    """An operation that seals the left-out children: a producer with an older route could store messages there."""
+    """The operation that seals EXPIRED children, None without them: a producer with an old route could still append there."""
     steps = {
         partition_id: (StepAction.SEAL, row.end_offset is not None)
         for partition_id, row in sorted(rows.items())
@@ -72,33 +75,35 @@ def canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
 
 
 def operations(
-    found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
+    hosted: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
 ) -> tuple[list[RebuiltOperation], RebuiltOperation | None]:
     """
-    Infer the operations that were under way, and set the states of their partitions in `rows`.
+    Infer the unfinished operations, and set the states of their partitions in `rows`.
 
     A child was opened if it has messages, was acquired by a group, or has children.
 
     Returns:
-        The operations in FENCE, and the running one or None.
+        The operations in FENCE, and the running operation or None.
     """
-    statuses = {one.partition_id: one for one in found}
-    opened: set[int] = {one for row in rows.values() for one in row.partition.parents}
-    opened |= {one.partition_id for one in found if is_used(one)}
+    statuses = {status.partition_id: status for status in hosted}
+    opened: set[int] = {parent for row in rows.values() for parent in row.partition.parents}
+    opened |= {status.partition_id for status in hosted if is_used(status)}
     fences: list[RebuiltOperation] = []
     running: dict[int, tuple[StepAction, bool]] = {}
     for parents, children in _generations(rows):
-        sealed = {one for one in parents if one not in statuses}  # gone
-        sealed |= {one for one in parents & statuses.keys() if statuses[one].state is SEALED}
+        sealed = {parent for parent in parents if parent not in statuses}  # gone
+        sealed |= {
+            parent for parent in parents & statuses.keys() if statuses[parent].state is SEALED
+        }
         if sealed == parents:
             continue
         steps = dict.fromkeys(children, (StepAction.HOST, True))
-        steps |= {one: (StepAction.SEAL, one in sealed) for one in parents}
+        steps |= {parent: (StepAction.SEAL, parent in sealed) for parent in parents}
         if not children.isdisjoint(opened):
-            # The children were opened without the silent parents, which are still to be sealed.
+            # The children were opened while the brokers of these parents were silent: the parents are still to be sealed.
             _set_states(rows, OperationState.FENCE, parents - sealed)
-            for one in parents - sealed:
-                rows[one].abandoned = True
+            for parent in parents - sealed:
+                rows[parent].abandoned = True
             fences.append(RebuiltOperation(state=OperationState.FENCE, steps=steps))
         elif sealed:
             _set_states(rows, OperationState.SEAL, parents & rows.keys(), children)
@@ -116,7 +121,7 @@ def _set_states(
     parents: Collection[int],
     children: Collection[int] = (),
 ) -> None:
-    """Change the rows of partitions to what they are while an operation is in this state."""
+    """Give the rows of an operation's parents and children the partition states of the operation's state."""
     for partition_id in parents:
         set_state(rows, partition_id, RULES[state].parents)
     for partition_id in children:
@@ -124,13 +129,13 @@ def _set_states(
 
 
 def set_state(rows: dict[int, RebuiltPartition], partition_id: int, state: PartitionState) -> None:
-    """Change a row's state."""
+    """Set the state of a partition's row."""
     row = rows[partition_id]
     row.partition = msgspec.structs.replace(row.partition, state=state)
 
 
 def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
-    """Parents and children that belong to one operation: (ids of parents, ids of children)."""
+    """(ids of parents, ids of children) of each operation: children that share a parent are of one operation."""
     generations: list[tuple[set[int], set[int]]] = []
     for child, row in sorted(rows.items()):
         if not row.partition.parents or row.partition.state is PartitionState.EXPIRED:

@@ -1,14 +1,14 @@
 """Plans the rows of a lost database from the brokers' facts: routes, lineage, groups, tokens, operations.  Pure.
 
-    every broker's partitions ──▶ subjects, states, interrupted operations ──▶ rows, or a list of contradictions
+    every broker's partitions ──▶ subjects, states, unfinished operations ──▶ rows, or a list of problems
 
 Invariants
-    Nothing that the order depends on is guessed: a missing parent, a gap in a route, or two folders of one broker group
-    refuse the rebuild.
+    No fact that the order depends on is guessed.  A missing parent, a gap in a route, or two data folders of one broker
+    group refuse the rebuild.
     A group counts as having drained a partition only if it has drained the partition's parents.
     Every future token is above every fence, and above every token that was granted and never reached a broker.
-    An operation that was interrupted before the first seal is canceled, and its children are sealed at their brokers;
-    one that was interrupted after it continues.
+    An operation without a sealed parent is canceled, and its children are sealed at their brokers.
+    An operation with a sealed parent continues.
 """
 
 from __future__ import annotations
@@ -33,51 +33,53 @@ from ..groups.leases import drained_through
 from .gone import fill_gone
 from .operations import canceled, forget_canceled, is_used, operations
 from .rows import (
+    BrokerSource,
     RebuildOptions,
     RebuiltCluster,
     RebuiltGroup,
     RebuiltPartition,
     RebuiltSubject,
-    Source,
 )
 
 NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
-"""The number of tokens skipped: more than a group is granted between two tokens that reach a broker."""
+"""The next token is this much above the highest one at a broker: more tokens than can have been granted meanwhile."""
 PROBLEMS_SHOWN_MAX = 20
 
 
-def plan_rebuild(sources: Sequence[Source], options: RebuildOptions = NO_OPTIONS) -> RebuiltCluster:
+def plan_rebuild(
+    sources: Sequence[BrokerSource], options: RebuildOptions = NO_OPTIONS
+) -> RebuiltCluster:
     """
-    The rows of a database that fits these brokers.
+    Plan the rows of a database that fits these brokers.
 
     Raises:
-        InvalidNameError: of a broker group that is gone.
-        InvalidRequestError: the brokers contradict each other, or some are missing; it names all problems.
+        InvalidNameError: the name of a gone broker group is not valid.
+        InvalidRequestError: the brokers contradict each other, or brokers are missing.  The message lists the problems.
     """
     for name in options.gone:
         check_name("broker group", name)
     problems = list(_contradictions(sources))
     problems += [
-        f"{one.address} is broker group {one.hosted.broker_group!r}, which is said to be gone"
-        for one in sources
-        if one.hosted.broker_group in options.gone
+        f"{source.address} is broker group {source.hosted.broker_group!r}, which --gone names as gone"
+        for source in sources
+        if source.hosted.broker_group in options.gone
     ]
     statuses: dict[int, PartitionStatus] = {
-        one.partition_id: one for source in sources for one in source.hosted.partitions
+        status.partition_id: status for source in sources for status in source.hosted.partitions
     }
     of_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
-    for _, one in sorted(statuses.items()):
-        of_subject[one.subject].append(one)
-        facts = one.facts
+    for _, status in sorted(statuses.items()):
+        of_subject[status.subject].append(status)
+        facts = status.facts
         parents = () if facts is None else facts.partition.parents
         if not options.gone:
-            problems += [_missing(one, parent) for parent in parents if parent not in statuses]
+            problems += [_missing(status, parent) for parent in parents if parent not in statuses]
     subjects = []
     if not problems:
-        for name, found in sorted(of_subject.items()):
+        for name, hosted in sorted(of_subject.items()):
             try:
-                subjects.append(_subject(name, found, options))
+                subjects.append(_subject(name, hosted, options))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
@@ -88,14 +90,14 @@ def plan_rebuild(sources: Sequence[Source], options: RebuildOptions = NO_OPTIONS
     return RebuiltCluster(sources=sources, subjects=subjects)
 
 
-def _missing(one: PartitionStatus, parent: int) -> str:
+def _missing(status: PartitionStatus, parent: int) -> str:
     return (
-        f"partition {one.partition_id} continues partition {parent}, which none of these brokers "
-        "has: name every broker, and with --gone the broker groups that exist no more"
+        f"partition {status.partition_id} continues partition {parent}, which none of these brokers "
+        "has: name every broker, and name with --gone the broker groups that do not exist any more"
     )
 
 
-def _contradictions(sources: Sequence[Source]) -> Iterable[str]:
+def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
     groups: dict[str, str] = {}
     ids: dict[str, str] = {}
     homes: dict[int, str] = {}
@@ -104,62 +106,66 @@ def _contradictions(sources: Sequence[Source]) -> Iterable[str]:
         if hosted.broker_group in groups:
             yield (
                 f"{groups[hosted.broker_group]} and {source.address} are both broker group "
-                f"{hosted.broker_group!r}: one of them is a copy"
+                f"{hosted.broker_group!r}: one data folder is a copy of the other"
             )
         elif hosted.broker_id and hosted.broker_id in ids:
-            yield f"{ids[hosted.broker_id]} and {source.address} have one data folder"
+            yield f"{ids[hosted.broker_id]} and {source.address} have the same data folder"
         groups[hosted.broker_group] = ids[hosted.broker_id] = source.address
-        for one in hosted.partitions:
-            if one.facts is None:
-                yield f"{source.address} does not say what partition {one.partition_id} is"
-            elif one.facts.partition.broker_group != hosted.broker_group:
-                yield f"{source.address} has partition {one.partition_id} of another broker group"
-            elif one.partition_id in homes:
+        for status in hosted.partitions:
+            if status.facts is None:
+                yield f"{source.address} does not say what partition {status.partition_id} is"
+            elif status.facts.partition.broker_group != hosted.broker_group:
+                yield f"{source.address} has partition {status.partition_id} of another broker group"
+            elif status.partition_id in homes:
                 yield (
-                    f"{homes[one.partition_id]} and {source.address} both have partition "
-                    f"{one.partition_id}"
+                    f"{homes[status.partition_id]} and {source.address} both have partition "
+                    f"{status.partition_id}"
                 )
-            homes[one.partition_id] = source.address
+            homes[status.partition_id] = source.address
 
 
 def _subject(
-    name: str, found: Sequence[PartitionStatus], options: RebuildOptions
+    name: str, statuses: Sequence[PartitionStatus], options: RebuildOptions
 ) -> RebuiltSubject:
-    facts = {one.partition_id: _facts(one) for one in found}
-    strategies = {one.order_strategy for one in facts.values()} - {None}
+    facts = {status.partition_id: _facts(status) for status in statuses}
+    strategies = {fact.order_strategy for fact in facts.values()} - {None}
     if len(strategies) != 1:
         raise InvalidRequestError("its partitions do not agree on an order strategy")
     (strategy,) = strategies
     assert strategy is not None
-    if len({one.static for one in facts.values()}) != 1:
-        raise InvalidRequestError("its partitions do not agree whether it is static")
-    counts = {one.partitions_wanted for one in facts.values()} - {0}
-    kept = {one.retention for one in facts.values()} - {None}
+    if len({fact.static for fact in facts.values()}) != 1:
+        raise InvalidRequestError("its partitions do not agree on whether it is static")
+    counts = {fact.partitions_wanted for fact in facts.values()} - {0}
+    kept = {fact.retention for fact in facts.values()} - {None}
     if len(kept) > 1:
         raise InvalidRequestError("its partitions do not agree on a retention")
-    numbers = [number for one in found if (number := partition_number(one.name)) is not None]
+    numbers = [
+        number for status in statuses if (number := partition_number(status.name)) is not None
+    ]
     subject = RebuiltSubject(
         name=name,
         order_strategy=strategy,
-        partitions_wanted=min(counts, default=len(found)),
-        partitions_named=max([number + 1 for number in numbers] + [len(found)]),
+        partitions_wanted=min(counts, default=len(statuses)),
+        partitions_named=max([number + 1 for number in numbers] + [len(statuses)]),
         partitions=[],
-        groups=_groups(found),
+        groups=_groups(statuses),
         retention=next(iter(kept), None) or Retention.ACKED,
-        static=facts[found[0].partition_id].static,
+        static=facts[statuses[0].partition_id].static,
     )
     rows = {
-        one.partition_id: RebuiltPartition(
-            partition=msgspec.structs.replace(facts[one.partition_id].partition, state=one.state),
-            end_offset=one.next_offset if one.state is PartitionState.SEALED else None,
+        status.partition_id: RebuiltPartition(
+            partition=msgspec.structs.replace(
+                facts[status.partition_id].partition, state=status.state
+            ),
+            end_offset=status.next_offset if status.state is PartitionState.SEALED else None,
         )
-        for one in found
+        for status in statuses
     }
     subject.partitions = list(rows.values())
-    forget_canceled(found, rows)
-    subject.fences, subject.operation = operations(found, rows)
+    forget_canceled(statuses, rows)
+    subject.fences, subject.operation = operations(statuses, rows)
     subject.canceled = canceled(rows)
-    problems = list(fill_gone(subject, found, rows, options))
+    problems = list(fill_gone(subject, statuses, rows, options))
     if problems:
         raise InvalidRequestError("; ".join(problems))
     parents = _parents_left(subject)
@@ -167,39 +173,43 @@ def _subject(
         group.drained = set(drained_through(group.drained, parents))
     if subject.static:
         _chain(rows)
-    if not _covered(subject) and not (options.complete and _creation_goes_on(subject, found)):
+    if not _covered(subject) and not (options.complete and _continue_creation(subject, statuses)):
         raise InvalidRequestError(
             "its open partitions do not cover every logical partition once: name every broker"
         )
     return subject
 
 
-def _facts(one: PartitionStatus) -> HostPartition:
-    assert one.facts is not None
-    return one.facts
+def _facts(status: PartitionStatus) -> HostPartition:
+    assert status.facts is not None
+    return status.facts
 
 
-def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
-    """The groups with their tokens, and the partitions at whose end they are; parents are considered later."""
+def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
+    """
+    The consumer groups with their tokens and drained partitions.
+
+    Here a sealed partition counts as drained if the cursor is at its end; the caller also considers the parents.
+    """
     groups: dict[str, RebuiltGroup] = {}
-    for one in found:
-        for at_broker in one.groups:
+    for status in statuses:
+        for at_broker in status.groups:
             group = groups.setdefault(at_broker.group, RebuiltGroup(name=at_broker.group))
             if at_broker.token > max(group.tokens.values(), default=0):
                 group.strategy = at_broker.strategy
-            group.tokens[one.partition_id] = at_broker.token
+            group.tokens[status.partition_id] = at_broker.token
             group.ttl_ms = max(group.ttl_ms, at_broker.ttl_ms)
             group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
-            sealed = one.state is PartitionState.SEALED
-            if at_broker.token and sealed and at_broker.cursor >= one.next_offset:
-                group.drained.add(one.partition_id)
+            sealed = status.state is PartitionState.SEALED
+            if at_broker.token and sealed and at_broker.cursor >= status.next_offset:
+                group.drained.add(status.partition_id)
     for group in groups.values():
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]
 
 
 def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
-    """Partition id → ids of its parents; a lost parent is replaced by its own parents."""
+    """Partition id → ids of its parents; a lost parent is replaced by the parents of the lost one."""
     parents: dict[int, set[int]] = {}
     lost: set[int] = set()
     for row in sorted(subject.partitions, key=lambda row: row.partition.partition_id):
@@ -213,14 +223,16 @@ def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
 
 def _chain(rows: dict[int, RebuiltPartition]) -> None:
     """
-    Set the logic starts of a static subject: where the parent ends, or behind its loss; a parent has a lower id.
+    Set the logic starts of a static subject's partitions: the parent's end, or an offset above its loss.
+
+    A parent has a lower id than its children, so its own logic start is set before.
 
     Raises:
-        InvalidRequestError: logic offsets end there.
+        InvalidRequestError: no logic offsets are left above a loss.
     """
     for _, row in sorted(rows.items()):
-        for one in row.partition.parents:
-            parent = rows.get(one)
+        for parent_id in row.partition.parents:
+            parent = rows.get(parent_id)
             if parent is None or parent.abandoned:
                 start = start_behind_loss(row.partition.name)
             elif parent.end_offset is not None:
@@ -235,7 +247,7 @@ def _covered(subject: RebuiltSubject) -> bool:
         subject=subject.name,  # type: ignore[arg-type]
         version=1,  # type: ignore[arg-type]
         order_strategy=subject.order_strategy,
-        partitions=tuple(one.partition for one in subject.partitions),
+        partitions=tuple(row.partition for row in subject.partitions),
     )
     try:
         route_table(route)
@@ -244,12 +256,17 @@ def _covered(subject: RebuiltSubject) -> bool:
     return True
 
 
-def _creation_goes_on(subject: RebuiltSubject, found: Sequence[PartitionStatus]) -> bool:
-    """Plan the missing partitions of an interrupted creation; False if the subject was in use, or none is missing."""
+def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStatus]) -> bool:
+    """
+    Plan the missing partitions of an unfinished creation.
+
+    Returns:
+        False if there is no such creation: the subject was in use, or no partition is missing.
+    """
     ranges = split_ranges(subject.partitions_wanted)
-    here = {(one.partition.range_start, one.partition.range_end) for one in subject.partitions}
-    used = any(is_used(one) for one in found)
-    if used or len(here) != len(found) or not here < set(ranges):
+    here = {(row.partition.range_start, row.partition.range_end) for row in subject.partitions}
+    used = any(is_used(status) for status in statuses)
+    if used or len(here) != len(statuses) or not here < set(ranges):
         return False
     subject.opened = False
     subject.partitions_named = subject.partitions_wanted

@@ -11,8 +11,8 @@ from ...protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A broker that was asked, and its answer."""
+class BrokerSource:
+    """A broker that was asked for its partitions, and its answer."""
 
     address: str
     hosted: PartitionStatusList
@@ -23,12 +23,15 @@ class RebuildOptions:
     """The operator's statements about brokers that are not asked."""
 
     complete: bool = False
-    """Every broker is named.  So an unused subject whose partitions are not all hosted is an interrupted creation, which
-    continues."""
+    """
+    Every broker is named.
+
+    Then an unused subject with partitions that no broker hosts is an unfinished creation, and the creation continues.
+    """
     gone: Sequence[str] = ()
     """Broker groups that are gone for good."""
     lose_unread: bool = False
-    """Give up messages that groups may not have read on the gone broker groups."""
+    """Give up messages on gone broker groups that consumer groups may not have read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class RebuiltPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltOperation:
-    """An operation that continues; steps: partition id → (action, done)."""
+    """An unfinished operation; steps: partition id → (action, done)."""
 
     state: OperationState
     steps: dict[int, tuple[StepAction, bool]]
@@ -65,7 +68,7 @@ class RebuiltGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GonePartition:
-    """A partition that was on a broker group that exists no more."""
+    """A partition of a broker group that is gone for good."""
 
     partition: Partition
     unread_by: tuple[str, ...]
@@ -86,18 +89,18 @@ class RebuiltSubject:
     operation: RebuiltOperation | None = None
     """The running operation, if there is one."""
     fences: list[RebuiltOperation] = field(default_factory=list)
-    """Operations in FENCE: the route has changed, and an abandoned parent is to be sealed when its broker is back."""
+    """Operations in FENCE: the route has changed, and an abandoned parent is sealed when its broker is back."""
     canceled: RebuiltOperation | None = None
-    """The children that are never opened; those not sealed yet are to be sealed."""
+    """The operation that seals the children of canceled operations, if there are any."""
     gone: list[GonePartition] = field(default_factory=list)
     static: bool = False
     opened: bool = True
-    """False: its creation was interrupted and continues."""
+    """False: the creation is unfinished and continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltCluster:
     """The whole database."""
 
-    sources: Sequence[Source]
+    sources: Sequence[BrokerSource]
     subjects: Sequence[RebuiltSubject]

@@ -1,4 +1,4 @@
-"""Rebuilds a lost database: asks every broker named, plans, writes.  Shell around `plan.py`."""
+"""Rebuilds a lost database: asks the named brokers for their partitions, plans the rows, writes them.  Shell around `plan.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...rpc.network import Network
 from ..settings import MetaserverSettings, machine_boot, prepare_folder
 from ..sql.database import open_database
 from .plan import NO_OPTIONS, plan_rebuild
-from .rows import RebuildOptions, RebuiltCluster, Source
+from .rows import BrokerSource, RebuildOptions, RebuiltCluster
 from .writer import check_empty, store_rebuilt
 
 
@@ -26,9 +26,9 @@ async def rebuild_database(
     """
     Fill an empty database with the facts that these brokers keep.
 
-    Route versions start at this machine's wall clock in milliseconds, above every version that clients have seen, as
-    versions count from 1.  The order does not depend on it: a client with a higher version keeps its route, and the
-    brokers refuse it where it is wrong.
+    Route versions start at this machine's wall clock in milliseconds.  That is above every version that clients know,
+    because versions count from 1.  The order does not depend on the clock: a client with a higher version keeps its old
+    route, and the brokers refuse requests for partitions that are sealed or not theirs.
 
     Args:
         brokers: the address of every broker, host:port.
@@ -36,9 +36,9 @@ async def rebuild_database(
 
     Raises:
         ConfigError: the database is not empty.
-        InvalidNameError: of a broker group that is gone.
-        InvalidRequestError: the brokers contradict each other, or some are missing.
-        UnreachableError: one of them does not answer.
+        InvalidNameError: the name of a gone broker group is not valid.
+        InvalidRequestError: the brokers contradict each other, or brokers are missing.
+        UnreachableError: a broker does not answer.
         DataFolderError, StorageError
     """
     if not brokers:
@@ -53,9 +53,11 @@ async def rebuild_database(
     ) as database:
         await database.read(check_empty)
         wanted = list(dict.fromkeys(brokers))
-        answers = await asyncio.gather(*(BrokerClient(network, one).partitions() for one in wanted))
+        answers = await asyncio.gather(
+            *(BrokerClient(network, address).partitions() for address in wanted)
+        )
         sources = [
-            Source(address=address, hosted=hosted)
+            BrokerSource(address=address, hosted=hosted)
             for address, hosted in zip(wanted, answers, strict=True)
         ]
         cluster = plan_rebuild(sources, options)

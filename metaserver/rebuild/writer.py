@@ -2,8 +2,8 @@
 
 Invariants
     A database that has a subject is not changed.
-    Everything is written in one transaction.
-    No partition is granted before every old session has ended by its own clock: until then it may handle messages.
+    All rows are written in one transaction.
+    No partition is granted before every old session has ended by its own clock: until then its consumer may handle messages.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .rows import RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
 
 def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_version: int) -> None:
     """
-    Write everything; brokers count as silent until they report themselves.
+    Write all rows of a rebuilt cluster.  Brokers count as silent until they report themselves.
 
     Args:
-        route_version: of every route; above all that clients have seen.
+        route_version: the version of every route; above every version that clients know.
 
     Raises:
         ConfigError: the database is not empty.
@@ -60,17 +60,20 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         for source in cluster.sources
     ]
     insert_or_replace(connection, brokers, rows)
-    # Shown as silent, and cordoned; no operation waits for it.
-    places = {one.partition.broker_group for each in cluster.subjects for one in each.gone}
-    for name in sorted(places):
-        nobody = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
-        insert_new(connection, brokers, nobody | unheard)
-    ids = {one.name: _store_subject(connection, one, route_version) for one in cluster.subjects}
+    # Gone broker groups are shown as silent and cordoned.
+    gone = {lost.partition.broker_group for subject in cluster.subjects for lost in subject.gone}
+    for name in sorted(gone):
+        without_folder = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
+        insert_new(connection, brokers, without_folder | unheard)
+    ids = {
+        subject.name: _store_subject(connection, subject, route_version)
+        for subject in cluster.subjects
+    }
     _store_partitions(connection, cluster, ids)
     for subject in cluster.subjects:
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group)
-        # In the order in which they were begun: the running one is the subject's latest operation.
+        # The running operation gets the highest id: it is the subject's latest operation.
         for operation in (subject.canceled, *subject.fences, subject.operation):
             if operation is not None:
                 _store_operation(connection, ids[subject.name], operation)
@@ -81,19 +84,19 @@ def check_empty(connection: Connection) -> None:
     count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
     if count:
         raise ConfigError(
-            f"the database is not empty: it knows {counted(count, 'subject')}, and is left alone"
+            f"the database is not empty: it has {counted(count, 'subject')}; nothing was changed"
         )
 
 
-def _store_subject(connection: Connection, one: RebuiltSubject, route_version: int) -> int:
+def _store_subject(connection: Connection, subject: RebuiltSubject, route_version: int) -> int:
     row = {
-        "name": one.name,
-        "order_strategy": one.order_strategy,
-        "partitions_wanted": one.partitions_wanted,
-        "partitions_named": one.partitions_named,
-        "retention": one.retention,
-        "route_version": route_version if one.opened else 0,
-        "static": one.static,
+        "name": subject.name,
+        "order_strategy": subject.order_strategy,
+        "partitions_wanted": subject.partitions_wanted,
+        "partitions_named": subject.partitions_named,
+        "retention": subject.retention,
+        "route_version": route_version if subject.opened else 0,
+        "static": subject.static,
     }
     inserted = sa.insert(subjects).values(row).returning(subjects.c.subject_id)
     subject_id: int = connection.execute(inserted).scalar_one()
@@ -101,33 +104,34 @@ def _store_subject(connection: Connection, one: RebuiltSubject, route_version: i
 
 
 def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict[str, int]) -> None:
-    """Insert partitions with an id first, so that the ids of the others, and all later ones, come after them."""
+    """Insert the partitions that have ids first.  So the database gives higher ids to the others and to all later ones."""
     numbered: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     lineage = []
     for subject in cluster.subjects:
         for row in subject.partitions:
-            one = row.partition
+            partition = row.partition
             values = {
                 "subject_id": ids[subject.name],
-                "name": one.name,
-                "queue": one.queue,
-                "range_start": one.range_start,
-                "range_end": one.range_end,
-                "broker_group": one.broker_group,
-                "state": one.state,
+                "name": partition.name,
+                "queue": partition.queue,
+                "range_start": partition.range_start,
+                "range_end": partition.range_end,
+                "broker_group": partition.broker_group,
+                "state": partition.state,
                 "end_offset": row.end_offset,
                 "abandoned": row.abandoned,
                 "lost": row.lost,
-                "logic_start": one.logic_start,
+                "logic_start": partition.logic_start,
             }
-            if one.partition_id:
-                numbered.append({"partition_id": one.partition_id, **values})
+            if partition.partition_id:
+                numbered.append({"partition_id": partition.partition_id, **values})
             else:
-                assert one.state is PartitionState.PLANNED
+                assert partition.state is PartitionState.PLANNED
                 new.append(values)
             lineage += [
-                {"partition_id": one.partition_id, "parent_id": parent} for parent in one.parents
+                {"partition_id": partition.partition_id, "parent_id": parent}
+                for parent in partition.parents
             ]
     for rows in (sorted(numbered, key=lambda row: row["partition_id"]), new):
         if rows:
@@ -140,12 +144,12 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
         connection.execute(sa.insert(partition_parents), lineage)
 
 
-def _store_group(connection: Connection, subject_id: int, one: RebuiltGroup) -> None:
+def _store_group(connection: Connection, subject_id: int, group: RebuiltGroup) -> None:
     row = {
         "subject_id": subject_id,
-        "name": one.name,
-        "strategy": one.strategy,
-        "last_token": one.last_token,
+        "name": group.name,
+        "strategy": group.strategy,
+        "last_token": group.last_token,
         "version": 0,
         "settled": False,
         "route_version": 0,
@@ -155,26 +159,26 @@ def _store_group(connection: Connection, subject_id: int, one: RebuiltGroup) -> 
     ).scalar_one()
     held = [
         {"group_id": group_id, "partition_id": key, "token": token, "withdrawn": False}
-        for key, token in sorted(one.tokens.items())
+        for key, token in sorted(group.tokens.items())
     ]
     connection.execute(sa.insert(leases), held)
-    take_duty(connection, rebuilt_duty(group_id), holder="rebuild", lease_ms=one.ttl_ms)
-    on_disk = [{"group_id": group_id, "partition_id": key} for key in sorted(one.tokens)]
+    take_duty(connection, rebuilt_duty(group_id), holder="rebuild", lease_ms=group.ttl_ms)
+    on_disk = [{"group_id": group_id, "partition_id": key} for key in sorted(group.tokens)]
     connection.execute(sa.insert(heard), on_disk)
-    through = [{"group_id": group_id, "partition_id": key} for key in sorted(one.drained)]
+    through = [{"group_id": group_id, "partition_id": key} for key in sorted(group.drained)]
     if through:
         connection.execute(sa.insert(drained), through)
 
 
-def _store_operation(connection: Connection, subject_id: int, one: RebuiltOperation) -> None:
-    fencing = one.state is OperationState.FENCE
+def _store_operation(connection: Connection, subject_id: int, operation: RebuiltOperation) -> None:
+    fencing = operation.state is OperationState.FENCE
     row = {
         "subject_id": subject_id,
         "kind": OperationKind.EVACUATE if fencing else OperationKind.RESIZE,
-        "state": one.state,
+        "state": operation.state,
         "without_source": fencing,
         "problem": "",
-        "running": subject_id if RULES[one.state].runs else None,
+        "running": subject_id if RULES[operation.state].runs else None,
         "driver": None,
         "driven_until": now_ms(),
     }
@@ -183,6 +187,6 @@ def _store_operation(connection: Connection, subject_id: int, one: RebuiltOperat
     ).scalar_one()
     todo = [
         {"operation_id": operation_id, "partition_id": key, "action": action, "done": done}
-        for key, (action, done) in sorted(one.steps.items())
+        for key, (action, done) in sorted(operation.steps.items())
     ]
     connection.execute(sa.insert(steps), todo)

@@ -100,6 +100,7 @@ class ResetService:
         log.info("group %s of %s was set to %s", group, subject, ask.to)
         return replace(
             _answer(subject, group, scope.partitions, done, tokens),
+            static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
         )
 

@@ -1,7 +1,7 @@
 """Thirteen checks between the database and the brokers, each with a code and a name.  Pure.
 
-A check is a function from the views to sentences, one for each violation of its claim.  A broker that does not answer
-is a violation of V03 alone; the other checks skip its partitions.
+A check is a function of the views that yields a sentence for each violation of its claim.
+A broker that does not answer is a violation of V03 alone; the other checks skip its partitions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IDLE_MS_MAX = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check; `find` yields a sentence for each violation of its claim."""
+    """A check; `find` yields a sentence for each violation of its claim."""
 
     code: str
     name: str
@@ -51,26 +51,26 @@ class Index:
             for status in answer.hosted.partitions:
                 self.at_broker[answer.broker_group, status.partition_id] = status
 
-    def status(self, one: PartitionView) -> PartitionStatus | None:
-        """The status of a partition at its own broker group, None if that does not host it."""
-        partition = one.partition
+    def status(self, view: PartitionView) -> PartitionStatus | None:
+        """The status of a partition at its broker group; None if the broker does not host it or did not answer."""
+        partition = view.partition
         return self.at_broker.get((partition.broker_group, partition.partition_id))
 
     def group(self, subject_id: int, name: str) -> GroupRow | None:
-        """The consumer group's row in the second look at the database."""
-        for one in self.after.groups:
-            if (one.subject_id, one.name) == (subject_id, name):
-                return one
+        """A consumer group's row in the second view of the database, or None."""
+        for group in self.after.groups:
+            if (group.subject_id, group.name) == (subject_id, name):
+                return group
         return None
 
 
 def verify(views: Views) -> Verification:
     """The result of every check, in order."""
     index = Index(views)
-    found = []
+    results = []
     for check in CHECKS:
         violations = list(check.find(index))
-        found.append(
+        results.append(
             CheckView(
                 code=check.code,
                 name=check.name,
@@ -79,7 +79,7 @@ def verify(views: Views) -> Verification:
                 violations_total=len(violations),
             )
         )
-    return Verification(ok=not any(one.violations_total for one in found), checks=found)
+    return Verification(ok=not any(result.violations_total for result in results), checks=results)
 
 
 def _route_covers(index: Index) -> Iterator[str]:
@@ -87,8 +87,8 @@ def _route_covers(index: Index) -> Iterator[str]:
         if subject.route_version == 0:
             continue
         at = 0
-        for one in _of_subject(index.after, subject, {OPEN}):
-            start, end = one.range_start, one.range_end
+        for partition in _of_subject(index.after, subject, {OPEN}):
+            start, end = partition.range_start, partition.range_end
             if start > at:
                 yield f"subject {subject.name!r}: [{at}, {start}) has no open partition"
             if start < at:
@@ -99,12 +99,12 @@ def _route_covers(index: Index) -> Iterator[str]:
 
 
 def _of_subject(view: SqlView, subject: SubjectRow, states: set[PartitionState]) -> list[Partition]:
-    found = [
-        one.partition
-        for one in view.partitions.values()
-        if one.subject_id == subject.subject_id and one.partition.state in states
+    chosen = [
+        row.partition
+        for row in view.partitions.values()
+        if row.subject_id == subject.subject_id and row.partition.state in states
     ]
-    return sorted(found, key=lambda one: (one.range_start, one.partition_id))
+    return sorted(chosen, key=lambda partition: (partition.range_start, partition.partition_id))
 
 
 def _parents_overlap(index: Index) -> Iterator[str]:
@@ -131,8 +131,8 @@ def _parents_overlap(index: Index) -> Iterator[str]:
 
 def _hosted_as_known(index: Index) -> Iterator[str]:
     told = set()
-    for one in index.before.partitions.values():
-        partition = one.partition
+    for row in index.before.partitions.values():
+        partition = row.partition
         if partition.state not in {OPEN, SEALED}:
             continue
         group = partition.broker_group
@@ -141,11 +141,11 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
                 told.add(group)
                 yield f"broker group {group!r} cannot be asked: {index.silent[group]}"
             continue
-        status = index.status(one)
+        status = index.status(row)
         if status is None:
             yield f"partition {partition.partition_id} is not hosted by {group!r}"
             continue
-        subject = index.before.subjects[one.subject_id]
+        subject = index.before.subjects[row.subject_id]
         for name, known, hosted in _differences(subject, partition, status):
             yield (
                 f"partition {partition.partition_id}: {name} is {known!r} in SQL, "
@@ -167,14 +167,14 @@ def _differences(
             yield name, value, hosted[name]
 
 
-def _facts(subject: SubjectRow, one: Partition) -> dict[str, object]:
+def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
     return {
         "subject": subject.name,
-        "name": one.name,
-        "queue": one.queue,
-        "range": (one.range_start, one.range_end),
-        "broker group": one.broker_group,
-        "parents": tuple(one.parents),
+        "name": partition.name,
+        "queue": partition.queue,
+        "range": (partition.range_start, partition.range_end),
+        "broker group": partition.broker_group,
+        "parents": tuple(partition.parents),
         "order strategy": str(subject.order_strategy),
         "partitions wanted": subject.partitions_wanted,
         "retention": subject.retention.value,
@@ -183,14 +183,14 @@ def _facts(subject: SubjectRow, one: Partition) -> dict[str, object]:
 
 
 def _hosted_facts(facts: HostPartition, subject: SubjectRow) -> dict[str, object]:
-    one = facts.partition
+    partition = facts.partition
     return {
         "subject": facts.subject,
-        "name": one.name,
-        "queue": one.queue,
-        "range": (one.range_start, one.range_end),
-        "broker group": one.broker_group,
-        "parents": tuple(one.parents),
+        "name": partition.name,
+        "queue": partition.queue,
+        "range": (partition.range_start, partition.range_end),
+        "broker group": partition.broker_group,
+        "parents": tuple(partition.parents),
         "order strategy": str(facts.order_strategy or subject.order_strategy),
         "partitions wanted": facts.partitions_wanted or subject.partitions_wanted,
         "retention": (facts.retention or subject.retention).value,
@@ -218,34 +218,34 @@ def _seals_agree(index: Index) -> Iterator[str]:
         for partition_id, action in operation.steps.items()
         if action is StepAction.SEAL
     }
-    for one in index.before.partitions.values():
-        status = index.status(one)
-        partition_id = one.partition.partition_id
-        if one.partition.state is not SEALED or (one.abandoned and one.end_offset is None):
+    for row in index.before.partitions.values():
+        status = index.status(row)
+        partition_id = row.partition.partition_id
+        if row.partition.state is not SEALED or (row.abandoned and row.end_offset is None):
             continue
-        if one.end_offset is None:
-            yield f"partition {partition_id} is sealed and its end is not known"
+        if row.end_offset is None:
+            yield f"partition {partition_id} is sealed and its end offset is not known"
         if status is None:
             continue
         if status.state is not SEALED:
             yield f"partition {partition_id} is sealed in SQL and open at its broker"
-        elif one.end_offset is not None and status.next_offset != one.end_offset:
+        elif row.end_offset is not None and status.next_offset != row.end_offset:
             yield (
-                f"partition {partition_id} ends at {one.end_offset} in SQL, "
+                f"partition {partition_id} ends at {row.end_offset} in SQL, "
                 f"at {status.next_offset} at its broker"
             )
-    for one in index.after.partitions.values():
-        status = index.status(one)
-        partition_id = one.partition.partition_id
+    for row in index.after.partitions.values():
+        status = index.status(row)
+        partition_id = row.partition.partition_id
         sealed = status is not None and status.state is SEALED
-        if one.partition.state is OPEN and sealed and partition_id not in sealing:
+        if row.partition.state is OPEN and sealed and partition_id not in sealing:
             yield f"partition {partition_id} is open in SQL and sealed at its broker"
 
 
 def _one_broker(index: Index) -> Iterator[str]:
-    for one in index.after.refused:
-        yield f"a second broker at {one.address} reports {one.broker_group!r} too and is refused"
-    stored = {one.broker_group: one.broker_id for one in index.before.brokers}
+    for broker in index.after.refused:
+        yield f"a second broker of {broker.broker_group!r} at {broker.address} is refused"
+    stored = {broker.broker_group: broker.broker_id for broker in index.before.brokers}
     for answer in index.answers:
         hosted = answer.hosted
         if hosted is None:
@@ -253,25 +253,25 @@ def _one_broker(index: Index) -> Iterator[str]:
         if hosted.broker_group != answer.broker_group:
             yield f"at {answer.address} is {hosted.broker_group!r}, not {answer.broker_group!r}"
         elif hosted.broker_id not in {"", stored.get(answer.broker_group)}:
-            yield f"at {answer.address} is another data folder than that of {answer.broker_group!r}"
+            yield f"the data folder at {answer.address} is not that of {answer.broker_group!r}"
     ids: dict[str, list[str]] = defaultdict(list)
-    for one in index.after.brokers:
-        ids[one.broker_id].append(one.broker_group)
+    for broker in index.after.brokers:
+        ids[broker.broker_id].append(broker.broker_group)
     for broker_id, names in ids.items():
         if len(names) > 1:
-            yield f"one data folder, {broker_id!r}, is that of {', '.join(sorted(names))}"
+            yield f"data folder {broker_id!r} belongs to several broker groups: {', '.join(sorted(names))}"
 
 
 def _tokens_above(index: Index) -> Iterator[str]:
     for group in index.after.groups:
         highest = max(group.tokens.values(), default=0)
         if highest > group.last_token:
-            yield f"group {group.name!r}: token {highest} is above its last one, {group.last_token}"
-    for one in index.after.partitions.values():
-        status = index.status(one)
+            yield f"group {group.name!r}: token {highest} is above its last token, {group.last_token}"
+    for row in index.after.partitions.values():
+        status = index.status(row)
         for at_broker in () if status is None else status.groups:
-            partition_id = one.partition.partition_id
-            group_row = index.group(one.subject_id, at_broker.group)
+            partition_id = row.partition.partition_id
+            group_row = index.group(row.subject_id, at_broker.group)
             if group_row is None:
                 yield f"partition {partition_id}: group {at_broker.group!r} is not known in SQL"
             elif group_row.tokens.get(partition_id, group_row.last_token) < at_broker.token:
@@ -285,26 +285,26 @@ def _cursors_in_range(index: Index) -> Iterator[str]:
     for (_, partition_id), status in index.at_broker.items():
         if not 0 <= status.first_offset <= status.next_offset:
             yield f"partition {partition_id} has [{status.first_offset}, {status.next_offset})"
-        for one in status.groups:
-            if not 0 <= one.cursor <= one.cursor + one.acked_above <= status.next_offset:
+        for group in status.groups:
+            if not 0 <= group.cursor <= group.cursor + group.acked_above <= status.next_offset:
                 yield (
-                    f"partition {partition_id}, group {one.group!r}: cursor {one.cursor}, "
-                    f"{one.acked_above} acked above, of {counted(status.next_offset, 'message')}"
+                    f"partition {partition_id}, group {group.group!r}: cursor {group.cursor}, "
+                    f"{group.acked_above} acked above, of {counted(status.next_offset, 'message')}"
                 )
 
 
 def _drained_to_the_end(index: Index) -> Iterator[str]:
     for group in index.before.groups:
         for partition_id in sorted(group.drained):
-            one = index.before.partitions.get(partition_id)
+            row = index.before.partitions.get(partition_id)
             where = f"partition {partition_id}, group {group.name!r}"
-            if one is None or one.partition.state in {OPEN, PLANNED}:
+            if row is None or row.partition.state in {OPEN, PLANNED}:
                 yield f"{where}: drained, and not sealed"
                 continue
-            status = index.status(one)
+            status = index.status(row)
             if status is None:
                 continue
-            end = status.next_offset if one.end_offset is None else one.end_offset
+            end = status.next_offset if row.end_offset is None else row.end_offset
             cursors = [each.cursor for each in status.groups if each.group == group.name]
             cursor = max([status.first_offset, *cursors])
             if cursor < end and not _set_meanwhile(index, group, partition_id):
@@ -313,7 +313,7 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
 
 
 def _set_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
-    """Whether a reset began after the first look at SQL: it deletes rows of `drained` and grants a new token."""
+    """Whether a reset began after the first view of SQL: a reset deletes rows of `drained` and grants a new token."""
     now = index.group(group.subject_id, group.name)
     if now is None or partition_id not in now.drained:
         return True
@@ -326,29 +326,29 @@ def _versions_rise(index: Index) -> Iterator[str]:
         subject = subjects.get(group.subject_id)
         if subject is None or group.route_version > subject.route_version:
             yield f"group {group.name!r} was settled with a route newer than its subject's"
-    counts = Counter(one.subject_id for one in index.after.partitions.values())
+    counts = Counter(row.subject_id for row in index.after.partitions.values())
     opened = {
-        one.subject_id for one in index.after.partitions.values() if one.partition.state is OPEN
+        row.subject_id for row in index.after.partitions.values() if row.partition.state is OPEN
     }
     for subject in subjects.values():
         if subject.route_version == 0 and subject.subject_id in opened:
             yield f"subject {subject.name!r} has open partitions and no route"
         if counts[subject.subject_id] > subject.partitions_named:
-            yield f"subject {subject.name!r} has more partitions than it has given names"
+            yield f"subject {subject.name!r} has more partitions than names given"
 
 
 def _operations_move(index: Index) -> Iterator[str]:
     view = index.after
     hosting: set[int] = set()
-    for one in view.operations:
-        hosting |= {key for key, action in one.steps.items() if action is StepAction.HOST}
-        where = f"operation {one.operation_id} ({one.state})"
-        if one.idle_ms > IDLE_MS_MAX:
-            yield f"{where}: nobody has driven it for {one.idle_ms / 1000:.0f} s"
-        if one.problem:
-            yield f"{where} waits: {one.problem}"
-        if one.running != RULES[one.state].runs:
-            yield f"{where}: {'keeps' if one.running else 'does not keep'} others off its subject"
+    for operation in view.operations:
+        hosting |= {key for key, action in operation.steps.items() if action is StepAction.HOST}
+        where = f"operation {operation.operation_id} ({operation.state})"
+        if operation.idle_ms > IDLE_MS_MAX:
+            yield f"{where}: no driver for {operation.idle_ms / 1000:.0f} s"
+        if operation.problem:
+            yield f"{where} waits: {operation.problem}"
+        if operation.running != RULES[operation.state].runs:
+            yield f"{where}: its row {'blocks' if operation.running else 'does not block'} other operations"
     for part in view.partitions.values():
         subject = view.subjects[part.subject_id]
         planned = part.partition.state is PLANNED
@@ -379,47 +379,58 @@ def _groups_heard(index: Index) -> Iterator[str]:
     of_subject: dict[int, list[GroupRow]] = defaultdict(list)
     for group in index.before.groups:
         of_subject[group.subject_id].append(group)
-    for one in index.before.partitions.values():
-        status = index.status(one)
+    for row in index.before.partitions.values():
+        status = index.status(row)
         if status is not None:
-            subject = index.before.subjects[one.subject_id]
-            yield from missing_at_broker(subject, one, status, of_subject[one.subject_id])
+            subject = index.before.subjects[row.subject_id]
+            yield from missing_at_broker(subject, row, status, of_subject[row.subject_id])
 
 
 CHECKS = (
-    Check("V01", "route-covers-once", "each logical partition has one open one", _route_covers),
+    Check(
+        "V01", "route-covers-once", "each logical partition has one open partition", _route_covers
+    ),
     Check(
         "V02",
         "parents-overlap",
-        "parents share and cover their child's range; static queues have no gap but behind a loss",
+        "parents cover their child's range; static queues have no gap except above a loss",
         _parents_overlap,
     ),
-    Check("V03", "hosted-as-known", "brokers host what SQL says, as SQL says it", _hosted_as_known),
-    Check("V04", "nothing-foreign", "brokers host nothing SQL does not know", _nothing_foreign),
-    Check("V05", "seals-agree", "sealed here is sealed there, with one end", _seals_agree),
-    Check("V06", "one-broker-a-group", "one data folder, one address a group", _one_broker),
+    Check(
+        "V03", "hosted-as-known", "brokers host the partitions of SQL, as in SQL", _hosted_as_known
+    ),
+    Check("V04", "nothing-foreign", "brokers host no partition unknown to SQL", _nothing_foreign),
+    Check("V05", "seals-agree", "SQL and brokers agree on seals and end offsets", _seals_agree),
+    Check(
+        "V06", "one-broker-a-group", "a broker group has one data folder and address", _one_broker
+    ),
     Check("V07", "tokens-above-fences", "no fence is above SQL's token", _tokens_above),
     Check("V08", "cursors-in-range", "no cursor is beyond the last message", _cursors_in_range),
-    Check("V09", "drained-to-the-end", "who drained a partition acked all", _drained_to_the_end),
-    Check("V10", "versions-rise", "nothing was made with a route of the future", _versions_rise),
+    Check("V09", "drained-to-the-end", "a group acked all of what it drained", _drained_to_the_end),
+    Check("V10", "versions-rise", "no group is ahead of its subject's route", _versions_rise),
     Check("V11", "operations-move", "no operation and no creation is stuck", _operations_move),
-    Check("V12", "children-after-parents", "sealing precedes opening", _children_after_parents),
-    Check("V13", "groups-heard", "brokers keep the groups that SQL counts on", _groups_heard),
+    Check(
+        "V12",
+        "children-after-parents",
+        "parents are sealed before children open",
+        _children_after_parents,
+    ),
+    Check("V13", "groups-heard", "brokers have the groups that SQL says they have", _groups_heard),
 )
 """The code of a check never changes its meaning."""
 
 
 def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
-    Sentences for partitions that a group drained before a parent: their children could be read before the parent.
+    Yield a sentence for each partition that a group drained before a parent: children could be read before the parent.
 
-    A parent that has expired or was abandoned blocks no child.  A parent with a higher token was granted or reset later:
-    an operator may reset one partition alone.
+    A parent that has expired or was abandoned blocks no child.
+    A parent with a higher token was granted later, or reset: an operator may reset one partition alone.
     """
     for partition_id in sorted(group.drained):
-        one = view.partitions.get(partition_id)
+        row = view.partitions.get(partition_id)
         token = group.tokens.get(partition_id, 0)
-        for parent_id in () if one is None else one.partition.parents:
+        for parent_id in () if row is None else row.partition.parents:
             parent = view.partitions.get(parent_id)
             if parent is None or parent_id in group.drained:
                 continue
@@ -433,19 +444,19 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
 
 
 def missing_at_broker(
-    subject: SubjectRow, one: PartitionView, status: PartitionStatus, groups: list[GroupRow]
+    subject: SubjectRow, row: PartitionView, status: PartitionStatus, groups: list[GroupRow]
 ) -> Iterator[str]:
     """
-    Sentences for groups that the broker of a partition does not list: it may remove messages that they have not read.
+    Yield a sentence for each group that the partition's broker does not know: it may remove messages unread by the group.
 
     Args:
-        groups: the subject's groups in the first look at the database, before the broker was asked.
+        groups: the subject's groups in the first view of the database, before the broker was asked.
     """
     if subject.retention is Retention.TIME:
         return
-    partition_id = one.partition.partition_id
+    partition_id = row.partition.partition_id
     listed = {each.group for each in status.groups}
-    served = one.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
+    served = row.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
     needing = [group for group in groups if partition_id not in group.drained]
     for group in needing:
         if not served or group.name in listed:
@@ -454,35 +465,35 @@ def missing_at_broker(
             yield f"partition {partition_id}: its broker has lost group {group.name!r}"
         elif group.tokens.get(partition_id, 0):
             yield (
-                f"partition {partition_id}, group {group.name!r}: granted, and its broker has not "
-                "heard of the group"
+                f"partition {partition_id}, group {group.name!r}: granted, and its broker does not "
+                "know the group"
             )
     if served and needing and not status.groups_told:
         yield f"partition {partition_id}: its broker was never told all groups, and removes nothing"
 
 
-def broken_chain(known: Mapping[int, PartitionView], one: Partition) -> Iterator[str]:
-    """Sentences for gaps between a partition of a static subject and its parent; `known` are all partitions by id."""
-    if len(one.parents) > 1:
-        yield f"partition {one.partition_id} continues {len(one.parents)} partitions at once"
+def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> Iterator[str]:
+    """Yield a sentence for each gap between a static subject's partition and its parent; `known`: all partitions by id."""
+    if len(partition.parents) > 1:
+        yield f"partition {partition.partition_id} continues {len(partition.parents)} partitions at once"
         return
     start: int | None = 0
-    for parent in (known[key] for key in one.parents if key in known):
+    for parent in (known[key] for key in partition.parents if key in known):
         before = parent.partition
         place = (before.queue, before.range_start, before.range_end)
-        if place != (one.queue, one.range_start, one.range_end):
+        if place != (partition.queue, partition.range_start, partition.range_end):
             yield (
-                f"partition {one.partition_id} of queue {one.queue} continues partition "
+                f"partition {partition.partition_id} of queue {partition.queue} continues partition "
                 f"{before.partition_id}, which has another queue or range"
             )
         gone = parent.abandoned or (
             before.state is PartitionState.EXPIRED and parent.end_offset is None
         )
-        if gone and is_behind_loss(one):
+        if gone and is_behind_loss(partition):
             return
         start = None if parent.end_offset is None else before.logic_start + parent.end_offset
-    if one.logic_start != start:
+    if partition.logic_start != start:
         yield (
-            f"partition {one.partition_id} begins at logic offset {one.logic_start} of queue "
-            f"{one.queue}, and the one before it ends at {start}"
+            f"partition {partition.partition_id} begins at logic offset {partition.logic_start} of queue "
+            f"{partition.queue}, and its parent ends at {start}"
         )

@@ -1,4 +1,4 @@
-"""The whole database at one moment, to be compared with the brokers.  SQL, synchronous, reads only."""
+"""Reads the whole database at one moment, to compare it with the brokers.  SQL, synchronous, reads only."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from .views import (
 
 
 def read_sql_view(connection: Connection) -> SqlView:
-    """The database at one moment; has to be the first work of its transaction."""
+    """Read the database at one moment.  Must be the first read of its transaction."""
     begin_snapshot(connection)
     return SqlView(
-        subjects={one.subject_id: one for one in all_subjects(connection)},
+        subjects={subject.subject_id: subject for subject in all_subjects(connection)},
         partitions=_partitions(connection),
         groups=_groups(connection),
         operations=_operations(connection),
@@ -48,13 +48,13 @@ def read_sql_view(connection: Connection) -> SqlView:
 def _partitions(connection: Connection) -> dict[int, PartitionView]:
     rows = {row.partition_id: row for row in connection.execute(sa.select(partitions))}
     return {
-        one.partition_id: PartitionView(
-            subject_id=rows[one.partition_id].subject_id,
-            partition=one,
-            end_offset=rows[one.partition_id].end_offset,
-            abandoned=rows[one.partition_id].abandoned,
+        partition.partition_id: PartitionView(
+            subject_id=rows[partition.partition_id].subject_id,
+            partition=partition,
+            end_offset=rows[partition.partition_id].end_offset,
+            abandoned=rows[partition.partition_id].abandoned,
         )
-        for one in read_partitions(connection, PartitionFilter(sa.true()))
+        for partition in read_partitions(connection, PartitionFilter(sa.true()))
     }
 
 
@@ -86,8 +86,8 @@ def _groups(connection: Connection) -> list[GroupRow]:
 def _operations(connection: Connection) -> list[OperationRow]:
     unfinished = operations.c.state.in_(MOVING)
     actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
-    found = sa.select(steps).join(operations).where(unfinished)
-    for row in connection.execute(found):
+    todo = sa.select(steps).join(operations).where(unfinished)
+    for row in connection.execute(todo):
         actions[row.operation_id][row.partition_id] = StepAction(row.action)
     idle = (now_ms() - operations.c.driven_until).label("idle_ms")
     rows = sa.select(operations, idle).where(unfinished).order_by(operations.c.operation_id)
@@ -106,17 +106,17 @@ def _operations(connection: Connection) -> list[OperationRow]:
 
 
 def _brokers(connection: Connection) -> list[BrokerRow]:
-    found = sa.select(brokers).order_by(brokers.c.broker_group)
+    known = sa.select(brokers).order_by(brokers.c.broker_group)
     return [
         BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
-        for row in connection.execute(found)
+        for row in connection.execute(known)
     ]
 
 
 def _refused(connection: Connection) -> list[BrokerRow]:
     lately = refused_brokers.c.expires_at > now_ms()
-    found = sa.select(refused_brokers).where(lately).order_by(refused_brokers.c.broker_group)
+    refused = sa.select(refused_brokers).where(lately).order_by(refused_brokers.c.broker_group)
     return [
         BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
-        for row in connection.execute(found)
+        for row in connection.execute(refused)
     ]

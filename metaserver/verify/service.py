@@ -26,20 +26,20 @@ class VerifyService:
     async def verify(self) -> Verification:
         """Run every check.  A broker that does not answer is a violation, not an error.  Raises StorageError."""
         before = await self._database.read(read_sql_view)
-        room = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+        limit = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(self._ask(one, room)) for one in before.brokers]
+            asked = [group.create_task(self._ask(broker, limit)) for broker in before.brokers]
         after = await self._database.read(read_sql_view)
         answers = [task.result() for task in asked]
         return await asyncio.to_thread(verify, Views(before=before, answers=answers, after=after))
 
-    async def _ask(self, one: BrokerRow, room: asyncio.Semaphore) -> BrokerAnswer:
+    async def _ask(self, broker: BrokerRow, limit: asyncio.Semaphore) -> BrokerAnswer:
         hosted, problem = None, ""
-        async with room:
+        async with limit:
             try:
-                hosted = await BrokerClient(self._network, one.address).partitions()
+                hosted = await BrokerClient(self._network, broker.address).partitions()
             except KeylaneError as error:
                 problem = error.message
         return BrokerAnswer(
-            broker_group=one.broker_group, address=one.address, hosted=hosted, problem=problem
+            broker_group=broker.broker_group, address=broker.address, hosted=hosted, problem=problem
         )

@@ -44,9 +44,9 @@ class OperationRow:
     subject_id: int
     state: OperationState
     running: bool
-    """Whether its row keeps other operations off its subject."""
+    """Whether its row blocks other operations on the subject."""
     idle_ms: int
-    """How long it has had no driver; 0 or less while it has one."""
+    """The time without a driver, in milliseconds; 0 or less while it has a driver."""
     problem: str = ""
     steps: Mapping[int, StepAction] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class SqlView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAnswer:
-    """The partitions that a broker hosts; None, and the problem, if it did not answer."""
+    """The partitions that a broker hosts; `hosted` is None, and `problem` says why, if the broker did not answer."""
 
     broker_group: str
     address: str
@@ -87,8 +87,8 @@ class Views:
     """
     The database, then the brokers, then the database again.
 
-    A broker must have what SQL had before it was asked, and SQL must have after it what the broker has.  So changes
-    between the two looks are no violations.
+    A broker must have what was in SQL before the broker was asked.  SQL must have afterwards what the broker has.
+    So changes between the two views of the database are no violations.
     """
 
     before: SqlView

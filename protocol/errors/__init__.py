@@ -2,40 +2,41 @@
 
     KeylaneError                       .code .fate .retry .hint .details
     ├── ConfigError                    settings impossible, all problems at once
-    │   └── HandlerTypeError           a handler whose body nobody would run; also a TypeError
+    │   └── HandlerTypeError           a handler whose body would never run; also a TypeError
     ├── WorkerCancelledError           a handler cancelled the task that runs it
     ├── RefusedError                   the answer was no; nothing was done
     │   ├── InvalidNameError, OffsetInvalidError, MessageTooLargeError, InvalidRequestError
     │   ├── OriginError, ForeignHostError                  a web page of another site
-    │   ├── RequestTooSlowError                            the request did not come whole in time
+    │   ├── RequestTooSlowError                            the whole request did not arrive in time
     │   ├── BrokerAddressError                             a broker names an address that is not loopback
     │   ├── SubjectUnknownError, SubjectExistsError, GroupUnknownError, PartitionUnknownError
     │   ├── StaleRouteError, WrongBrokerError              ask for a new route
-    │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: somebody else owns it
+    │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: another session owns the partition
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
     │   ├── SequenceReusedError                            two producers under one id
-    │   ├── ForkedError, OtherLoopError, AlreadyOpenError  said by our own side: not open here
+    │   ├── ForkedError, OtherLoopError, AlreadyOpenError  raised by the client: not open here
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   ├── BrokerReadOnlyError, OverloadedError           try later
-    │   ├── FolderBehindError, LossAcceptedError           this data folder is not the one to go on with
+    │   ├── FolderBehindError, FolderGivenUpError          this data folder must not be used any more
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
-    │   ├── AcceptedAsLostError                            said by our own side; its fate is UNKNOWN
+    │   ├── AcceptedAsLostError                            raised by the client; its fate is UNKNOWN
     │   ├── OutboxMissingError, OutboxOlderError, OutboxNewerError    the tables of an outbox
     │   ├── OutboxRowFailedError                           its fate is UNKNOWN
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
-    │   └── LeaseLostError, QueueFullError                 said by our own side
+    │   └── LeaseLostError, QueueFullError                 raised by the client
     ├── UnreachableError               no answer of a keylane server
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done
-    │   ├── ForeignServerError         what answers there is no keylane server
-    │   └── ResetUnfinishedError       some of it was done; again finishes it
+    │   ├── ForeignServerError         the program at that address is no keylane server
+    │   └── ResetUnfinishedError       a part of it was done; a repeat finishes it
     ├── DeliveryError                  a producer gave messages up
-    │   ├── GivenUpError                                   by flush and close, of those that nobody awaited
-    │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) lets the key go on
-    │   └── PartlyQueuedError                              by send_all
+    │   ├── GivenUpError                                   by flush and close: messages whose futures were never awaited
+    │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) resumes the key
+    │   ├── PartlyQueuedError                              by send_all
+    │   └── RowsRefusedError, RowsGivenUpError             by send_arrow
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError
     │   ├── CorruptIndexError          the next start makes the index anew from the log
@@ -46,8 +47,8 @@
     ├── InputError, InputUnfinishedError   a command's input cannot be read; not every line of it is stored
     └── ClosedError                    used after close (yours, not the peer's)
 
-`fate` answers the question that matters in messaging: NOT_DONE may be repeated freely; UNKNOWN may be
-repeated only because the broker recognises a repeated batch by (producer id, epoch, sequence).
+`fate` says whether the failed request may have been done.  A request that is NOT_DONE may always be repeated.  One
+that is UNKNOWN may be repeated if the receiver recognises the repeat, as a broker does by (producer id, epoch, sequence).
 The names may change; a code may not (golden test).  Source: Kafka's Errors table, Maelstrom's definite
 and indefinite errors, litestream's hints.
 """
@@ -64,7 +65,7 @@ from .refusals import *  # noqa: F403 - the rest of the tree
 
 
 def kind_of(code: int) -> type[KeylaneError] | None:
-    """The class of a code, None for one that a newer peer knows."""
+    """The class of a code; None for a code of a newer version."""
     return KIND_BY_CODE.get(code)
 
 

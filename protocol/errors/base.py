@@ -1,6 +1,6 @@
 """The root of all errors: a code that never changes, a fate, advice on retrying, and typed details.  Pure.
 
-The tree below it is in `__init__.py`, which is where all of this is imported from.
+`__init__.py` draws the tree; errors are imported from there.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 
 
 class Fate(enum.StrEnum):
-    """What is known about the effect of the call that failed."""
+    """Whether a failed call has had an effect."""
 
     NOT_DONE = "not_done"
     UNKNOWN = "unknown"
 
 
 class Retry(enum.StrEnum):
-    """What the caller may do next."""
+    """When the caller may try again."""
 
     NEVER = "never"
     LATER = "later"
@@ -34,7 +34,8 @@ class Detail(Generic[V]):
     """
     A typed attribute of an error: the detail of the same name.
 
-    None where the error was raised without it, or came from a peer as something else.  Reading it as text always works.
+    None if the error was raised without the detail, or a peer sent a value of another type.  A text detail takes any
+    value, as text.
     """
 
     def __init__(self, kind: type[V]) -> None:
@@ -63,7 +64,7 @@ class KeylaneError(Exception):
     """
     Root of every error raised on purpose.
 
-    `details` are the numbers and names it is about; each class has those it knows as attributes, None if not told.
+    `details` are numbers and names: each class has those that it declares as attributes, None if not given.
     """
 
     code: ClassVar[int] = 1000
@@ -90,7 +91,7 @@ class KeylaneError(Exception):
         return str(self.args[0])
 
     def copy(self, fate: Fate) -> KeylaneError:
-        """Another error that says the same, for another caller: an error that is raised twice is two errors."""
+        """An equal error for another caller, with its own fate: each caller gets an error object of its own."""
         copy = _rebuild(type(self), self.message, self.details, fate)
         copy.__cause__ = self.__cause__
         return copy

@@ -1,4 +1,4 @@
-"""The errors that are no refusals: no answer, a disk, an address, Java, a fault of our own.  Pure."""
+"""The errors that are no refusals: no answer, a disk, an address, Java, a bug.  Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .base import Detail, Fate, KeylaneError, Retry
 
 
 class UnreachableError(KeylaneError):
-    """Root of the ways of having no answer, or no whole one."""
+    """Root of the errors of a call that got no answer, or a partial one."""
 
     code = 1200
     fate = Fate.UNKNOWN
@@ -32,11 +32,11 @@ class OutcomeUnknownError(UnreachableError):
 
     code = 1202
     summary = "the connection ended before the answer"
-    hint = "A call that changes something may have changed it: look before you repeat it."
+    hint = "The call may have been done: look at its effect before you repeat it."
 
 
 class ResetUnfinishedError(UnreachableError):
-    """Some partitions of a reset were set, and not all."""
+    """A reset has set some partitions, but not all."""
 
     code = 1203
     summary = "the group's progress was set on some partitions and not on all"
@@ -46,7 +46,7 @@ class ResetUnfinishedError(UnreachableError):
 
 
 class ForeignServerError(UnreachableError):
-    """What answers at the address is no server of keylane, or one whose answers this version cannot read."""
+    """The program at the address is no keylane server, or its version's answers cannot be read."""
 
     code = 1204
     retry = Retry.NEVER
@@ -58,7 +58,7 @@ class ForeignServerError(UnreachableError):
 
 
 class DeliveryError(KeylaneError):
-    """Root of what a producer tells of messages that it gave up.  `fate` is each message's own."""
+    """Root of the errors of messages that a producer gave up.  `fate` is that of the message."""
 
     code = 1182
     summary = "the message was given up"
@@ -66,18 +66,18 @@ class DeliveryError(KeylaneError):
 
 
 class GivenUpError(DeliveryError):
-    """`flush` or `close`: messages were given up whose futures were never awaited."""
+    """Raised by `flush` and `close`: the futures of given-up messages were never awaited."""
 
     code = 1183
     summary = "messages were given up, and their futures were never awaited"
     hint = "Await the futures that `send` returned to learn which: each raises its own error, with its fate."
     messages = Detail(int)
     unknown = Detail(int)
-    """Those of them that may be stored."""
+    """How many of them may be stored."""
 
 
 class DeliveryTimeoutError(DeliveryError):
-    """A message was not acked in its time; the text says what it waited for."""
+    """A message was not acked within its time-out; the text says what it waited for."""
 
     code = 1184
     summary = "the message was not acked in its time"
@@ -92,7 +92,7 @@ class DeliveryTimeoutError(DeliveryError):
 
 
 class KeyHaltedError(DeliveryError):
-    """Not sent, because an older message of its key timed out."""
+    """A message was not sent, because an older message of its key timed out."""
 
     code = 1185
     retry = Retry.LATER
@@ -105,17 +105,44 @@ class KeyHaltedError(DeliveryError):
 
 
 class PartlyQueuedError(DeliveryError):
-    """`send_all` stopped at a message that could not be queued."""
+    """Raised by `send_all` at a message that could not be queued."""
 
     code = 1186
     summary = "a message could not be queued; those before it were"
     hint = "Mend what the cause names, then go on with that message: it and those after it were not sent."
     queued = Detail(int)
-    """How many messages before it were queued."""
+    """The number of messages that were queued before it."""
+
+
+class RowsRefusedError(DeliveryError):
+    """Raised by `send_arrow`: rows of a table cannot be sent."""
+
+    code = 1187
+    summary = "rows of the table cannot be sent"
+    hint = "Mend the rows, or leave them out with partial=True."
+    rows = Detail(list)
+    """Numbers of the first hundred rows."""
+    sent = Detail(int)
+    """Rows that were sent before; 0 unless the table is a stream."""
+
+
+class RowsGivenUpError(DeliveryError):
+    """Raised by `send_arrow`: rows were queued and then given up."""
+
+    code = 1188
+    summary = "rows of the table were given up"
+    hint = "The cause says why the first was. Send again those that are not stored, in order."
+    rows = Detail(list)
+    """Numbers of the first hundred rows."""
+    messages = Detail(int)
+    unknown = Detail(int)
+    """Messages that may be stored."""
+    stored = Detail(int)
+    """Number of stored rows."""
 
 
 class StorageError(KeylaneError):
-    """What disks and databases answer."""
+    """Root of the errors of disks and databases."""
 
     code = 1300
     summary = "the disk answered with an error"
@@ -125,7 +152,7 @@ class StorageError(KeylaneError):
 
 
 class CorruptLogError(StorageError):
-    """Damage that is no torn end."""
+    """The log is damaged, and not only by a write that was cut at its end."""
 
     code = 1301
     summary = "the commit log is damaged"
@@ -133,7 +160,7 @@ class CorruptLogError(StorageError):
     partition_id = Detail(int)
     position = Detail(int)
     offset = Detail(int)
-    """Of the first damaged message."""
+    """Offset of the first damaged message."""
     end_offset = Detail(int)
     """One past the last damaged message."""
 
@@ -148,7 +175,7 @@ class DiskFullError(StorageError):
 
 
 class FlushFailedError(StorageError):
-    """A flush failed: nobody knows what the disk has."""
+    """A flush failed: the last writes may be on the disk or not."""
 
     code = 1303
     fate = Fate.UNKNOWN
@@ -157,7 +184,7 @@ class FlushFailedError(StorageError):
 
 
 class DataFolderError(StorageError):
-    """A folder not writable, in use, or another server's."""
+    """The folder is not writable, in use, or another server's."""
 
     code = 1304
     summary = "the data folder cannot be used"
@@ -166,7 +193,7 @@ class DataFolderError(StorageError):
 
 
 class BrokerGroupTakenError(DataFolderError):
-    """A broker reports a group that is another data folder's, or its folder is a copy."""
+    """A broker reports itself for the broker group of another data folder, or its folder is a copy."""
 
     code = 1109
     summary = "the broker group belongs to another data folder"
@@ -175,7 +202,7 @@ class BrokerGroupTakenError(DataFolderError):
 
 
 class CorruptIndexError(CorruptLogError):
-    """What finds batches in the log is damaged; the log is not."""
+    """The index is damaged; the commit log is not."""
 
     code = 1305
     summary = "the index of the commit log is damaged"
@@ -183,7 +210,7 @@ class CorruptIndexError(CorruptLogError):
 
 
 class AddressError(KeylaneError):
-    """A port in use, not allowed, or no port."""
+    """A server cannot listen on the port: it is in use, not allowed, or no port."""
 
     code = 1400
     summary = "cannot listen there"
@@ -201,7 +228,7 @@ class HostError(AddressError):
 
 
 class JavaMissingError(KeylaneError):
-    """No Java that Spark can run on; the message says what was passed over."""
+    """There is no Java that Spark can run on; the message names the ones that were tried."""
 
     code = 1401
     summary = "Spark needs Java 17 or newer, and none was found"
@@ -227,13 +254,13 @@ class InputUnfinishedError(KeylaneError):
     )
     stored = Detail(int)
     line = Detail(int)
-    """The first that is not stored."""
+    """The first line that is not stored."""
     lines = Detail(str)
-    """All that are not stored, as ranges: "7,9-"."""
+    """All lines that are not stored, as ranges: "7,9-"."""
 
 
 class InputError(KeylaneError):
-    """The input of a command cannot be read on."""
+    """A command cannot read the rest of its input."""
 
     code = 1405
     summary = "the input cannot be read"
@@ -242,7 +269,7 @@ class InputError(KeylaneError):
 
 
 class InternalError(KeylaneError):
-    """A fault of keylane's own, in a server or in the demo."""
+    """A bug of keylane, in a server or in the demo."""
 
     code = 1500
     fate = Fate.UNKNOWN

@@ -1,4 +1,4 @@
-"""The refusals: settings that cannot work, and every answer that is no.  Pure."""
+"""Impossible settings, and the refusals: answers of servers and clients that nothing was done.  Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class ConfigError(KeylaneError):
     summary = "the settings cannot work"
     hint = "Fix every setting listed, then start again."
     problems = Detail(int)
-    """How many there are."""
+    """The number of problems."""
     path = Detail(str)
-    """Of the file of settings that cannot be read."""
+    """The settings file that cannot be read."""
 
 
 class HandlerTypeError(ConfigError, TypeError):
-    """A handler, or what it returned, is something whose body nobody would run."""
+    """A handler whose body would never run: it is a generator function, or returns something that must be run."""
 
     code = 1010
     summary = "not a handler"
@@ -28,7 +28,7 @@ class HandlerTypeError(ConfigError, TypeError):
 
 
 class WorkerCancelledError(KeylaneError):
-    """A task that runs handlers was cancelled, and not by its consumer: by a handler, or by other code of the program."""
+    """A task that runs handlers was cancelled by a handler or by other code of the program, not by its consumer."""
 
     code = 1011
     summary = "a task that runs handlers was cancelled, and not by its consumer"
@@ -36,7 +36,7 @@ class WorkerCancelledError(KeylaneError):
 
 
 class RefusedError(KeylaneError):
-    """Root of the refusals: the answer was no.  Raised itself for a code of a newer peer."""
+    """Root of the refusals.  Raised itself for an error code of a newer version."""
 
     code = 1100
     summary = "refused"
@@ -44,7 +44,7 @@ class RefusedError(KeylaneError):
 
 
 class InvalidNameError(RefusedError):
-    """A name of a subject or group outside the rule."""
+    """A name of a subject or group is illegal."""
 
     code = 1101
     summary = "illegal name"
@@ -54,7 +54,7 @@ class InvalidNameError(RefusedError):
 
 
 class OffsetInvalidError(RefusedError):
-    """A number that can be no offset of a message."""
+    """A value cannot be an offset of a message."""
 
     code = 1102
     summary = "not an offset"
@@ -63,7 +63,7 @@ class OffsetInvalidError(RefusedError):
 
 
 class MessageTooLargeError(RefusedError):
-    """Above a limit; nothing was queued or stored."""
+    """A message is over a limit; nothing was queued or stored."""
 
     code = 1103
     summary = "message too large: key, value and properties count together"
@@ -73,7 +73,7 @@ class MessageTooLargeError(RefusedError):
 
 
 class InvalidRequestError(RefusedError):
-    """No state of the system could satisfy it."""
+    """A request is invalid in every state of the system."""
 
     code = 1104
     summary = "the request makes no sense"
@@ -92,7 +92,7 @@ class OriginError(RefusedError):
 
 
 class ForeignHostError(RefusedError):
-    """A request for a host name that is not this server's, as after DNS rebinding."""
+    """A request names a host that is not this server, as after DNS rebinding."""
 
     code = 1106
     summary = "the request is for another host"
@@ -101,7 +101,7 @@ class ForeignHostError(RefusedError):
 
 
 class RequestTooSlowError(RefusedError):
-    """The body of a request did not arrive whole in time."""
+    """The whole body of a request did not arrive in time."""
 
     code = 1107
     retry = Retry.LATER
@@ -120,7 +120,7 @@ class BrokerAddressError(RefusedError):
 
 
 class SubjectUnknownError(RefusedError):
-    """A subject that was never created."""
+    """The subject was never created."""
 
     code = 1110
     summary = "no such subject"
@@ -142,7 +142,7 @@ class SubjectExistsError(RefusedError):
 
 
 class GroupUnknownError(RefusedError):
-    """No consumer ever joined this group."""
+    """No consumer has ever joined the group."""
 
     code = 1112
     summary = "no such consumer group on this subject"
@@ -152,7 +152,7 @@ class GroupUnknownError(RefusedError):
 
 
 class PartitionUnknownError(RefusedError):
-    """Asked of a server that lacks it."""
+    """The broker that was asked does not host the partition."""
 
     code = 1113
     summary = "the broker does not hold this partition"
@@ -164,7 +164,7 @@ class PartitionUnknownError(RefusedError):
 
 
 class StaleRouteError(RefusedError):
-    """An append to a sealed partition."""
+    """An append to a partition that is sealed."""
 
     code = 1120
     summary = "the partition is sealed, the route has moved on"
@@ -172,7 +172,7 @@ class StaleRouteError(RefusedError):
     hint = "Ask the metaserver for the route again; nothing of this batch was stored."
     partition_id = Detail(int)
     end_offset = Detail(int)
-    """Where the partition was sealed."""
+    """The end of the partition."""
 
 
 class WrongBrokerError(RefusedError):
@@ -186,19 +186,19 @@ class WrongBrokerError(RefusedError):
 
 
 class FencedError(RefusedError):
-    """A token that is not the highest any more."""
+    """The broker has seen a higher token."""
 
     code = 1130
     summary = "a newer owner has this partition"
     hint = "Stop handling it; what was not acked is with the newer owner."
     token = Detail(int)
-    """The caller's."""
+    """The caller's token."""
     current_token = Detail(int)
-    """The highest that the broker knows; None if the caller's is unknown there."""
+    """The highest token that the broker has seen; None if it does not know the caller's."""
 
 
 class SessionUnknownError(RefusedError):
-    """A session that the metaserver does not have any more."""
+    """The metaserver does not know the session, or no longer."""
 
     code = 1131
     summary = "the session is unknown, or its ttl has passed"
@@ -207,7 +207,7 @@ class SessionUnknownError(RefusedError):
 
 
 class TokenUnknownError(RefusedError):
-    """A token that was never granted, or not to this session."""
+    """The token was never granted, or not to this session."""
 
     code = 1132
     summary = "no such grant"
@@ -217,7 +217,7 @@ class TokenUnknownError(RefusedError):
 
 
 class SequenceGapError(RefusedError):
-    """A batch came before an earlier one."""
+    """A batch arrived before an earlier batch of its producer."""
 
     code = 1140
     summary = "an earlier batch of this producer is missing"
@@ -229,7 +229,7 @@ class SequenceGapError(RefusedError):
 
 
 class ProducerFencedError(RefusedError):
-    """A producer id is in use with a higher epoch."""
+    """The producer id is in use with a higher epoch."""
 
     code = 1141
     summary = "a newer epoch of this producer is at work"
@@ -239,7 +239,7 @@ class ProducerFencedError(RefusedError):
 
 
 class SequenceReusedError(RefusedError):
-    """A batch under a sequence that is taken, and none of those remembered."""
+    """A batch has sequences that are stored already, and is no repeat of a batch that the broker remembers."""
 
     code = 1142
     summary = "another producer sends under this producer's id: the batch is not stored"
@@ -250,7 +250,7 @@ class SequenceReusedError(RefusedError):
 
 
 class ForkedError(RefusedError):
-    """A producer, consumer or reader that was open when its process was forked is used in the child."""
+    """A producer, consumer or reader that was open at a fork is used in the child process."""
 
     code = 1143
     summary = "it was open when this process was forked: its connections are the parent's"
@@ -258,7 +258,7 @@ class ForkedError(RefusedError):
 
 
 class OtherLoopError(RefusedError):
-    """A producer, consumer or reader is used outside of the event loop that it was opened in."""
+    """A producer, consumer or reader is used outside of its event loop."""
 
     code = 1144
     summary = "used outside of the event loop that it was opened in"
@@ -268,7 +268,7 @@ class OtherLoopError(RefusedError):
 
 
 class AlreadyOpenError(RefusedError):
-    """A producer, consumer or reader is opened while it is open, or not yet closed whole."""
+    """A producer, consumer or reader is opened while it is open or closing."""
 
     code = 1145
     summary = "it is open already"
@@ -276,18 +276,18 @@ class AlreadyOpenError(RefusedError):
 
 
 class StrategyMismatchError(RefusedError):
-    """A producer expects another strategy."""
+    """The order strategy of a producer is not the subject's."""
 
     code = 1150
     summary = "the strategy differs from the one stored for the subject"
     hint = "Leave the strategy out, or use the stored one; keylane subject describe NAME shows it."
     subject = Detail(str)
-    stored = Detail(int)
+    stored = Detail(str)
     asked = Detail(str)
 
 
 class NotEnoughBrokersError(RefusedError):
-    """No broker can take the partitions."""
+    """No available broker group can take the partitions."""
 
     code = 1151
     summary = "no broker group is available"
@@ -298,7 +298,7 @@ class NotEnoughBrokersError(RefusedError):
 
 
 class NoPartitionError(RefusedError):
-    """Given up before a partition took it, as by a producer that closes."""
+    """A message was given up before a partition took it, as by a producer that closes."""
 
     code = 1152
     summary = "no open partition for this message now"
@@ -307,7 +307,7 @@ class NoPartitionError(RefusedError):
 
 
 class OperationRunningError(RefusedError):
-    """A second change of partitions at once."""
+    """A change of partitions is requested while another one runs on the subject."""
 
     code = 1153
     summary = "another operation on this subject is not finished"
@@ -318,28 +318,28 @@ class OperationRunningError(RefusedError):
 
 
 class BrokerGroupUnknownError(RefusedError):
-    """A broker group that never reported itself."""
+    """The broker group has never reported itself."""
 
     code = 1154
     summary = "no such broker group"
-    hint = "keylane broker list shows the broker groups that there are."
+    hint = "keylane broker list shows all broker groups."
     broker_group = Detail(str)
 
 
 class GroupStrategyError(RefusedError):
-    """A consumer joins a group that consumes in another way than it says: exclusive, or shared."""
+    """A consumer joins with another consume strategy than the group's."""
 
     code = 1155
     summary = "the group consumes in another way"
     hint = (
         "Join with the group's strategy, or change it: keylane group switch SUBJECT GROUP STRATEGY"
     )
-    stored = Detail(int)
+    stored = Detail(str)
     asked = Detail(str)
 
 
 class OperationUnknownError(RefusedError):
-    """An operation on partitions is named that never was."""
+    """The operation does not exist."""
 
     code = 1156
     summary = "no such operation"
@@ -348,7 +348,7 @@ class OperationUnknownError(RefusedError):
 
 
 class OperationForwardError(RefusedError):
-    """An operation is to be canceled that may have sealed a partition: it can only go on."""
+    """An operation cannot be canceled, because it may have sealed a partition."""
 
     code = 1157
     summary = "the operation may have sealed something, and only goes forward"
@@ -358,7 +358,7 @@ class OperationForwardError(RefusedError):
 
 
 class CreationRunningError(RefusedError):
-    """A broker group is to be left on which a new subject is about to begin."""
+    """A broker group cannot be evacuated while a subject is created with partitions on it."""
 
     code = 1159
     summary = "a subject is still being created with partitions there"
@@ -369,7 +369,7 @@ class CreationRunningError(RefusedError):
 
 
 class BrokerCordonedError(RefusedError):
-    """A partition is to go to a broker group that takes no new ones, by an operator's word."""
+    """A partition cannot move to a broker group that an operator has cordoned."""
 
     code = 1158
     summary = "the broker group is cordoned"
@@ -378,22 +378,22 @@ class BrokerCordonedError(RefusedError):
 
 
 class OffsetOutOfRangeError(RefusedError):
-    """A read outside of what is kept."""
+    """A read is outside of the stored offsets."""
 
     code = 1160
     summary = "no such offset in the partition"
     hint = "Read within [first_offset, next_offset)."
     partition_id = Detail(int)
     offset = Detail(int)
-    """The one asked for."""
+    """The requested offset."""
     first_offset = Detail(int)
-    """The first that is still stored."""
+    """The first offset that is still stored."""
     next_offset = Detail(int)
-    """One past the last that may be read."""
+    """One past the last offset that may be read."""
 
 
 class CorruptBatchError(RefusedError):
-    """Checksum or lengths do not fit the bytes."""
+    """A checksum or the lengths of a batch do not fit its bytes."""
 
     code = 1161
     summary = "the bytes of the batch are damaged"
@@ -404,7 +404,7 @@ class CorruptBatchError(RefusedError):
 
 
 class FrameError(RefusedError):
-    """Bytes on the data plane that are no frame."""
+    """Bytes on the data plane are not a frame."""
 
     code = 1162
     summary = "not a frame of this protocol"
@@ -422,22 +422,22 @@ class BrokerReadOnlyError(RefusedError):
 
 
 class OverloadedError(RefusedError):
-    """A server holds as much as it may."""
+    """A server has reached a limit."""
 
     code = 1171
     summary = "too much in flight"
     retry = Retry.LATER
     hint = "Wait for answers before sending more."
     limit = Detail(int)
-    """What the server takes at most."""
+    """The limit that is reached."""
     retry_after_ms = Detail(int)
     cursor = Detail(int)
-    """Of a group whose acks have too many gaps above it."""
+    """The cursor of a group that has too many ranges acked above it."""
     subjects = Detail(int)
 
 
 class LeaseLostError(RefusedError):
-    """`Message.ack` after the lease has ended."""
+    """Raised by `Message.ack` after the lease has ended."""
 
     code = 1180
     summary = "the lease of this message's partition has ended"
@@ -447,7 +447,7 @@ class LeaseLostError(RefusedError):
 
 
 class QueueFullError(RefusedError):
-    """`Producer.send`, not awaited, while its queue is full; nothing is queued."""
+    """Raised by `Producer.send` without await while the queue is full; the message is not queued."""
 
     code = 1181
     summary = "the producer's queue is full"
@@ -457,7 +457,7 @@ class QueueFullError(RefusedError):
 
 
 class StaticSubjectError(RefusedError):
-    """A change of the number of queues of a static subject."""
+    """A call would change the number of logic queues of a static subject."""
 
     code = 1190
     summary = "the number of queues of a static subject never changes"
@@ -467,7 +467,7 @@ class StaticSubjectError(RefusedError):
 
 
 class SubjectNotStaticError(RefusedError):
-    """Queues asked of a subject without fixed ones."""
+    """A call needs logic queues, and the subject is not static."""
 
     code = 1191
     summary = "the subject has no fixed logic queues"
@@ -476,7 +476,7 @@ class SubjectNotStaticError(RefusedError):
 
 
 class QueueUnknownError(RefusedError):
-    """A queue that the subject does not have."""
+    """The subject does not have the logic queue."""
 
     code = 1192
     summary = "no such logic queue"
@@ -495,13 +495,13 @@ class GroupBusyError(RefusedError):
         "Stop them, or wait until the ttl of those that died has passed, and no other reset runs."
     )
     left_ms = Detail(int)
-    """How long a reset that runs may still take."""
+    """How long a running reset may still take."""
     sessions = Detail(int)
-    """Live consumers."""
+    """The number of live consumers."""
 
 
 class FolderBehindError(RefusedError):
-    """A broker's data folder lacks what the broker group had."""
+    """A data folder lacks messages that the broker group had."""
 
     code = 1220
     summary = "the data folder is an older copy of the broker group's"
@@ -516,7 +516,7 @@ class FolderBehindError(RefusedError):
 
 
 class DatabaseEmptyError(RefusedError):
-    """The metaserver's database knows no subject, and a broker has partitions."""
+    """The metaserver's database has no subject, but a broker has partitions."""
 
     code = 1221
     summary = "the metaserver's database is empty, and a broker has partitions"
@@ -530,7 +530,7 @@ class DatabaseEmptyError(RefusedError):
 
 
 class PartitionInUseError(InvalidRequestError):
-    """A new partition has the number of one that its broker has in use."""
+    """A new partition has the id of a partition that the broker has in use."""
 
     code = 1222
     summary = "the broker has this partition in use already"
@@ -542,7 +542,7 @@ class PartitionInUseError(InvalidRequestError):
 
 
 class CreationFailedError(RefusedError):
-    """A broker refused a new subject's partition for good."""
+    """A broker refused a partition of a new subject, and a repeat cannot help."""
 
     code = 1223
     summary = "the subject could not be created"
@@ -550,8 +550,8 @@ class CreationFailedError(RefusedError):
     subject = Detail(str)
 
 
-class LossAcceptedError(RefusedError):
-    """A data folder comes back whose loss an operator has accepted."""
+class FolderGivenUpError(RefusedError):
+    """A broker is started on a data folder whose loss an operator has accepted."""
 
     code = 1224
     summary = "the loss of this data folder was accepted, and others go on without it"
@@ -560,7 +560,7 @@ class LossAcceptedError(RefusedError):
 
 
 class AcceptedAsLostError(RefusedError):
-    """A message may have been stored on a disk whose loss was accepted."""
+    """A message may have been stored in a partition whose loss was accepted."""
 
     code = 1225
     fate = Fate.UNKNOWN

@@ -1,4 +1,4 @@
-"""Errors as they cross a wire: cut to size, text in what every peer can decode, and back again.  Pure."""
+"""Errors to and from their form on the wire: texts are cut to size and valid in every peer.  Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from . import KeylaneError, RefusedError, kind_of
 
 TEXT_CHARS_MAX = 4_096
-"""An error that quotes its input stays smaller than the frame it is answered in."""
+"""An error that quotes its input stays smaller than a frame."""
 
 
 def wire_text(text: str) -> str:
-    """`text` as every peer can take it: cut, and without half surrogates."""
+    """`text` as every peer can decode it: at most TEXT_CHARS_MAX characters, without lone surrogates."""
     return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()
 
 
 def wire_details(error: KeylaneError) -> dict[str, Any]:
-    """The details of `error` as both JSON and msgpack carry them: numbers, and text for the rest."""
+    """The details of `error` as JSON and msgpack carry them: numbers, and every other value as text."""
     return {
         wire_text(name): value
         if isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**64)
@@ -26,6 +26,6 @@ def wire_details(error: KeylaneError) -> dict[str, Any]:
 
 
 def error_from_wire(code: int, message: str, details: dict[str, Any]) -> KeylaneError:
-    """The error a peer sent, as the class of its code; an unknown code is a plain RefusedError."""
+    """The error that a peer sent, of its code's class; a plain RefusedError if the code is unknown."""
     kind = kind_of(code) or RefusedError
     return kind(message, **details)

@@ -34,6 +34,28 @@ print(json.dumps({
 }))
 """
 
+TYPED_PROGRAM = """
+import keylane
+from keylane import Admin, Consumer, Message, Producer
+
+
+async def handle(message: Message) -> None:
+    reveal_type(message.properties)
+
+
+async def use() -> None:
+    async with Producer("127.0.0.1:7000") as producer:
+        reveal_type(await producer.send("s", b"v", key=b"k"))
+        try:
+            await producer.send("s", "v")
+        except keylane.QueueFullError as error:
+            reveal_type(error.queued_bytes)
+    async with Admin("127.0.0.1:7000") as admin:
+        reveal_type((await admin.describe_group("s", "g")).partitions[0].lag)
+    Consumer("127.0.0.1:7000", subject="s", group="g", handler=handle)
+    Consumer("127.0.0.1:7000", subject="s", group="g", handler=len)
+"""
+
 
 def run(*command: object, cwd: Path) -> str:
     done = subprocess.run(
@@ -113,3 +135,44 @@ def test_ours_is_keylane_and_the_users_stay_the_users(empty_environment, user_fo
 def test_the_command_runs_there(empty_environment, user_folder, command):
     program = [empty_environment / command[0], *command[1:]]
     assert "demo" in run(*program, "--help", cwd=user_folder)
+
+
+def checked(command: list[object], folder: Path) -> str:
+    """What a type checker says of a user's program that has two faults."""
+    (folder / "program.py").write_text(TYPED_PROGRAM)
+    command = [sys.executable, "-m", *map(str, command)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_mypy_sees_the_types_of_an_installed_wheel(empty_environment, tmp_path):
+    """Real types, no `Any`; and what a call does not take is an error."""
+    python = empty_environment / "bin" / "python"
+    command = ["mypy", "--strict", "--cache-dir", tmp_path, "--python-executable", python]
+    said = checked([*command, "program.py"], tmp_path).splitlines()
+    assert [line.split("Revealed type is ")[1] for line in said if "Revealed" in line] == [
+        '"typing.Mapping[str, str]"',
+        '"keylane.protocol.message.Receipt"',
+        '"int | None"',
+        '"int | None"',
+    ]
+    errors = [line.split(" error: ")[1] for line in said if " error: " in line]
+    assert [error.rsplit("[")[-1] for error in errors] == ["arg-type]", "arg-type]"]
+
+
+def test_basedpyright_sees_the_types_of_an_installed_wheel(empty_environment, tmp_path):
+    """As mypy does."""
+    python = empty_environment / "bin" / "python"
+    command = ["basedpyright", "--outputjson", "--pythonpath", python, "program.py"]
+    said = json.loads(checked(command, tmp_path))["generalDiagnostics"]
+    assert [
+        one["message"].split(" is ")[-1] for one in said if one["severity"] == "information"
+    ] == [
+        '"Mapping[str, str]"',
+        '"Receipt"',
+        '"int | None"',
+        '"int | None"',
+    ]
+    errors = [one["rule"] for one in said if one["severity"] == "error"]
+    assert errors == ["reportArgumentType", "reportArgumentType"]

@@ -39,7 +39,7 @@ def started(folder: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen
         yield process, ready["address"]
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 def refused(*arguments: object, options: tuple[str, ...] = ()) -> str:
@@ -63,7 +63,7 @@ def test_ends_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     with started(tmp_path / "new" / "folder") as (process, address):
         assert address.startswith("127.0.0.1:")
         process.send_signal(number)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.crash
@@ -77,7 +77,7 @@ async def test_killed_metaserver_keeps_its_word(tmp_path: Path) -> None:
             await meta.join(Join(subject="s", group="g", session=A))
             before = await meta.heartbeat(Heartbeat(session=A))
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
     with started(tmp_path) as (_, address):
         meta = MetaClient(network, [address])
         assert (await meta.heartbeat(Heartbeat(session=A))).grants == before.grants

@@ -329,9 +329,11 @@ def judge_folder(folder: Path, *, drained: bool = True) -> dict[str, Any]:
     return {
         "partitions": len(partitions),
         "stored": sum(len(partition.messages) for partition in partitions.values()),
-        "acked": _count(one.outcome == "stored" for one in clients.settlements.values()),
+        "acked": _count(
+            settlement.outcome == "stored" for settlement in clients.settlements.values()
+        ),
         "handled": sum(
-            _count(one.ended_ns is not None for one in handlings.values())
+            _count(handling.ended_ns is not None for handling in handlings.values())
             for handlings in clients.handlings.values()
         ),
         "findings": dict(sorted(findings.counts.items())),

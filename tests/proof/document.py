@@ -75,6 +75,7 @@ KILLS = """
 
 A real broker killed at every point of its work on the disk, each time that it gets there, with both indexes; its index
 work killed likewise; stops at any moment: all of `tests/crash/`.  `make test` has a sample of it, `make kills` runs it alone.
+Since 2026-11-22 also what else `make test` leaves out: seeds that found a fault once, stores cut at every byte.
 
 | date | version | tests | failed | seconds |
 | --- | --- | --- | --- | --- |

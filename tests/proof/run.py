@@ -40,7 +40,9 @@ PER_SECOND = 500
 PAUSE_TTLS_MAX = 10.0
 CALENDAR_HOURS_MIN = 0.9
 SEEDS_AT_ONCE = 1_000
-CRASH_TESTS = Path(__file__).parents[1] / "crash"
+TESTS = Path(__file__).parents[1]
+WHOLE = ("crash", "sim", "property")
+"""Folders of which `make test` runs a sample."""
 
 
 def simulate(seeds: Sequence[int], workers: int, *, seconds: float) -> dict[str, Any]:
@@ -134,12 +136,13 @@ def run_processes(cycles: int, seed: int) -> dict[str, Any]:
 
 
 def kill_everywhere(workers: int) -> dict[str, Any]:
-    """Every test of `tests/crash`, those that `make test` leaves out as well."""
+    """Every test of `tests/crash`, and those of other folders that `make test` leaves out."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
         split = ["--numprocesses", str(workers), "--dist", "load", f"--junit-xml={report}"]
-        command = [sys.executable, "-m", "pytest", "--whole", *split, str(CRASH_TESTS)]
-        subprocess.run(command, cwd=CRASH_TESTS.parents[1], check=False)
+        chosen = ["--whole", "-m", "crash or whole", *(str(TESTS / name) for name in WHOLE)]
+        command = [sys.executable, "-m", "pytest", *split, *chosen]
+        subprocess.run(command, cwd=TESTS.parent, check=False)
         suite = ET.parse(report).getroot()[0]
     tests, failed = int(suite.get("tests", 0)), [suite.get(name) for name in ("errors", "failures")]
     return {"tests": tests, "failed": sum(int(count or 0) for count in failed)}

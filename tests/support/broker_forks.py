@@ -83,7 +83,7 @@ class Forks:
         assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(10)
+        self._process.wait(60)
         self._folder.cleanup()
 
 

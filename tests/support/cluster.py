@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +28,7 @@ from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.ports import free_port
+from support.server_process import ServerProcess
 
 
 class Program:
@@ -43,13 +43,9 @@ class Program:
         self._port = free_port()
         self.process = self._start()
 
-    def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", self._module, *self._arguments, "--port", str(self._port)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | self.environment,
-        )
+    def _start(self) -> ServerProcess:
+        arguments = (*self._arguments, "--port", str(self._port))
+        return ServerProcess(self._module, arguments, **self.environment)
 
     def ready(self) -> Program:
         """Wait until it serves."""
@@ -161,7 +157,7 @@ class Cluster:
         meta = MetaClient(network, [self.meta])
         wanted = min(partitions, len(self.brokers))
         try:
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while True:
                 brokers = (await meta.health()).details.get("brokers", [])
                 reported = sum(bool(one["available"]) for one in brokers)
@@ -176,7 +172,7 @@ class Cluster:
         finally:
             await network.close()
 
-    async def reshape(self, ask: Reshape, *, seconds: float = 30.0) -> list[OperationView]:
+    async def reshape(self, ask: Reshape, *, seconds: float = 60.0) -> list[OperationView]:
         """Change partitions and wait until it is done."""
         network = HttpNetwork()
         meta = MetaClient(network, [self.meta])
@@ -232,7 +228,7 @@ async def begun(meta: MetaClient, ask: Reshape) -> None:
 
 
 async def done_operation(
-    meta: MetaClient, view: OperationView, *, seconds: float = 30.0
+    meta: MetaClient, view: OperationView, *, seconds: float = 60.0
 ) -> OperationView:
     """Wait until an operation is done; the metaserver may be down meanwhile."""
     until = time.monotonic() + seconds
@@ -258,7 +254,7 @@ async def silent(meta: MetaClient, group: str) -> None:
 
 async def available_history(meta: MetaClient, subject: str) -> list[PartitionHistory]:
     """All partitions there ever were, as soon as the metaserver knows where each is."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         found = (await meta.history(subject)).partitions
         missing = [one.partition for one in found if one.partition.address is None]
@@ -291,7 +287,7 @@ async def read_partition(broker: BrokerClient, subject: str, partition_id: int) 
         assert answer.upto == len(found)
 
 
-async def eventually(condition, *, seconds: float = 20.0, what: str = "the condition") -> None:
+async def eventually(condition, *, seconds: float = 60.0, what: str = "the condition") -> None:
     """Wait until `condition()` is true."""
     until = time.monotonic() + seconds
     while not condition():

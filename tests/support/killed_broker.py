@@ -142,7 +142,7 @@ class Run:
 
     async def _talk(self, address: str, *, whole: bool, retain: bool) -> None:
         network = HttpNetwork()
-        client = BrokerClient(network, address, timeout_ms=5000)
+        client = BrokerClient(network, address, timeout_ms=60_000)
         try:
             await self._work(client)
             while retain and not self.first_position():
@@ -171,7 +171,7 @@ class Run:
                 assert answer.base_offset in {COUNT * number, -1}
                 known.acked[COUNT * number] = COUNT * number
             token = known.token + 1
-            acquired, _ = await client.call(Acquire(1, "audit", SESSION, token, 5000))
+            acquired, _ = await client.call(Acquire(1, "audit", SESSION, token, 60_000))
             assert isinstance(acquired, Acquired)
             assert acquired.cursor >= known.cursor
             known.token = token

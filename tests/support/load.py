@@ -90,7 +90,7 @@ class Load:
             if number % AT_ONCE == 0:
                 await asyncio.sleep(PAUSE_SECONDS)
 
-    async def progress(self, messages: int, *, seconds: float = 30.0) -> None:
+    async def progress(self, messages: int, *, seconds: float = 60.0) -> None:
         """Wait until every group has handled `messages` more."""
         goal = {group: len(seen) + messages for group, seen in self.handled.items()}
         await eventually(

@@ -1,7 +1,7 @@
 """What lies in one folder: no circle, and inside the larger rooms only the arrows of docs/ARCHITECTURE.md.
 
 An arrow between two files of different folders counts where their ways part: `metaserver/groups/views.py` that imports
-`metaserver/catalogue/subjects.py` is an arrow from `groups` to `catalogue`, two things that lie in `metaserver`.
+`metaserver/cluster/subjects.py` is an arrow from `groups` to `cluster`, two things that lie in `metaserver`.
 """
 
 from collections import defaultdict

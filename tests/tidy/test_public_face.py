@@ -2,6 +2,7 @@
 
 import json
 import os
+import pydoc
 import subprocess
 import sys
 from importlib.metadata import version
@@ -62,21 +63,68 @@ def test_errors_has_the_whole_tree():
         assert getattr(face, name) is getattr(errors, name)
 
 
-def test_type_checkers_know_the_face(tmp_path):
+TYPING = Path(sys.prefix) / "typing"
+"""Where type checkers find the package: its editable install is hidden from them."""
+
+
+def test_mypy_knows_the_face(tmp_path):
     """A class is a class, and a name that does not exist is an error."""
     snippet = tmp_path / "snippet.py"
     snippet.write_text(SNIPPET)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(snippet)]
-    typing = Path(sys.prefix) / "typing"  # an editable install is hidden from type checkers
-    environment = {**os.environ, "MYPYPATH": str(typing)}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "MYPYPATH": str(TYPING)}
+    checked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     for error in (errors.FencedError, errors.TokenUnknownError):
-        assert f"-> {error.__module__}.{error.__name__}" in found.stdout
-    assert "-> keylane.consumer.client.Consumer" in found.stdout
-    assert 'Revealed type is "int | None"' in found.stdout
-    assert found.stdout.count("error:") == 2
-    assert 'Module "keylane" has no attribute "Produser"' in found.stdout
-    assert 'Module has no attribute "Nonsense"' in found.stdout
+        assert f"-> {error.__module__}.{error.__name__}" in checked.stdout
+    assert "-> keylane.consumer.client.Consumer" in checked.stdout
+    assert 'Revealed type is "int | None"' in checked.stdout
+    assert checked.stdout.count("error:") == 2
+    assert 'Module "keylane" has no attribute "Produser"' in checked.stdout
+    assert 'Module has no attribute "Nonsense"' in checked.stdout
+
+
+def test_basedpyright_knows_the_face(tmp_path):
+    """As mypy does."""
+    (tmp_path / "snippet.py").write_text(SNIPPET)
+    settings = {"include": ["snippet.py"], "extraPaths": [str(TYPING)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(tmp_path)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    messages = json.loads(checked.stdout)["generalDiagnostics"]
+    assert [one["message"] for one in messages if one["severity"] == "information"] == [
+        'Type of "FencedError" is "type[FencedError]"',
+        'Type of "TokenUnknownError" is "type[TokenUnknownError]"',
+        'Type of "TokenUnknownError().current_token" is "int | None"',
+        'Type of "keylane.Consumer" is "type[Consumer]"',
+    ]
+    assert [one["message"] for one in messages if one["severity"] == "error"] == [
+        '"Produser" is unknown import symbol',
+        '"Nonsense" is not a known attribute of module "keylane"',
+    ]
+
+
+def test_clients_say_where_they_connect_and_whether_they_are_open():
+    """The text of a client in a log or a debugger."""
+    meta = ["127.0.0.1:7000", "[::1]:7001"]
+    assert {
+        repr(keylane.Admin(meta)),
+        repr(keylane.Producer(meta)),
+        repr(keylane.Consumer(meta, subject="s", group="g")),
+        repr(keylane.QueueReader(meta, subject="s")),
+    } == {
+        "<Admin at 127.0.0.1:7000, [::1]:7001, closed>",
+        "<Producer at 127.0.0.1:7000, [::1]:7001, closed>",
+        "<Consumer of s in group g at 127.0.0.1:7000, [::1]:7001, closed>",
+        "<QueueReader of s at 127.0.0.1:7000, [::1]:7001, closed>",
+    }
+
+
+def test_help_of_a_future_shows_no_fields():
+    """Neither the batch that has the message nor its index is for programs."""
+    shown = pydoc.plain(pydoc.render_doc(keylane.SendFuture))
+    assert "add_done_callback" in shown
+    assert "batch" not in shown
+    assert "index" not in shown
 
 
 def test_a_strange_name_is_an_attribute_error():

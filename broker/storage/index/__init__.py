@@ -1,1 +1,1 @@
-"""Where the batches of each partition lie in the log: an interface and two kinds."""
+"""The index of the log, by partition: an interface and two implementations."""

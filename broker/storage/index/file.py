@@ -1,10 +1,10 @@
 """Consume queues in files that all partitions share.  Disk, through `Files`.
 
     dispatch ─▶ tail in memory ─▶ a block of 127 units ─▶ index/….blocks          file_blocks.py
-    checkpoint ─▶ sync of the blocks ─▶ what is new of every partition, one frame ─▶ index/journal-…
+    checkpoint ─▶ sync of the blocks ─▶ a frame with the changes of every partition ─▶ index/journal-…
 
-A lookup bisects the partition's blocks in memory and reads one block.  What was dispatched after the last checkpoint
-is not on the disk: it comes back from the log.
+A lookup bisects the partition's blocks in memory and reads one block.  Units that were dispatched after the last
+checkpoint are not durable; a start dispatches them again from the log.
 
 Source: RocketMQ's file per queue costs a descriptor, a map and a sync per queue (its issues #202, #7318, #5091).
 """
@@ -29,7 +29,7 @@ from .interface import FIND_UNITS_MAX, Unit, misfit
 log = logging.getLogger("keylane.broker")
 
 RETAIN_PARTITIONS = 500
-"""How many partitions one step of `retain` looks at."""
+"""Partitions in a step of `retain`."""
 
 
 class FileConsumeQueues:
@@ -41,16 +41,16 @@ class FileConsumeQueues:
         self._journal = Journal(files)
         self._queues, self._position, self._blocks.end = self._journal.load()
         self._guard = threading.Lock()
-        """Between dispatch and checkpoint."""
+        """Held while dispatch changes the state, and while checkpoint copies it."""
         self._checkpoints = threading.Lock()
         self._saved = self._position
         """The position of the last checkpoint."""
         self._renew = False
-        """The journal lacks more than `_changed` says."""
+        """The next frame must have every partition, not only those in `_changed`."""
         self._changed: set[int] = set()
-        """Partitions that the journal does not have as they are."""
+        """Partitions that have changed since the last frame of the journal."""
         self._first_place: int | None = None
-        """No block before this one is wanted, once the next checkpoint has said so."""
+        """Blocks before this place are removed after the next checkpoint."""
 
     @property
     def position(self) -> int:
@@ -106,21 +106,21 @@ class FileConsumeQueues:
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
         queue = self._queues.get(partition_id)
-        found: list[Unit] = []
+        batches: list[Unit] = []
         if queue is None or offset < queue.first:
-            return found
+            return batches
         left = bytes_max
         for unit in self._from(partition_id, queue, offset):
-            if unit.base_offset >= end or (found and unit.length > left):
+            if unit.base_offset >= end or (batches and unit.length > left):
                 break
-            found.append(unit)
+            batches.append(unit)
             left -= unit.length
-            if len(found) == FIND_UNITS_MAX:
+            if len(batches) == FIND_UNITS_MAX:
                 break
-        return found
+        return batches
 
     def _from(self, partition_id: int, queue: Queue, offset: int) -> Iterator[Unit]:
-        """Units from the one that holds `offset` on."""
+        """Units from the unit that has `offset` on."""
         blocks, count, tail = queue.state
         if count and not (tail and unit_at(tail, 0).base_offset <= offset):
             number = max(bisect_right(blocks.offsets, offset, 0, count) - 1, 0)
@@ -140,16 +140,16 @@ class FileConsumeQueues:
         first = queue.first
         state = queue.state
         if bound is TimeBound.LOWER:
-            found = self._first_at(partition_id, state, at_ms)
-            if found is not None and found.base_offset < first:
-                # Times never fall, so the first one that is not forgotten has this time or a later one.
-                found = next(self._from(partition_id, queue, first), None)
-            return found
-        found = self._last_at(partition_id, state, at_ms)
-        return found if found is not None and found.base_offset >= first else None
+            unit = self._first_at(partition_id, state, at_ms)
+            if unit is not None and unit.base_offset < first:
+                # Times never fall, so the first unit that is not forgotten has this time or a later time.
+                unit = next(self._from(partition_id, queue, first), None)
+            return unit
+        unit = self._last_at(partition_id, state, at_ms)
+        return unit if unit is not None and unit.base_offset >= first else None
 
     def _first_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
-        """The first unit of this time or a later one."""
+        """The first unit with this time or a later time."""
         blocks, count, tail = state
         number = bisect_left(blocks.times, at_ms, 0, count)
         if number:
@@ -163,7 +163,7 @@ class FileConsumeQueues:
         return unit_at(tail, index) if (index + 1) * UNIT_BYTES <= len(tail) else None
 
     def _last_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
-        """The last unit of this time or an earlier one."""
+        """The last unit with this time or an earlier time."""
         blocks, count, tail = state
         index = first_where(tail, lambda unit: unit.appended_at_ms > at_ms)
         if index:
@@ -188,13 +188,13 @@ class FileConsumeQueues:
         """See `ConsumeQueues.firsts_behind`."""
         ids = self.partitions()
         for start in range(0, len(ids), RETAIN_PARTITIONS):
-            found = []
+            rising = []
             for partition_id in ids[start : start + RETAIN_PARTITIONS]:
                 queue = self._queues[partition_id]
                 first = self._first_behind(partition_id, queue, position)
                 if first > queue.first:
-                    found.append((partition_id, first))
-            yield found
+                    rising.append((partition_id, first))
+            yield rising
 
     def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """See `ConsumeQueues.retain`."""
@@ -214,7 +214,7 @@ class FileConsumeQueues:
         self._first_place = min(places, default=self._blocks.end)
 
     def _first_behind(self, partition_id: int, queue: Queue, position: int) -> int:
-        """Base offset of the first unit at or after this position; the next offset if there is none."""
+        """Base offset of the first unit at or above this position; the next offset without such a unit."""
         blocks, count, tail = queue.state
         number = bisect_left(blocks.positions, position, 0, count)
         if number:
@@ -261,7 +261,7 @@ class FileConsumeQueues:
         if kept * UNIT_BYTES == len(data) and (kept or not count):
             return
         while not kept and count:
-            # The last block becomes the tail again, as far as it is kept.
+            # The units of the last block that are kept become the tail.
             count -= 1
             data = self._blocks.read(blocks.places[count], partition_id)
             kept = first_where(data, lambda unit: unit.position >= position)
@@ -325,7 +325,7 @@ class FileConsumeQueues:
         try:
             self.flush()
         except StorageError as error:
-            log.warning("the index is not written out: %s", error.message)
+            log.warning("cannot write the index: %s", error.message)
         self.leave()
 
     def leave(self) -> None:

@@ -1,13 +1,13 @@
 """Units of all partitions in blocks of 4 KiB, one block after another.  Disk, through `Files`.
 
     index/00000000000000000000.blocks   index/00000000000000016384.blocks   …    named by their first block
-    block = magic u32 | crc32c u32 of what follows | partition_id u64 | count u32 | 12 bytes of 0 | 127 units of 32 bytes
+    block = magic u32 | crc32c u32 of the rest | partition_id u64 | count u32 | 12 bytes of 0 | 127 units of 32 bytes
     ┌─────────────────┬──────────────┬────────────────────┬────────────┬───────────┐
     │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│        little-endian
     └─────────────────┴──────────────┴────────────────────┴────────────┴───────────┘
 
-A place is the number of a block.  All partitions share the files, so ten thousand of them need one sync and a few
-descriptors; a block has units of one partition, so a reader gets 127 batches with one read.
+A place is the number of a block.  All partitions share the files, so ten thousand partitions need one sync and a few
+descriptors.  A block has units of one partition, so one read gets 127 units.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def encode_block(partition_id: int, units: bytes | bytearray) -> bytes:
 
 
 def block_path(place: int) -> str:
-    """The file that holds this block."""
+    """Path of the file that has this block."""
     return f"{FOLDER}/{place // FILE_BLOCKS * FILE_BLOCKS:020d}{SUFFIX}"
 
 
@@ -52,13 +52,13 @@ class BlockFiles:
         self.end = 0
         """Place of the next block."""
         self._open: dict[str, AppendFile] = {}
-        """Written since the last sync, and the last one."""
+        """Path → file, of the last file and of those written since the last sync."""
         self._new_name = False
         self.lost = ""
-        """Why some of the blocks cannot be trusted to be on the disk."""
+        """Why blocks may be lost: the text of the error of a sync; "" if no sync has failed."""
 
     def bases(self) -> list[int]:
-        """First places of the files on disk, sorted."""
+        """First places of the files on the disk, sorted."""
         return [
             int(name[:20])
             for name in self._files.list(FOLDER)
@@ -67,10 +67,10 @@ class BlockFiles:
 
     def write(self, block: bytes) -> int:
         """
-        Write a block, not yet durably; its place.
+        Write a block, which is not durable before the next sync; returns its place.
 
         Raises:
-            StorageError: nothing is stored.
+            StorageError: the block is not stored.
         """
         place = self.end
         path = block_path(place)
@@ -90,7 +90,7 @@ class BlockFiles:
         The units of a block.
 
         Raises:
-            CorruptIndexError: it is not what was written.
+            CorruptIndexError: the block is damaged or missing, or another partition's.
         """
         path = block_path(place)
         try:
@@ -99,23 +99,23 @@ class BlockFiles:
             raise _damaged(path, place, error.message) from error
         if len(data) < BLOCK_BYTES:
             raise _damaged(path, place, "it is missing")
-        magic, crc, found, count = _HEADER.unpack_from(data)
+        magic, crc, owner, count = _HEADER.unpack_from(data)
         if magic != MAGIC or crc32c.crc32c(memoryview(data)[8:]) != crc:
             raise _damaged(path, place, "its checksum is wrong")
-        if found != partition_id or count != BLOCK_UNITS:
-            raise _damaged(path, place, f"it is of partition {found}")
+        if owner != partition_id or count != BLOCK_UNITS:
+            raise _damaged(path, place, f"it is of partition {owner}")
         return data[_HEADER.size :]
 
     def sync(self) -> None:
         """
-        Make every block written before durable.
+        Make all written blocks durable.
 
         Raises:
-            FlushFailedError: which of them are lost is unknown, for ever.
+            FlushFailedError: blocks may be lost.  Every later call raises StorageError.
         """
         if self.lost:
             raise StorageError(self.lost)
-        # What is written meanwhile may miss the sync, so a file is let go only if it was complete before.
+        # A block that is written meanwhile may miss the sync.  So only files that were full before are closed.
         current = block_path(self.end)
         files = list(self._open.items())
         try:
@@ -133,7 +133,7 @@ class BlockFiles:
                 file.close()
 
     def has(self, places: Iterable[int]) -> bool:
-        """Are the files of these blocks there, and as long as they have to be?"""
+        """True if the files of these blocks exist and are long enough."""
         last: dict[int, int] = {}
         for place in places:
             base = place - place % FILE_BLOCKS
@@ -144,7 +144,7 @@ class BlockFiles:
         )
 
     def cut(self, end: int) -> None:
-        """Forget blocks from place `end` on."""
+        """Forget the blocks from place `end` on."""
         self.close()
         for base in self.bases():
             if base >= end:
@@ -152,13 +152,13 @@ class BlockFiles:
         self.end = end
 
     def drop(self, place: int) -> None:
-        """Remove the files all of whose blocks lie before this place."""
+        """Remove the files that only have blocks before this place."""
         for base in self.bases():
             if base + FILE_BLOCKS <= place and block_path(base) not in self._open:
                 self._files.remove(block_path(base))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._open.values():
             file.close()
         self._open.clear()

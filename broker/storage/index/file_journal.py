@@ -1,16 +1,16 @@
-"""What the file index has to remember besides its blocks, one frame per checkpoint.  Disk, through `Files`.
+"""The journal of the file index: its state besides the blocks, a frame per checkpoint.  Disk, through `Files`.
 
     index/journal-0000000001
-    frame  = magic u32 | crc32c u32 of what follows | bytes u64 of the parts | position u64 | end u64 | parts
+    frame  = magic u32 | crc32c u32 of the rest | bytes u64 of the parts | position u64 | end u64 | parts
     part   = partition_id u64 | first u64 | next u64 | last_ms i64 | blocks u32 | tail bytes u32 | flags u32 | 0 u32
              | first offsets, first times, first positions, places of the blocks: i64 each | units of the tail
 
-    flags  WHOLE: the part is all there is of the partition; else its blocks and its tail come after what was there,
-           and blocks empty the tail that was there
+    flags  WHOLE: the part replaces the partition.  Otherwise its blocks are added to the partition's; its tail is added
+           to the partition's tail, or replaces it if the part has blocks
 
-`position` is the log position up to which everything is in the index, `end` the place of its next block.  A frame
-counts when it is whole; what follows the first one that is not was never promised.  A new journal begins with one
-frame that has every partition, and is in place before the old one is removed.
+`position` is the log position up to which every batch is in the index, `end` the place of its next block.  The first
+damaged frame ends the journal: a frame is promised only when it is durable.  The first frame of a new journal has every
+partition; it is durable before the old journal is removed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PREFIX = f"{FOLDER}/journal-"
 MAGIC = 0x314A494B
 WHOLE = 1
 RENEW_BYTES = 8 << 20
-"""A journal is written anew when it is this much larger than twice its first frame."""
+"""A new journal is begun when this one is larger than twice its first frame by this many bytes."""
 _FRAME = struct.Struct("<IIQQQ")
 _PART = struct.Struct("<QQQqIIII")
 
 
 def encode_part(partition_id: int, queue: Queue, *, whole: bool) -> Iterable[Buffer]:
-    """What is new of a partition since the last frame, or all of it."""
+    """The part of a partition: its changes since the last frame, or all of it."""
     blocks, count, tail = queue.state
     start = 0 if whole else queue.kept_blocks
     rest = bytes(tail) if whole or start < count else bytes(tail[queue.kept_tail :])
@@ -80,7 +80,7 @@ def _apply_parts(queues: dict[int, Queue], view: memoryview) -> None:
 
 
 class Journal:
-    """The journal of the index; one thread at a time."""
+    """The journal of the index; used by one thread at a time."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -98,7 +98,7 @@ class Journal:
         ]
 
     def load(self) -> tuple[dict[int, Queue], int, int]:
-        """The partitions, the log position they stand for, the place of the next block; nothing and 0 if unknown."""
+        """The partitions, their log position, the place of the next block; empty and 0 without a whole frame."""
         queues: dict[int, Queue] = {}
         numbers = self._numbers()
         position = end = 0
@@ -108,7 +108,7 @@ class Journal:
                 self._number = number
                 break
         if numbers and numbers[-1] != self._number:
-            # A newer one was begun and is not whole: nothing may be added to either, the next one has everything.
+            # A newer journal is damaged in its first frame.  No frame may be added to either: a new journal is begun.
             self._number, self._size = numbers[-1], 0
         for queue in queues.values():
             queue.kept()
@@ -138,7 +138,7 @@ class Journal:
             self._first_size = self._first_size or self._size
 
     def _refuse_newer(self, path: str, head: bytes) -> None:
-        """Raises DataFolderError for a whole frame of a later format: the digit in the magic is its number."""
+        """Raises DataFolderError for a whole frame of a newer format, whose number is the digit in the magic."""
         magic, crc, length, *_ = _FRAME.unpack(head)
         version = (magic >> 24) - 0x30
         if magic & 0xFFFFFF != MAGIC & 0xFFFFFF or not 1 < version < 10:
@@ -152,15 +152,15 @@ class Journal:
 
     @property
     def renew(self) -> bool:
-        """The next frame has to have every partition."""
+        """True if the next frame must have every partition."""
         return not self._size or self._size > 2 * self._first_size + RENEW_BYTES
 
     def write(self, parts: list[Buffer], *, position: int, end: int, whole: bool) -> None:
         """
-        Write a frame durably.
+        Write a frame, durably.
 
         Raises:
-            StorageError: the next frame has to have every partition.
+            StorageError: the frame is not written, and the next frame must have every partition.
         """
         data = b"".join(parts)
         rest = struct.pack("<QQQ", len(data), position, end)
@@ -194,7 +194,7 @@ class Journal:
         self._files.sync_folder(FOLDER)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,11 +1,11 @@
 """The units of one partition: full blocks on the disk, by their places, and a tail in memory.  Pure.
 
-    blocks  [0] [1] [2] … 127 units each                  tail: what is not a full block yet
-    of each: first offset, first time, first position, place
+    blocks  [0] [1] [2] … 127 units each                  tail: the units behind the last full block
+    of each block: first offset, first time, first position, place
 
 Invariants
-    `state` is replaced as one value, so that readers in other threads never see half of a change; blocks are only
-    added behind the count that a reader has, or the whole object is replaced.
+    `state` is replaced as one value, so that readers in other threads never see half of a change.  Blocks are only
+    added behind the count that a reader has; for every other change the object is replaced.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ class Blocks:
         self.places = array("q")
 
     def columns(self) -> tuple[array[int], ...]:
-        """In the order in which they are stored."""
+        """The columns in the order in which the journal has them."""
         return self.offsets, self.times, self.positions, self.places
 
     def add(self, first: Unit, place: int) -> None:
-        """One more."""
+        """Add a block: its first unit, and its place."""
         self.offsets.append(first.base_offset)
         self.times.append(first.appended_at_ms)
         self.positions.append(first.position)
         self.places.append(place)
 
     def part(self, start: int, end: int) -> Blocks:
-        """A copy of some of them."""
-        found = Blocks()
-        found.offsets = self.offsets[start:end]
-        found.times = self.times[start:end]
-        found.positions = self.positions[start:end]
-        found.places = self.places[start:end]
-        return found
+        """A copy of the blocks `[start, end)`."""
+        part = Blocks()
+        part.offsets = self.offsets[start:end]
+        part.times = self.times[start:end]
+        part.positions = self.positions[start:end]
+        part.places = self.places[start:end]
+        return part
 
 
 NO_BLOCKS = Blocks()
 State = tuple[Blocks, int, bytearray]
-"""(blocks, how many of them, units of the tail)"""
+"""(blocks, number of blocks, units of the tail)"""
 
 
 class Queue:
-    """One partition."""
+    """The queue of a partition."""
 
     __slots__ = ("first", "kept_blocks", "kept_tail", "last_ms", "next", "rewrite", "state")
 
@@ -67,14 +67,14 @@ class Queue:
         """Time of the last batch."""
         self.state: State = (NO_BLOCKS, 0, bytearray())
         self.kept_blocks = 0
-        """How many blocks the journal has."""
+        """Blocks that the journal has."""
         self.kept_tail = 0
-        """How many bytes of the tail the journal has."""
+        """Bytes of the tail that the journal has."""
         self.rewrite = False
-        """The journal has to have all of it again."""
+        """The next frame must have the whole partition."""
 
     def add_block(self, place: int, size: int) -> None:
-        """The first `size` bytes of the tail are a block now."""
+        """Turn the first `size` bytes of the tail, which were written at `place`, into a block."""
         blocks, count, tail = self.state
         if blocks is NO_BLOCKS:
             blocks = Blocks()
@@ -83,19 +83,19 @@ class Queue:
         self.kept_tail = 0
 
     def replace(self, blocks: Blocks, tail: bytearray) -> None:
-        """Another state altogether."""
+        """Replace blocks and tail."""
         count = len(blocks.places)
         self.state = (blocks if count else NO_BLOCKS, count, tail)
         self.rewrite = True
 
     def kept(self) -> None:
-        """The journal is getting all of this."""
+        """Note that the present state is in the journal's next frame."""
         _, self.kept_blocks, tail = self.state
         self.kept_tail = len(tail)
         self.rewrite = False
 
     def set_end(self, last: Unit | None) -> None:
-        """Next offset and last time after the end was cut."""
+        """Set next offset and last time after units were cut off; `last` is the last unit that is left."""
         if last is None:
             self.next = self.first
             self.last_ms = 0
@@ -105,6 +105,6 @@ class Queue:
 
 
 def tail_units(tail: bytearray, start: int = 0) -> Iterator[Unit]:
-    """The units of a tail from number `start` on, as they are now."""
+    """A copy of the units of a tail from index `start` on."""
     data = bytes(tail[start * UNIT_BYTES :])
     return (unit_at(data, index) for index in range(len(data) // UNIT_BYTES))

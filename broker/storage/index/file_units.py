@@ -22,7 +22,7 @@ pack_unit = _UNIT.pack
 
 
 def unit_at(data: bytes | bytearray, index: int) -> Unit:
-    """The unit of this number."""
+    """The unit at this index."""
     base_offset, position, appended_at_ms, length, count = _UNIT.unpack_from(
         data, index * UNIT_BYTES
     )
@@ -30,7 +30,7 @@ def unit_at(data: bytes | bytearray, index: int) -> Unit:
 
 
 def first_where(data: bytes | bytearray, holds: Callable[[Unit], bool]) -> int:
-    """Number of the first unit for which `holds` is true; once true it stays true.  The count if there is none."""
+    """Index of the first unit for which `holds` is true, as for all after it; the number of units without any."""
     low, high = 0, len(data) // UNIT_BYTES
     while low < high:
         middle = (low + high) // 2

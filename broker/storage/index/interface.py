@@ -1,9 +1,9 @@
-"""Consume queues: where the batches of each partition lie in the commit log.  The interface.  Pure.
+"""The interface of consume queues, which find the batches of a partition in the commit log.  Pure.
 
 Invariants
-    Derived: whatever is in it can be deleted and comes back from the log.
-    It holds durable batches only, each once, in the order of their offsets, without a gap.
-    Times in it never fall within a partition: a batch stamped earlier than the one before counts as of its time.
+    Consume queues are derived: they may be deleted, and are rebuilt from the log.
+    They have durable batches only, each once, in the order of their offsets, without a gap.
+    Times never fall within a partition: a batch with an earlier time than the batch before gets that batch's time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ....protocol.errors import CorruptLogError
 from ....protocol.record import Header
 
 FIND_UNITS_MAX = 4096
-"""What one call of `find` returns at most."""
+"""The most units that a call of `find` returns."""
 
 
 class Unit(NamedTuple):
-    """One batch: offsets `[base_offset, base_offset + message_count)`, `length` bytes of log from `position` on."""
+    """A batch: offsets `[base_offset, base_offset + message_count)`, `length` bytes of log from `position` on."""
 
     base_offset: int
     message_count: int
@@ -52,7 +52,7 @@ class ConsumeQueues(Protocol):
 
     @property
     def position(self) -> int:
-        """The log position up to which everything is here."""
+        """The log position up to which every batch has been dispatched."""
         ...
 
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
@@ -60,24 +60,25 @@ class ConsumeQueues(Protocol):
         Add the batches of one group commit: pairs of (partition id, unit), each partition's in order.
 
         Raises:
-            CorruptLogError: a unit does not follow its partition's last one; none of them was added.
-            DiskFullError: all of them are kept, in memory, and readers find them; a later call writes them.
+            CorruptLogError: a unit does not follow its partition's last unit; no unit was added.
+            DiskFullError: the units are kept in memory, where readers find them; a later call writes them.
         """
         ...
 
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """
-        Batches from the one that holds `offset` on, those that begin below offset `end`, up to `bytes_max`
-        bytes and FIND_UNITS_MAX but at least one.  Contiguous; empty if there is none.
+        Contiguous batches from the batch that has `offset` on; an empty list without such a batch.
+
+        All begin below offset `end`.  At least one batch is returned, and up to `bytes_max` bytes or FIND_UNITS_MAX.
         """
         ...
 
     def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
-        """LOWER: the first batch stored at `at_ms` or later; UPPER: the last one at `at_ms` or earlier; or None."""
+        """LOWER: the first batch stored at `at_ms` or later; UPPER: the last batch stored at `at_ms` or earlier."""
         ...
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
-        """First offset and next offset; None if no batch of this partition was ever here."""
+        """First offset and next offset of a partition; None if no batch of it was ever dispatched."""
         ...
 
     def partitions(self) -> list[int]:
@@ -86,62 +87,62 @@ class ConsumeQueues(Protocol):
 
     def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """
-        Which partitions begin later without the batches below this log position, some of them with each step.
+        The first offsets that `retain` would leave; nothing is changed.  Any thread.
 
-        Changes nothing and may be called in any thread; yields pairs of (partition id, its first offset then).
+        Each step looks at some partitions, and yields (partition id, new first offset) of those that would lose batches.
         """
         ...
 
     def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """
-        Forget batches below this log position, some partitions with each step.
+        Forget batches below this log position.  The thread that dispatches must make every step.
 
-        Each step is to be made by the thread that dispatches; it yields pairs of (partition id, its first
-        offset now) of partitions that lost something.
+        Each step takes some partitions, and yields (partition id, new first offset) of those that have lost batches.
         """
         ...
 
     def truncate(self, position: int) -> None:
-        """Forget every unit at or after this log position; 0 forgets all."""
+        """Forget every unit at or above this log position; 0 forgets all."""
         ...
 
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """
-        Called once, before the first dispatch, with the log position that the replay begins at.
+        Prepare for dispatching; called once, before the first dispatch.
 
-        If the log begins at `first_position` and more than that is missing here, everything is forgotten.
+        Units that may be damaged are forgotten.  If the log begins at `first_position`, and units above it are missing,
+        all units are forgotten.
 
-        Forgets what it cannot vouch for, and everything at or after the position it returns unless dispatching
-        it again is harmless.
+        Args:
+            position: the log position at which the replay begins.
 
         Returns:
-            The log position from which units have to be dispatched again, `<= position`; 0 to be rebuilt whole.
+            The log position, `<= position`, from which units have to be dispatched again.  0 means a complete rebuild.
         """
         ...
 
     def checkpoint(self, position: int) -> None:
         """
-        Make durable what was dispatched below this log position: a snapshot that stands for it follows.
+        Make every unit below this log position durable, before a snapshot at this position is written.
 
-        Called in a thread of its own while another dispatches and others read.
+        It is called in another thread than `dispatch`, which may run meanwhile.
         """
         ...
 
     def flush(self) -> None:
-        """Write out what is still in memory."""
+        """Write all units that are in memory."""
         ...
 
     def leave(self) -> None:
-        """Let go of everything and write nothing."""
+        """Close all files without writing."""
         ...
 
     def close(self) -> None:
-        """Flush and let go of everything."""
+        """Flush, and close all files."""
         ...
 
 
 def misfit(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogError:
-    """A unit that does not follow the last one of its partition."""
+    """The error for a unit that does not follow the last unit of its partition."""
     return CorruptLogError(
         f"a batch at offset {unit.base_offset} of partition {partition_id} follows offset {next_offset}",
         partition_id=partition_id,
@@ -150,7 +151,7 @@ def misfit(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogError:
 
 
 def offset_at(unit: Unit | None, bound: TimeBound) -> int | None:
-    """The offset that a lookup by time answers, None if there is no such message."""
+    """The result of a lookup by time as an offset; None without a unit."""
     if unit is None:
         return None
     return unit.base_offset if bound is TimeBound.LOWER else unit.next_offset - 1

@@ -1,7 +1,7 @@
-"""Which index a broker has: the name in its settings, and what it opens.  Disk, through `Files`.
+"""The kinds of index that a broker may have, by their names in the settings.  Disk, through `Files`.
 
 index/         "file"                 rocksdb/       "rocksdb"
-unfinished-…   the index of this kind is being made and cannot be trusted: it is made again
+unfinished-…   a mark: the index of this kind is incomplete, and has to be rebuilt
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _FOLDERS = {"file": FILE_FOLDER, "rocksdb": ROCKSDB_FOLDER}
 
 def open_index(files: Files, kind: str) -> ConsumeQueues:
     """
-    The index of this kind in a data folder, made if it is missing.
+    Open the index of this kind in a data folder; it is made if it is missing.
 
     Raises:
-        StorageError: it cannot be opened.
+        StorageError: the index cannot be opened.
     """
     queues: ConsumeQueues
     if kind == "file":
@@ -55,10 +55,10 @@ def open_index(files: Files, kind: str) -> ConsumeQueues:
 @contextmanager
 def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
     """
-    The index of this kind as it is on the disk, to be looked at only: nothing of it is changed.
+    Open the index of this kind for reading only.
 
     Raises:
-        StorageError: it is damaged, or cannot be opened.
+        StorageError: the index is damaged, or cannot be opened.
     """
     queues: ConsumeQueues
     if kind == "file":
@@ -70,14 +70,14 @@ def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
         return
     from .rocksdb import RocksConsumeQueues
 
-    # The library writes beside what it reads, so it is given a folder of its own.
+    # The library writes files even when it only reads, so it gets a temporary folder of links.
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(files.outside(ROCKSDB_FOLDER)).resolve()
+        source = Path(files.outside(ROCKSDB_FOLDER)).resolve()
         for name in files.list(ROCKSDB_FOLDER):
             if name in _LIBRARYS_OWN:
-                shutil.copy(found / name, folder)
+                shutil.copy(source / name, folder)
             elif name != "LOCK":
-                Path(folder, name).symlink_to(found / name)
+                Path(folder, name).symlink_to(source / name)
         queues = RocksConsumeQueues(folder, read_only=True)
         try:
             yield queues
@@ -86,29 +86,29 @@ def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
 
 
 def is_unfinished(files: Files, kind: str) -> bool:
-    """Is what there is of this index not to be trusted?"""
+    """True if the index of this kind is marked as incomplete."""
     return files.size(_mark(kind)) is not None
 
 
 def has_index(files: Files, kind: str) -> bool:
-    """Is there an index of this kind that can be trusted?"""
+    """True if there is a complete index of this kind."""
     return bool(files.list(_FOLDERS[kind])) and files.size(_mark(kind)) is None
 
 
 def mark_others(files: Files, kind: str) -> None:
-    """Indexes of other kinds are left behind by the log from now on."""
+    """Mark the indexes of other kinds as incomplete: new batches are not added to them."""
     for other in _FOLDERS:
         if other != kind and has_index(files, other):
             mark(files, other)
 
 
 def mark(files: Files, kind: str) -> None:
-    """The index of this kind is not to be trusted from now on."""
+    """Mark the index of this kind as incomplete, durably."""
     replace_file(files, _mark(kind), b"")
 
 
 def unmark(files: Files, kind: str) -> None:
-    """It is finished."""
+    """Remove the mark of an index that is now complete, durably."""
     if files.size(_mark(kind)) is not None:
         files.remove(_mark(kind))
         files.sync_folder()

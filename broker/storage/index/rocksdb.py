@@ -2,18 +2,18 @@
 
     dispatch ─▶ one atomic batch: units, ends of their partitions, the log position            rocksdb_tables.py
     checkpoint ─▶ one sync of the write-ahead log
-    a full disk ─▶ units wait in memory, and are found there ─▶ room ─▶ opened again, written      rocksdb_waiting.py
+    a full disk ─▶ units wait in memory ─▶ free space ─▶ the database is reopened, the units written      rocksdb_waiting.py
 
 Invariants
-    Units, bounds and position are never of different times.
-    The write-ahead log is on and is synced at a checkpoint only.  So a checkpoint costs one sync and leaves no small
-    tables behind, a crash loses what came after it, which the log has, and no restart begins at the last full table.
+    Units, bounds and position change together, in one batch of the library.
+    The write-ahead log is on, and is synced at a checkpoint only.  So a checkpoint costs one sync and makes no small
+    tables.  After a crash a start dispatches only the units since the last checkpoint.
 
-The ends of many partitions are read with one multi-get.  Units are read by an iterator, one batch or thousands: the
-key of the next batch is known only from the one before it.
+The ends of many partitions are read with one multi-get.  Units are read by an iterator, because the key of a unit is
+known only from the unit before it.
 
-Source: RocketMQ's RocksDB consume queue (its write-ahead log is off: after a crash it dispatches again from the last
-flush of its tables, however long ago that was; its multi-get is one lookup per unit, RocksDB's issue #10432).
+Source: RocketMQ's RocksDB consume queue.  Its write-ahead log is off, so after a crash it dispatches again from the last
+flush of its tables.  Its multi-get is one lookup per unit (RocksDB's issue #10432).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from .rocksdb_waiting import End, WaitingUnits, more
 log = logging.getLogger("keylane.broker")
 
 ENDS_MAX = 1 << 16
-"""Partitions whose end is remembered, so that a dispatch need not look it up."""
+"""Partitions whose end is cached for dispatching."""
 RETAIN_PARTITIONS = 2_000
-"""How many partitions one step of `retain` looks at."""
+"""Partitions in a step of `retain`."""
 DELETE_UNITS_MAX = 64
-"""More units than this are deleted as one range: each range slows reading down a little."""
+"""Up to this number units are deleted one by one; more are deleted as a range, which slows reads down a little."""
 
 
 class RocksConsumeQueues:
@@ -60,11 +60,11 @@ class RocksConsumeQueues:
         self._ends: dict[int, End] = {}
         self._waiting = WaitingUnits()
         self._guard = threading.Lock()
-        """Between dispatch and checkpoint, for the position."""
+        """Held while dispatch or checkpoint write the position."""
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        with self._tables.turns.shared(), library_errors():
+        with self._tables.lock.shared(), library_errors():
             yield
 
     @property
@@ -103,7 +103,7 @@ class RocksConsumeQueues:
             self._ends.update((key, end) for key, end in ends.items() if end is not None)
 
     def _write_waiting(self) -> None:
-        """Write what a full disk has kept out."""
+        """Write the units that wait because the disk was full."""
         if self._tables.stuck:
             self._tables.reopen()
         waiting = self._waiting
@@ -133,9 +133,10 @@ class RocksConsumeQueues:
     def _load_ends(self, partition_ids: set[int]) -> dict[int, End | None]:
         known = self._ends
         ends: dict[int, End | None] = {
-            one: known.get(one) or self._waiting.end(one) for one in partition_ids
+            partition_id: known.get(partition_id) or self._waiting.end(partition_id)
+            for partition_id in partition_ids
         }
-        missing = [one for one, end in ends.items() if end is None]
+        missing = [partition_id for partition_id, end in ends.items() if end is None]
         if missing:
             ends.update(zip(missing, self._tables.ends(missing), strict=True))
         return ends
@@ -143,23 +144,22 @@ class RocksConsumeQueues:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
-        waiting = self._waiting.of(
-            partition_id
-        )  # before the tables: what is written meanwhile is in both
-        found: list[Unit] = []
+        # Before the tables are read: units that are written meanwhile are in both.
+        waiting = self._waiting.of(partition_id)
+        batches: list[Unit] = []
         with self._reading():
             bounds = self._tables.bounds(partition_id)
             if bounds is not None and bounds[0] <= offset < bounds[1]:
-                self._find(found, partition_id, (offset, end), bounds[1], bytes_max)
+                self._find(batches, partition_id, (offset, end), bounds[1], bytes_max)
         if waiting:
-            following = found[-1].next_offset if found else offset
+            following = batches[-1].next_offset if batches else offset
             if bounds is None or following >= bounds[1]:
-                more(found, waiting, following, end=end, bytes_max=bytes_max)
-        return found
+                more(batches, waiting, following, end=end, bytes_max=bytes_max)
+        return batches
 
     def _find(
         self,
-        found: list[Unit],
+        batches: list[Unit],
         partition_id: int,
         offsets: tuple[int, int],
         last: int,
@@ -168,17 +168,17 @@ class RocksConsumeQueues:
         units = self._tables.units()
         unit = unit_at(units, partition_id, offsets[0])
         left = bytes_max
-        while unit.base_offset < offsets[1] and (not found or unit.length <= left):
-            found.append(unit)
+        while unit.base_offset < offsets[1] and (not batches or unit.length <= left):
+            batches.append(unit)
             left -= unit.length
-            # Not one step behind the last unit: what was deleted there would be walked through.
-            if len(found) == FIND_UNITS_MAX or unit.next_offset >= last:
+            # The iterator must not step behind the last unit, where it would pass over deleted keys.
+            if len(batches) == FIND_UNITS_MAX or unit.next_offset >= last:
                 break
             units.next()
             if not units.valid():
                 break
             unit = unit_now(units)
-            if unit.base_offset != found[-1].next_offset:
+            if unit.base_offset != batches[-1].next_offset:
                 break
         units.status()
 
@@ -186,10 +186,10 @@ class RocksConsumeQueues:
         """See `ConsumeQueues.by_time`."""
         waiting = self._waiting.of(partition_id)
         if bound is TimeBound.UPPER:
-            late = next((one for one in reversed(waiting) if one.appended_at_ms <= at_ms), None)
+            late = next((unit for unit in reversed(waiting) if unit.appended_at_ms <= at_ms), None)
             return late or self._by_time(partition_id, at_ms, bound)
-        found = self._by_time(partition_id, at_ms, bound)
-        return found or next((one for one in waiting if one.appended_at_ms >= at_ms), None)
+        stored = self._by_time(partition_id, at_ms, bound)
+        return stored or next((unit for unit in waiting if unit.appended_at_ms >= at_ms), None)
 
     def _by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
         with self._reading():
@@ -198,7 +198,8 @@ class RocksConsumeQueues:
             now = self._tables.bounds(partition_id)
             if before is None or now is None or now[0] >= before[1]:
                 return None
-            # The iterator sees what was there when it was made: the end of before, the beginning of now.
+            # The iterator sees the rows of the time when it was made: at least up to the earlier end, and from the
+            # later first offset on.
             first, end = bounds = now[0], before[1]
             if bound is TimeBound.LOWER:
                 low = first_where(units, partition_id, bounds, at_ms=at_ms)
@@ -210,16 +211,16 @@ class RocksConsumeQueues:
         """See `ConsumeQueues.bounds`."""
         waiting = self._waiting.of(partition_id)
         with self._reading():
-            found = self._tables.bounds(partition_id)
+            bounds = self._tables.bounds(partition_id)
         if not waiting:
-            return found
-        return (found or waiting[0])[0], max(waiting[-1].next_offset, found[1] if found else 0)
+            return bounds
+        return (bounds or waiting[0])[0], max(waiting[-1].next_offset, bounds[1] if bounds else 0)
 
     def partitions(self) -> list[int]:
         """See `ConsumeQueues.partitions`."""
         with self._reading():
-            found = [partition_id for partition_id, *_ in self._tables.all_bounds()]
-        return sorted({*found, *self._waiting.ids()})
+            ids = [partition_id for partition_id, *_ in self._tables.all_bounds()]
+        return sorted({*ids, *self._waiting.ids()})
 
     # ── forgetting ────────────────────────────────────────────────────────────────────────────────────
     def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
@@ -247,12 +248,17 @@ class RocksConsumeQueues:
     def _behind(
         self, start: int, position: int
     ) -> tuple[list[tuple[int, int, int, int]], int | None]:
-        """Of the next partitions: id, first offset, the one without what lies below `position`, its position."""
-        found: list[tuple[int, int, int, int]] = []
-        for looked_at, one in enumerate(self._tables.all_bounds(start)):
-            partition_id, first, first_position, end = one
+        """
+        The next partitions that have units below `position`, and the id to continue at, or None.
+
+        Returns:
+            For each partition: id, first offset, first offset without those units, its position.
+        """
+        behind: list[tuple[int, int, int, int]] = []
+        for looked_at, row in enumerate(self._tables.all_bounds(start)):
+            partition_id, first, first_position, end = row
             if looked_at == RETAIN_PARTITIONS:
-                return found, partition_id
+                return behind, partition_id
             if first_position >= position or first == end.next_offset:
                 continue
             kept, kept_position = end.next_offset, position
@@ -261,8 +267,8 @@ class RocksConsumeQueues:
                 bounds = (first, end.next_offset)
                 kept = first_where(units, partition_id, bounds, position=position)
                 kept_position = unit_at(units, partition_id, kept).position
-            found.append((partition_id, first, kept, kept_position))
-        return found, None
+            behind.append((partition_id, first, kept, kept_position))
+        return behind, None
 
     def _delete(self, batch: WriteBatch, partition_id: int, first: int, end: int) -> None:
         """Delete the units with base offsets in [first, end)."""
@@ -323,7 +329,7 @@ class RocksConsumeQueues:
             if known > position:
                 self.truncate(position)
         except CorruptIndexError as error:
-            log.warning("the RocksDB index is made again from the log: %s", error.message)
+            log.warning("the RocksDB index is rebuilt from the log: %s", error.message)
             known = 0
         if not known:
             self.truncate(0)
@@ -332,7 +338,7 @@ class RocksConsumeQueues:
     def checkpoint(self, position: int) -> None:
         """See `ConsumeQueues.checkpoint`."""
         if self._waiting.rows:
-            raise DiskFullError("units of the index wait for room on the disk")
+            raise DiskFullError("units of the index wait for free space on the disk")
         with self._reading():
             with self._guard:
                 if self._tables.position() < position:
@@ -351,7 +357,7 @@ class RocksConsumeQueues:
             with library_errors():
                 self._tables.flush()
         except StorageError as error:
-            log.warning("the index is not written out: %s", error.message)
+            log.warning("cannot write the index: %s", error.message)
         self.leave()
 
     def leave(self) -> None:

@@ -1,10 +1,10 @@
-"""RocksDB, opened: its two families, what their keys and values are, its settings.  Disk, through the library.
+"""The RocksDB database of the index: its two families, their keys and values, its settings.  Disk, through the library.
 
     units    partition u64, base_offset u64          → position u64, appended_at_ms i64, length u32, count u32
     bounds   partition u64, 0                        → first offset u64, position of its batch u64
              partition u64, 1                        → next offset u64, position of the last batch u64, its time i64
-             "position"                              → log position up to which everything is in the index
-             "format"                                → version u32, 1; a newer one is refused
+             "position"                              → log position up to which every batch is in the index
+             "format"                                → version u32, 1; a newer version is refused
 
 Keys are big-endian, so that they sort as numbers; values are little-endian.
 """
@@ -82,18 +82,18 @@ def _options(cache: Cache) -> Options:
 
 
 def failure(error: Exception) -> StorageError:
-    """What the library says went wrong, which knows one class only, as an error of ours."""
+    """The StorageError of an exception of the library, which has only one class: the text decides."""
     text = f"the RocksDB index: {error}"
-    if any(one in text for one in _FULL):
+    if any(sign in text for sign in _FULL):
         return DiskFullError(text)
-    if isinstance(error, struct.error) or any(one in text for one in _DAMAGED):
+    if isinstance(error, struct.error) or any(sign in text for sign in _DAMAGED):
         return CorruptIndexError(text)
     return StorageError(text)
 
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """Translate the plain exceptions that the library raises inside the block into ours."""
+    """Translate exceptions of the library into StorageError and its subclasses."""
     try:
         yield
     except StorageError:
@@ -103,13 +103,13 @@ def library_errors() -> Iterator[None]:
 
 
 def unit_of_row(base_offset: int, value: bytes) -> Unit:
-    """A row of `units`."""
+    """The unit in a row of `units`."""
     position, appended_at_ms, length, count = UNIT_VALUE.unpack(value)
     return Unit(base_offset, count, position, length, appended_at_ms)
 
 
 class RocksTables:
-    """The database in a folder of its own; one that is damaged is made anew, empty, unless it is `read_only`."""
+    """The database, in a folder of its own.  A damaged database is replaced by an empty one, unless it is `read_only`."""
 
     def __init__(
         self, path: str, *, read_only: bool = False, reach: Callable[[str], None] = pass_by
@@ -117,17 +117,17 @@ class RocksTables:
         self._path = path
         self._reach = reach
         self._read_only = read_only
-        self.turns = SharedLock()
-        """Who reads shares; to be opened again it has to be alone."""
+        self.lock = SharedLock()
+        """Shared by readers; had alone to reopen the database."""
         self.stuck = False
-        """A write failed: nothing can be written until it is opened again."""
+        """A write has failed: the library refuses writes until the database is reopened."""
         try:
             with library_errors():
                 self._connect()
         except CorruptIndexError as error:
             if read_only:
                 raise
-            log.warning("the RocksDB index is made again from the log: %s", error.message)
+            log.warning("the RocksDB index is rebuilt from the log: %s", error.message)
             with library_errors():
                 Rdict.destroy(path)
                 self._connect()
@@ -138,15 +138,15 @@ class RocksTables:
         access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
         units = Rdict(self._path, _options(cache), column_families=families, access_type=access)
         bounds = units.get_column_family("bounds")
-        found = bounds.get(_FORMAT)
-        if found is not None and (version := int.from_bytes(found, "little")) > FORMAT:
+        stored = bounds.get(_FORMAT)
+        if stored is not None and (version := int.from_bytes(stored, "little")) > FORMAT:
             bounds.close()
             units.close()
             raise DataFolderError(
                 f"{self._path} has format {version}, this broker writes format {FORMAT}",
                 path=self._path,
             )
-        if found is None and not self._read_only:
+        if stored is None and not self._read_only:
             bounds.put(_FORMAT, FORMAT.to_bytes(4, "little"))
         self._units, self._bounds = units, bounds
         self._family: ColumnFamily = units.get_column_family_handle("bounds")
@@ -154,21 +154,21 @@ class RocksTables:
 
     def reopen(self) -> None:
         """
-        After a full disk nothing can be written until the database is opened again.
+        Reopen the database after a failed write.
 
         Raises:
-            DiskFullError: there is no room yet.
+            DiskFullError: the disk has too little free space.
         """
         folder = Path(self._path)
-        wanted = REOPEN_BYTES + sum(one.stat().st_size for one in folder.glob("*.log"))
+        wanted = REOPEN_BYTES + sum(file.stat().st_size for file in folder.glob("*.log"))
         if shutil.disk_usage(folder).free < wanted:
-            raise DiskFullError(f"the RocksDB index needs {wanted} bytes to be written again")
-        with self.turns.alone(), library_errors():
+            raise DiskFullError(f"the RocksDB index needs {wanted} free bytes to be reopened")
+        with self.lock.alone(), library_errors():
             self.close()
             self._connect()
 
     def clear(self) -> None:
-        """Begin with nothing."""
+        """Replace the database by an empty one."""
         self.close()
         self._reach("index-clear")
         Rdict.destroy(self._path)
@@ -176,36 +176,36 @@ class RocksTables:
         self._connect()
 
     def close(self) -> None:
-        """Let go of the database."""
-        for one in ("_bounds", "_units"):
-            found = self.__dict__.pop(one, None)
-            if found is not None:
+        """Close the database."""
+        for name in ("_bounds", "_units"):
+            table = self.__dict__.pop(name, None)
+            if table is not None:
                 try:
-                    found.close()
-                except Exception as error:  # noqa: BLE001  # it is let go of all the same
+                    table.close()
+                except Exception as error:  # noqa: BLE001  # the database counts as closed
                     log.warning("the RocksDB index: %s", error)
         self.__dict__.pop("_family", None)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────
     def put_first(self, batch: WriteBatch, partition_id: int, first: int, position: int) -> None:
-        """The partition begins here."""
+        """Set a partition's first offset and its position."""
         batch.put(BOUND.pack(partition_id, FIRST), FIRST_VALUE.pack(first, position), self._family)
 
     def put_end(self, batch: WriteBatch, partition_id: int, end: End) -> None:
-        """The partition ends here."""
+        """Set a partition's end."""
         batch.put(BOUND.pack(partition_id, END), END_VALUE.pack(*end), self._family)
 
     def put_position(self, batch: WriteBatch, position: int) -> None:
-        """Everything up to this log position is in the index."""
+        """Set the log position up to which every batch is in the index."""
         batch.put(_POSITION, _POSITION_VALUE.pack(position), self._family)
 
     def delete_bounds(self, batch: WriteBatch, partition_id: int) -> None:
-        """The partition was never here."""
+        """Remove the bounds of a partition, as if none of its batches had been dispatched."""
         batch.delete(BOUND.pack(partition_id, FIRST), self._family)
         batch.delete(BOUND.pack(partition_id, END), self._family)
 
     def write(self, batch: WriteBatch) -> None:
-        """All of it or nothing."""
+        """Write a batch of the library, atomically."""
         self._reach("index-write")
         try:
             self._units.write(batch)
@@ -215,13 +215,13 @@ class RocksTables:
         self._reach("index-written")
 
     def sync(self) -> None:
-        """Make every write before durable."""
+        """Make all writes durable."""
         self._reach("index-sync")
         self._units.flush_wal(True)
         self._reach("index-synced")
 
     def flush(self) -> None:
-        """Write out the tables, so that the next start reads no write-ahead log."""
+        """Write the tables, so that the next start reads no write-ahead log."""
         self._reach("index-flush")
         self._bounds.flush()
         self._units.flush()
@@ -229,13 +229,16 @@ class RocksTables:
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     def position(self) -> int:
-        """The log position up to which everything is in the index."""
+        """The log position up to which every batch is in the index."""
         value = self._bounds.get(_POSITION)
         return 0 if value is None else int(_POSITION_VALUE.unpack(value)[0])
 
     def ends(self, partition_ids: list[int]) -> list[End | None]:
-        """The ends of some partitions, with one call."""
-        values = self._bounds.get([BOUND.pack(one, END) for one in partition_ids]) or []
+        """The ends of partitions, read with one multi-get."""
+        values = (
+            self._bounds.get([BOUND.pack(partition_id, END) for partition_id in partition_ids])
+            or []
+        )
         return [None if value is None else End(*END_VALUE.unpack(value)) for value in values]
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
@@ -250,7 +253,7 @@ class RocksTables:
         return FIRST_VALUE.unpack(first)[0], END_VALUE.unpack(end)[0]
 
     def all_bounds(self, start: int = 0) -> Iterator[tuple[int, int, int, End]]:
-        """Of every partition from id `start` on: id, first offset, its position, end."""
+        """(partition id, first offset, its position, end) of every partition from id `start` on."""
         pairs: Iterable[tuple[bytes, bytes]] = self._bounds.items(from_key=BOUND.pack(start, 0))  # type: ignore[assignment]
         first = -1, -1, -1
         for key, value in pairs:
@@ -263,22 +266,27 @@ class RocksTables:
                 yield *first, End(*END_VALUE.unpack(value))
 
     def units(self) -> RdictIter:
-        """Over the units of all partitions; without bounds, which the library frees before the iterator."""
+        """An iterator over the units of all partitions.  It has no bounds: the library would free them too early."""
         return self._units.iter()
 
 
 def unit_now(units: RdictIter) -> Unit:
-    """The unit that an iterator is at."""
+    """The unit at which an iterator stands."""
     return unit_of_row(KEY.unpack(units.key())[1], units.value())
 
 
 def unit_at(units: RdictIter, partition_id: int, offset: int) -> Unit:
-    """The unit that holds this offset, of an iterator over its partition."""
+    """
+    Move an iterator to the unit that has this offset.
+
+    Raises:
+        CorruptIndexError: there is no such unit.
+    """
     units.seek_for_prev(KEY.pack(partition_id, offset))
     if units.valid():
-        found, base_offset = KEY.unpack(units.key())
+        owner, base_offset = KEY.unpack(units.key())
         unit = unit_of_row(base_offset, units.value())
-        if found == partition_id and unit.next_offset > offset:
+        if owner == partition_id and unit.next_offset > offset:
             return unit
     units.status()
     raise CorruptIndexError(f"the RocksDB index lacks offset {offset} of partition {partition_id}")
@@ -292,7 +300,7 @@ def first_where(
     at_ms: int = 0,
     position: int = 0,
 ) -> int:
-    """Base offset of the first unit at or after a time and a position; the end if there is none."""
+    """Base offset of the first unit at or above a time and a position; the end without such a unit."""
     low, high = bounds
     while low < high:
         unit = unit_at(units, partition_id, (low + high) // 2)

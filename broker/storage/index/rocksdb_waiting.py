@@ -1,4 +1,4 @@
-"""Units that an index has no room for: the log has them, so they wait in memory, where readers find them.  Pure."""
+"""Units that a full disk keeps out of the index.  They wait in memory, where readers find them.  Pure."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ class End(NamedTuple):
 
 
 class WaitingUnits:
-    """One thread adds, many read; what was written is forgotten with the whole object."""
+    """The waiting units.  One thread adds, many read; when the units are written, the object is replaced."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, Unit]] = []
         self.new: set[int] = set()
-        """Partitions of which the index has nothing yet."""
+        """Partitions of which the index has no unit."""
         self._of: dict[int, list[Unit]] = {}
 
     def add(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
-        """They follow what is here."""
+        """Add units, which follow the waiting units of their partitions."""
         self.rows += rows
         self.new |= new
         for partition_id, unit in rows:
             self._of.setdefault(partition_id, []).append(unit)
 
     def of(self, partition_id: int) -> Sequence[Unit]:
-        """A partition's units."""
+        """The waiting units of a partition."""
         return self._of.get(partition_id, ())
 
     def ids(self) -> list[int]:
-        """Partitions that have units here."""
+        """Partitions that have waiting units."""
         return list(self._of)
 
     def end(self, partition_id: int) -> End | None:
-        """The end of a partition that has units here."""
+        """The end of a partition that has waiting units; None for others."""
         units = self._of.get(partition_id)
         if not units:
             return None
@@ -49,16 +49,16 @@ class WaitingUnits:
 
 
 def more(
-    found: list[Unit], units: Sequence[Unit], offset: int, *, end: int, bytes_max: int
+    batches: list[Unit], units: Sequence[Unit], offset: int, *, end: int, bytes_max: int
 ) -> None:
-    """Add the units from the one that holds `offset` on to what a `find` has, within its limits."""
-    left = bytes_max - sum(unit.length for unit in found)
+    """Extend the result of a `find` by `units` from the unit that has `offset` on, within the limits of the call."""
+    left = bytes_max - sum(unit.length for unit in batches)
     for unit in units:
         if unit.next_offset <= offset:
             continue
-        if unit.base_offset >= end or (found and unit.length > left):
+        if unit.base_offset >= end or (batches and unit.length > left):
             return
-        if len(found) == FIND_UNITS_MAX:
+        if len(batches) == FIND_UNITS_MAX:
             return
-        found.append(unit)
+        batches.append(unit)
         left -= unit.length

@@ -1,4 +1,4 @@
-"""Many who share, or one who is alone: for what has to be closed and opened again while others may be reading."""
+"""A lock that many threads share or one thread has alone.  The index is reopened alone, and read shared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class SharedLock:
-    """Not to be entered twice by one thread."""
+    """A readers-writer lock; a waiting writer keeps new readers out.  Not reentrant."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -17,7 +17,7 @@ class SharedLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Among others, while nobody is alone."""
+        """Have the lock together with other threads; waits for a thread that has it alone, or waits for that."""
         with self._changed:
             while self._alone:
                 self._changed.wait()
@@ -32,7 +32,7 @@ class SharedLock:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Once the others are gone; those who come wait."""
+        """Have the lock alone, once every thread that shares it has left."""
         with self._changed:
             while self._alone:
                 self._changed.wait()

@@ -1,1 +1,1 @@
-"""The commit log: segments, their trails, recovery."""
+"""The commit log: segments, trails, recovery."""

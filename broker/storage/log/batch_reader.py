@@ -1,8 +1,8 @@
-"""Reads batches of a partition from the log by way of the index.  Disk, through `CommitLog`; any thread.
+"""Reads batches of a partition from the log, which it finds by the index.  Disk, through `CommitLog`; any thread.
 
 Invariants
-    Nothing wrong is served: every batch is checked, and compared with the unit that led to it.
-    Batches that lie side by side in the log are read with one call.
+    Every batch is checked, and compared with its unit in the index, before it is served.
+    Adjacent batches in the log are read with one call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .commit_log import CommitLog
 
 
 class BatchReader:
-    """Joins log and index for readers."""
+    """Reads batches by offset, with the index and the log."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
         self._log = log
@@ -24,12 +24,15 @@ class BatchReader:
 
     def read(self, partition_id: int, offset: int, end: int, bytes_max: int) -> tuple[bytes, int]:
         """
-        Whole batches from the one that holds `offset` on, begun below offset `end`, up to `bytes_max` bytes but
-        at least one; and one past the last offset among them.
+        Read whole batches: at least one, and up to `bytes_max` bytes.
+
+        The first batch has the message at `offset`; the last begins below offset `end`.
+
+        Returns:
+            The batches, and one past their last offset.  They end before a damaged batch.
 
         Raises:
-            CorruptLogError: the first of them is damaged, from `offset` to `end_offset` of its details; those before
-                a damaged one are returned.
+            CorruptLogError: the first batch is damaged.  Its details `offset` and `end_offset` are the batch's.
         """
         units = self._queues.find(partition_id, offset, end=end, bytes_max=bytes_max)
         if not units or units[0].base_offset > offset:
@@ -60,7 +63,7 @@ class BatchReader:
         return parts[0] if len(parts) == 1 else b"".join(parts), upto
 
     def _runs(self, units: list[Unit]) -> Iterator[list[Unit]]:
-        """Units that lie side by side in one segment, together."""
+        """Runs of units that are adjacent in a segment."""
         first = 0
         while first < len(units):
             limit = self._log.segment_end(units[first].position)
@@ -74,7 +77,7 @@ class BatchReader:
 
 
 def _holds(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
-    # Not the time: the index keeps it from falling.
+    # Times are not compared: the index stores times that never fall.
     return is_batch(
         data,
         start,

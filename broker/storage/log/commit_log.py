@@ -1,16 +1,16 @@
 """The commit log: all records of a broker, one after another, in segment files.  Disk, through `Files`.
 
-    log/00000000000000000000.log   log/00000000001073741712.log   …      named by the position they begin at
+    log/00000000000000000000.log   log/00000000001073741712.log   …      named by the position of their first byte
 
-    position = number of the byte in the whole log; a record lies in one segment.  Segments join without a gap; where
-    bytes were lost, the next segment begins after them, and the gap stays.
+    A position is the index of a byte in the whole log.  A record lies in one segment.  A segment begins where the one
+    before it ends.  Only where bytes were lost there is a gap, which stays.
 
 Invariants
-    Positions only grow; a segment is durable before the next one is created, and is never written again after it.
-    A record with BARRIER was written when everything before it was durable.  So damage followed by a whole record
-    with BARRIER hit durable bytes; damage without one behind it is a commit that was never made durable.
-    The body of a record is never copied and never touched: only its 96 bytes of header are stamped.
-    Segments go from the first on, and one only when the one before it is durably gone.
+    Positions only grow.  A segment is durable before the next one is created, and is not written after that.
+    A record with BARRIER was written when every byte before it was durable.  So damage before a whole record with
+    BARRIER is damage of durable bytes.  Damage without such a record behind it is a commit that never became durable.
+    The body of a record is not copied or changed: only its header of 96 bytes is stamped.
+    Segments are removed from the first on.  A segment is removed only when the one before it is durably gone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def segment_path(base: int) -> str:
 
 
 def segment_bases(files: Files) -> list[int]:
-    """Positions at which the segments on disk begin, sorted; other files in the folder are left alone."""
+    """Positions at which the segments on the disk begin, sorted; other files in the folder are ignored."""
     return [
         int(name[:20])
         for name in files.list(FOLDER)
@@ -49,7 +49,7 @@ def segment_bases(files: Files) -> list[int]:
 
 
 class WritePlan:
-    """What one group commit writes and where: places records, rolls segments, stamps headers.  Pure."""
+    """The writes of a group commit: places records, rolls segments, stamps headers.  Pure."""
 
     def __init__(self, *, base: int, end: int, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
@@ -62,12 +62,12 @@ class WritePlan:
         self.chunks: list[tuple[int, list[Buffer]]] = [(base, self._buffers)]
         """(base of the segment, buffers to write at its end), in the order of writing."""
         self.traces: list[list[Buffer]] = [self._traces]
-        """What the trails get of each chunk."""
+        """The buffers that are written to the trail of each chunk's segment."""
 
     def add(
         self, record: Buffer, *, base_offset: int, appended_at_ms: int
     ) -> tuple[int, bytearray]:
-        """Place a record, which must stay as it is until it is written; its position and stamped header."""
+        """Place a record, whose buffer must not change until it is written; returns position and stamped header."""
         length = len(record)
         if self.end > self._base and self.end - self._base + length > self._segment_bytes:
             self._roll()
@@ -99,17 +99,17 @@ class WritePlan:
 
 
 class CommitLog:
-    """The log as recovery found it, ready to be written by one thread and read by many."""
+    """A recovered log: one thread writes it, many may read it."""
 
     def __init__(self, files: Files, *, segment_bytes: int, bases: Sequence[int], end: int) -> None:
         self._files = files
         self._segment_bytes = segment_bytes
         self._bases = list(bases) or [end]
-        """Replaced, never changed: readers in other threads go by the list they have."""
+        """The list is replaced and never changed, because readers in other threads use it."""
         self._leaving: int | None = None
-        """Base of a segment that nobody reads any more, and whose files may still be there."""
+        """Base of a dropped segment, which is not read any more, and whose files may still exist."""
         self.end = end
-        """Position after the last durable record; what a crash leaves ends there or behind it."""
+        """Position behind the last durable record.  After a crash the log is at least this long."""
         self._active: AppendFile | None = None
         self._trail = TrailWriter(files)
 
@@ -120,16 +120,16 @@ class CommitLog:
 
     @property
     def leaving(self) -> bool:
-        """Is a segment dropped whose files may still be there, because removing them failed."""
+        """True if files of a dropped segment may still exist, because removing them failed."""
         return self._leaving is not None
 
     @property
     def bases(self) -> list[int]:
-        """Where the segments begin, sorted; the last one is written to."""
+        """Positions at which the segments begin, sorted; the last segment is written to."""
         return list(self._bases)
 
     def plan(self) -> WritePlan:
-        """An empty plan; only one may be under way."""
+        """An empty plan.  It must be written before the next plan is made."""
         return WritePlan(base=self._bases[-1], end=self.end, segment_bytes=self._segment_bytes)
 
     def write(self, plan: WritePlan) -> None:
@@ -137,8 +137,8 @@ class CommitLog:
         Write a plan and make it durable.
 
         Raises:
-            DiskFullError: nothing of the plan was kept; a later plan may be tried.
-            FlushFailedError: nothing is known about the plan's records; never write again.
+            DiskFullError: no record of the plan was kept; a later plan may be tried.
+            FlushFailedError: the plan's records may be on the disk or not; the log must not be written again.
         """
         assert plan.start == self.end
         sealed: list[int] = []
@@ -201,7 +201,7 @@ class CommitLog:
 
     def read(self, position: int, length: int) -> bytes:
         """
-        The bytes at `position`, which must lie in one segment; fewer if they are not there.
+        Up to `length` bytes at `position`, which must lie in one segment; fewer at the segment's end.
 
         Raises:
             CorruptLogError: the segment is missing.
@@ -210,22 +210,22 @@ class CommitLog:
 
     def read_each(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
-        The bytes of each (position, length); each must lie in one segment, and behind the one before it.
+        The bytes of each (position, length), sorted by position; each range must lie in one segment.
 
         Raises:
             CorruptLogError: a segment is missing.
         """
-        found: list[bytes] = []
-        while len(found) < len(ranges):
-            first = len(found)
+        parts: list[bytes] = []
+        while len(parts) < len(ranges):
+            first = len(parts)
             base, limit = self._segment_of(ranges[first][0])
             last = bisect_left(ranges, limit, first + 1, key=_start)
             here = [(start - base, length) for start, length in ranges[first:last]]
-            found += self._read_segment(base, here)
-        return found
+            parts += self._read_segment(base, here)
+        return parts
 
     def _segment_of(self, position: int) -> tuple[int, int]:
-        """Where the segment that holds `position` begins, and where no other one has begun yet."""
+        """The base of the segment that has `position`, and the position at which the next segment begins."""
         bases = self._bases
         if position < bases[0]:
             raise CorruptLogError(
@@ -247,17 +247,17 @@ class CommitLog:
             ) from error
 
     def segment_end(self, position: int) -> int:
-        """Where the segment that holds `position` ends."""
+        """The position at which the segment that has `position` ends."""
         bases = self._bases
         index = bisect_right(bases, position)
         return bases[index] if index < len(bases) else self.end
 
     def drop_first(self) -> None:
         """
-        Remove the first segment for ever; the one that is written to stays.
+        Remove the first segment, durably.  It must not be the segment that is written to.
 
         Raises:
-            StorageError: nobody reads it any more; its files go with the next call, before any other's.
+            StorageError: the segment is not read any more, but its files may exist; the next call removes them first.
         """
         self.finish_drop()
         assert len(self._bases) > 1
@@ -266,10 +266,10 @@ class CommitLog:
 
     def finish_drop(self) -> None:
         """
-        Remove what is left of a dropped segment: were a later one gone before it, the log would have a gap.
+        Remove the remaining files of a dropped segment, so that later segments may be removed without making a gap.
 
         Raises:
-            StorageError: it is tried again with the next call.
+            StorageError: the files may still exist; the next call tries again.
         """
         if self._leaving is not None:
             self._remove_files(self._leaving)
@@ -282,12 +282,12 @@ class CommitLog:
                 self._files.remove(path)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._trail.close()
         if self._active is not None:
             self._active.close()
             self._active = None
 
 
-def _start(one: tuple[int, int]) -> int:
-    return one[0]
+def _start(range_: tuple[int, int]) -> int:
+    return range_[0]

@@ -1,4 +1,4 @@
-"""The headers of a segment's records, without reading their bodies, and what they describe.  Disk, through `Files`."""
+"""The headers of a segment's records, and the partitions that they describe.  Disk, through `Files`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DESCRIBING = (Kind.PARTITION, Kind.STATE)
 
 
 def segment_headers(files: Files, base: int) -> Iterator[Header]:
-    """Every header of the segment that begins at `base`, in order; damage is stepped over."""
+    """Every header of the segment that begins at `base`, in order; damaged records are skipped.  Bodies are not read."""
     path = segment_path(base)
     size = files.size(path) or 0
     at = 0
@@ -39,34 +39,34 @@ def segment_headers(files: Files, base: int) -> Iterator[Header]:
 
 def partitions_described(files: Files, base: int, *, end: int) -> set[int] | None:
     """
-    Partitions of which the segment `[base, end)` says what they are, or said before it was damaged.
+    Partitions that have a PARTITION or STATE record in the segment `[base, end)`, damaged records included.
 
     Returns:
-        None if there is damage of which the trail does not know what it took.
+        None if the segment is damaged and its trail does not have every lost record.
     """
-    found: set[int] = set()
+    described: set[int] = set()
     trail = TrailCursor(files, base)
     at = base
     for header in segment_headers(files, base):
-        if not _note_damaged(trail, at, header.position, found):
+        if not _note_damaged(trail, at, header.position, described):
             return None
-        _note(header, found)
+        _note(header, described)
         at = header.position + header.length
-    return found if _note_damaged(trail, at, end, found) else None
+    return described if _note_damaged(trail, at, end, described) else None
 
 
-def _note_damaged(trail: TrailCursor, start: int, end: int, found: set[int]) -> bool:
-    """False if the trail does not know all of what was in `[start, end)`."""
+def _note_damaged(trail: TrailCursor, start: int, end: int, described: set[int]) -> bool:
+    """Add the partitions of the lost records in `[start, end)`; False if the trail does not have all of them."""
     if start == end:
         return True
     for header, _ in trail.between(start, end):
         if header.position != start:
             return False
-        _note(header, found)
+        _note(header, described)
         start += header.length
     return start == end
 
 
-def _note(header: Header, found: set[int]) -> None:
+def _note(header: Header, described: set[int]) -> None:
     if header.kind in _DESCRIBING:
-        found.add(header.partition_id)
+        described.add(header.partition_id)

@@ -1,4 +1,4 @@
-"""What damage took from the log, as recovery tells it.  Pure."""
+"""Holes in the log: lost records, as recovery reports them.  Pure."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """Positions `[start, end)` that held durable records and hold no whole one any more."""
+    """Positions `[start, end)` whose durable records are all damaged or missing."""
 
     start: int
     end: int
     reason: str
     traces: tuple[Trace, ...] = ()
-    """The known records that were there, in the order of the log."""
+    """The known lost records, in the order of the log."""
     explained: bool = False
-    """True if `traces` are all the records that were there."""
+    """True if `traces` are all lost records."""
     damage: tuple[int, int] | None = None
-    """Positions of the whole damage, of which this is a part."""
+    """Positions of the whole damage, of which this hole is a part."""
 
 
 class Visitor(Protocol):
     """Receives the records and the holes of a log, in order."""
 
     def record(self, header: Header, body: memoryview) -> None:
-        """A whole record; the body is valid during the call only."""
+        """Take a whole record; the body is valid during the call only."""
         ...
 
     def hole(self, hole: Hole) -> None:
-        """Records that are lost."""
+        """Take a hole: its records are lost."""
         ...

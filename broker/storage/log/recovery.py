@@ -1,21 +1,21 @@
-"""Reading the log at start: every record from a position on, and every hole where there is none.  Disk, through `Files`.
+"""Reads the log at a start: every whole record from a position on, and every hole.  Disk, through `Files`.
 
     whole record ──▶ visitor.record              bytes that are no record, at position p:
                                                     in an earlier segment                        → a hole
-                                                    a record with BARRIER whole after p          → a hole
+                                                    a whole record with BARRIER after p          → a hole
                                                     p was durable, by the trail or the snapshot  → a hole
-                                                    else: a commit that was never made durable   → cut at p
+                                                    else: a commit that never became durable     → cut at p
 
-A hole ends where the next whole record begins.  It comes with the known records that were in it: from the trail, or
-from a whole header of a damaged body.  A large hole, or one with unknown records, comes in parts.
+A hole ends where the next whole record begins.  It has the known lost records: from the trail, or from a whole header
+of a damaged body.  A large hole, or one with unknown records, is reported in parts.
 
 Invariants
-    No durable record is cut, and no byte before the reason is known.
-    Every record is given once, with its checksums and its position checked, in the order of the log.
-    A record is made durable before it is served: it may have been in the page cache only.
+    No durable record is cut.
+    Every record is visited once, in the order of the log, after its checksums and its position are checked.
+    A record is made durable before it is served, because it may have been in the page cache only.
 
-Source: Kafka truncates at the first bad record and so loses good ones after bit rot (NATS #7549 likewise); the
-barrier tells one from the other without a second sync per commit.
+Source: Kafka truncates at the first bad record, and so loses later good records after bit rot (as NATS #7549).  The
+barrier tells bit rot from an unfinished write without a second sync per commit.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ log = logging.getLogger("keylane.broker")
 
 READ_BYTES = 2 << 20
 AHEAD_BYTES = 8 << 20
-"""Fetched by the disk while checksums are made."""
+"""Read ahead by the kernel while checksums are computed."""
 TRACES_MAX = 20_000
-"""Of one part of a hole: the records of a lost segment are a million."""
+"""Traces in a part of a hole.  A lost segment may have a million records."""
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 
@@ -59,50 +59,53 @@ class RecoveredLog:
     end: int
     cut_bytes: int = 0
     unproven: int = 0
-    """Records from this position on may be in the page cache only."""
+    """Records at or above this position may be in the page cache only."""
 
 
 def recover_log(
     files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0
 ) -> RecoveredLog:
     """
-    Read the log from the record at position `start` to its end, and make it ready to be written on.
+    Read the log from the record at position `start` to its end, and prepare it for further writes.
 
     Args:
-        durable: a position up to which the log was durable for sure, or 0.
+        durable: a position up to which the log is known to have been durable, or 0.
 
     Raises:
-        DataFolderError: a newer broker wrote this log, it is missing, or a file with a segment's name is none of it.
+        DataFolderError: a newer broker wrote this log, the log is missing, or a file with a segment's name is not a
+            part of it.
     """
     files.make_folder(FOLDER)
-    found = scan_log(files, visitor, start=start, durable=durable)
-    last = found.bases[-1]
+    recovered = scan_log(files, visitor, start=start, durable=durable)
+    last = recovered.bases[-1]
     if files.size(segment_path(last)) is None:
-        return found
-    if found.cut_bytes:
-        _keep_cut(files, last, found.end)
-    # A sealed segment is the last one again if the segments behind it are lost.
+        return recovered
+    if recovered.cut_bytes:
+        _keep_cut(files, last, recovered.end)
+    # A sealed segment is written again if all segments behind it are lost.
     files.unprotect(segment_path(last))
     file = files.open_append(segment_path(last))
     try:
-        if found.cut_bytes:
+        if recovered.cut_bytes:
             log.warning(
                 "cut %s of an unfinished write at position %d",
-                counted(found.cut_bytes, "byte"),
-                found.end,
+                counted(recovered.cut_bytes, "byte"),
+                recovered.end,
             )
-            file.truncate(found.end - last)
-        _write_again(files, file, base=last, start=found.unproven, end=found.end)
+            file.truncate(recovered.end - last)
+        _write_again(files, file, base=last, start=recovered.unproven, end=recovered.end)
         file.fdatasync()
     finally:
         file.close()
-    return found
+    return recovered
 
 
 def _write_again(files: Files, file: AppendFile, *, base: int, start: int, end: int) -> None:
     """
-    Write the end of the segment over itself.  A sync that failed before has left these bytes in the page cache, marked
-    as if they were on the disk: another sync alone would not bring them there.
+    Write the end of the segment again.
+
+    After a failed sync the kernel marks bytes in the page cache as clean although they are not on the disk.  Another
+    sync would not write them.
     """
     at = max(start, base)
     while at < end:
@@ -113,7 +116,7 @@ def _write_again(files: Files, file: AppendFile, *, base: int, start: int, end: 
 
 
 def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> RecoveredLog:
-    """As `recover_log`, but changes nothing: the bytes to be cut are only counted."""
+    """As `recover_log`, without changes: the bytes that recovery would cut are only counted."""
     return _Scan(files, visitor, start=start, durable=durable).run()
 
 
@@ -127,8 +130,8 @@ class _Scan:
         self._trails = trail_bases(files)
         self._at = start if start or not self._bases else self._bases[0]
         self._barrier = 0
-        """Position of the newest record with BARRIER: what lies before it was durable."""
-        self._durable = max([durable, *(durable_end(files, one) for one in self._trails[-1:])])
+        """Position of the newest record with BARRIER: every byte before it was durable."""
+        self._durable = max([durable, *(durable_end(files, base) for base in self._trails[-1:])])
         self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
     def run(self) -> RecoveredLog:
@@ -146,7 +149,7 @@ class _Scan:
         return self._scan_last_segment()
 
     def _check_belongs(self) -> None:
-        """Raises DataFolderError if the log is missing, or its last file begins behind where the log ever reached."""
+        """Raises DataFolderError if the log is missing, or its last file begins behind the end that the log ever had."""
         reached = max(self._at, self._durable)
         if not self._bases and not self._trails and reached:
             raise DataFolderError(
@@ -160,7 +163,7 @@ class _Scan:
         end = before + (self._files.size(segment_path(before)) or 0)
         if end < last and self._durable < last and self._next_in(last) is None:
             raise DataFolderError(
-                f"{self._files.name()}/{segment_path(last)} is no part of the log, which ends at position "
+                f"{self._files.name()}/{segment_path(last)} is not a part of the log, which ends at position "
                 f"{end}: move it away",
                 path=segment_path(last),
             )
@@ -169,7 +172,7 @@ class _Scan:
         return next(whole_records(self._files, base, base), None)
 
     def _lose_missing_before_start(self) -> None:
-        """Tell of the bytes that are missing from segments before the start, which are not read."""
+        """Report missing bytes of the segments before the start, which are not read."""
         start = self._at
         bases = self._bases or [self._trails[0] if self._trails else 0]
         for base, following in pairwise([*bases, start]):
@@ -181,16 +184,16 @@ class _Scan:
 
     def _scan_last_segment(self) -> RecoveredLog:
         """
-        Read the segment that is written to, the only one that may end in an unfinished write.
+        Read the last segment, the only one that may end in an unfinished write.
 
         Returns:
-            The end of the log: behind the last whole record, or behind durable bytes that are missing, in which case a
-            new segment begins there.
+            The recovered log.  It ends behind the last whole record.  If durable bytes are missing there, it ends
+            behind them, and a new segment begins.
         """
         base = self._bases[-1] if self._bases else self._at
         end = base + (self._files.size(segment_path(base)) or 0)
-        # Bytes that are no record are lost if they were durable: a whole record lies behind them below the known durable
-        # end, or with BARRIER; else they are a write that never finished, and are cut.
+        # Bytes that are no record were durable if a whole record behind them lies below the known durable end, or has
+        # BARRIER: then they are a hole.  Otherwise they are an unfinished write, and are cut.
         while (problem := self._read(base, end)) is not None:
             whole = self._next_whole(base)
             if whole is not None and (whole < self._durable or self._barrier_follows(base)):
@@ -214,7 +217,7 @@ class _Scan:
         )
 
     def _read(self, base: int, end: int) -> str | None:
-        """Visit whole records up to `end`; the problem that stopped it, or None at the end."""
+        """Visit whole records up to `end`; returns the problem at which it stopped, or None at `end`."""
         path = segment_path(base)
         wanted = READ_BYTES
         while self._at < end:
@@ -250,7 +253,7 @@ class _Scan:
         return None
 
     def _lose(self, end: int, reason: str) -> None:
-        """Tell the visitor of the hole from here to `end`, part by part, and continue at `end`."""
+        """Report the hole from the present position to `end`, in parts, and continue at `end`."""
         damage = self._at, end
         begin = at = self._at
         run: list[Trace] = []
@@ -285,18 +288,18 @@ class _Scan:
         self._at = end
 
     def _known(self, start: int, end: int) -> Iterator[Trace]:
-        """The known records that began in `[start, end)`, in the order of the log: from the trail, and whole headers."""
+        """The known lost records in `[start, end)`, in the order of the log: from the trail and from whole headers."""
         at = start
         for trace in self._traces(start, end):
             position = trace.header.position
             if position < at:
                 continue
-            for found in self._headers(at, position):
-                yield Trace(found, None)
+            for header in self._headers(at, position):
+                yield Trace(header, None)
             yield trace
             at = position + trace.header.length
-        for found in self._headers(at, end):
-            yield Trace(found, None)
+        for header in self._headers(at, end):
+            yield Trace(header, None)
 
     def _traces(self, start: int, end: int) -> Iterator[Trace]:
         for index, base in enumerate(self._trails):
@@ -305,9 +308,9 @@ class _Scan:
                 yield from self._cursors[base].between(start, end)
 
     def _headers(self, start: int, end: int) -> Iterator[Header]:
-        """Headers that are whole, at `start` and where each of them says that the next one is."""
+        """The chain of whole headers that begins at `start`: each record's length leads to the next header."""
         while start < end:
-            base = max((one for one in self._bases if one <= start), default=None)
+            base = max((base for base in self._bases if base <= start), default=None)
             if base is None:
                 break
             try:
@@ -323,23 +326,23 @@ class _Scan:
             start += header.length
 
     def _next_whole(self, base: int) -> int | None:
-        """Where the first whole record after the damage begins in the segment."""
-        return next((one.position for one in self._whole_after(base)), None)
+        """The position of the first whole record after the damage, in the segment."""
+        return next((header.position for header in self._whole_after(base)), None)
 
     def _barrier_follows(self, base: int) -> bool:
-        return any(one.flags & BARRIER for one in self._whole_after(base))
+        return any(header.flags & BARRIER for header in self._whole_after(base))
 
     def _whole_after(self, base: int) -> Iterator[Header]:
-        """The whole records of a segment after the damaged one here."""
+        """The whole records of a segment after the damaged record at the present position."""
         header = read_header(self._files.pread(segment_path(base), self._at - base, HEADER_BYTES))
         position = self._at + 1
         if isinstance(header, Header) and header.position == self._at:
-            position = self._at + header.length  # so that nothing in its body is taken for a record
+            position = self._at + header.length  # bytes of its body must not count as records
         return whole_records(self._files, base, position)
 
 
 def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:
-    """The whole records of a segment that begin at `position` or after it, whatever lies between them."""
+    """The whole records of a segment that begin at or above `position`; other bytes are skipped."""
     path = segment_path(base)
     size = files.size(path) or 0
     at = position - base
@@ -357,7 +360,7 @@ def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:
 
 
 def _keep_cut(files: Files, base: int, position: int) -> None:
-    """Keep a copy of what is about to be cut, if there are whole records in it."""
+    """Copy the bytes that are about to be cut into a file, if they have whole records."""
     whole = sum(1 for _ in whole_records(files, base, position))
     if not whole:
         return

@@ -1,14 +1,14 @@
-"""The trail of a segment: the records that became durable in it, without their messages.  Disk, through `Files`.
+"""The trail of a segment: its durable records without their messages.  Disk, through `Files`.
 
-    log/{position}.trail      headers of 96 bytes as they are in the log, one after another; the broker's own records
-                              up to OWN_BYTES_MAX with their bodies
+    log/{position}.trail      headers of 96 bytes as they are in the log, one after another; records that are not
+                              messages have their bodies as well, up to OWN_BYTES_MAX
 
-It lies apart from the log, so damage to the log leaves it: it tells which records a damaged region held, gives back
-the broker's own ones, and shows that a missing tail was durable once.  It is written after the sync of what it
-tells of and never synced itself; a hole in it, or its absence, only makes recovery more careful.
+The trail is a file of its own, so damage of the log leaves it.  It tells which records a damaged region had, restores
+those that are not messages, and shows that a missing tail was durable once.  A record is added to the trail after the
+sync of the log.  The trail itself is not synced: without some of its entries, or all, recovery is only more careful.
 
 Invariants
-    What is in it was durable in the log.  Each entry proves itself by its checksum and its position.
+    Every record in the trail was durable in the log.  An entry counts only if its checksum and position are right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("keylane.broker")
 
 SUFFIX = ".trail"
 OWN_BYTES_MAX = 4096
-"""Longer records of the broker's own (a cursor with thousands of ranges) are told by their header."""
+"""Of longer records (a cursor with thousands of ranges) the trail has only the header."""
 READ_BYTES = 4 << 20
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
@@ -37,7 +37,7 @@ def trail_path(base: int) -> str:
 
 
 def trail_bases(files: Files) -> list[int]:
-    """Positions at which the segments that have a trail begin, sorted; the segment itself may be missing."""
+    """Positions at which segments with a trail begin, sorted; the segment itself may be missing."""
     return [
         int(name[:20])
         for name in files.list("log")
@@ -46,12 +46,12 @@ def trail_bases(files: Files) -> list[int]:
 
 
 def bytes_kept(kind: int, length: int) -> int:
-    """How much of a record of `length` bytes the trail keeps."""
+    """The number of bytes that the trail keeps of a record of `length` bytes."""
     return HEADER_BYTES if kind == Kind.MESSAGES or length > OWN_BYTES_MAX else length
 
 
 class TrailWriter:
-    """Adds to the trails; a failure only ends the trail of that segment."""
+    """Writes trails.  A failed write ends the trail of that segment, and nothing else."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -59,7 +59,7 @@ class TrailWriter:
         self._file: AppendFile | None = None
 
     def add(self, base: int, pieces: Sequence[Buffer]) -> None:
-        """Add records that are durable in the segment that begins at `base`."""
+        """Add records that have become durable in the segment that begins at `base`."""
         try:
             if base != self._base:
                 self.close()
@@ -77,13 +77,13 @@ class TrailWriter:
             self._file = None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._end_file()
         self._base = -1
 
 
 class TrailCursor:
-    """Goes through the trail of a segment once, however many regions of it are asked for one behind the other."""
+    """Reads the trail of a segment once for any number of regions that are requested in order."""
 
     def __init__(self, files: Files, base: int) -> None:
         self._files = files
@@ -93,33 +93,33 @@ class TrailCursor:
         self._passed = 0
 
     def between(self, start: int, end: int) -> Iterator[Trace]:
-        """What the trail knows of the records that begin in `[start, end)`, in the order of the log."""
+        """The records in the trail that begin in `[start, end)`, in the order of the log."""
         if self._traces is None or start < self._passed:
             self._traces, self._next = _traces(self._files, self._base, 0), None
         self._passed = end
         while True:
-            found = self._next or next(self._traces, None)
+            trace = self._next or next(self._traces, None)
             self._next = None
-            if found is None:
+            if trace is None:
                 return
-            if found.header.position >= end:
-                self._next = found
+            if trace.header.position >= end:
+                self._next = trace
                 return
-            if found.header.position >= start:
-                yield found
+            if trace.header.position >= start:
+                yield trace
 
 
 def durable_end(files: Files, base: int) -> int:
-    """A position up to which the segment was durable once, by its trail; `base` if there is none."""
+    """The position up to which the segment was durable, by its trail; `base` without a trail."""
     size = files.size(trail_path(base)) or 0
     last = base
-    for one in _traces(files, base, max(0, size - 4 * OWN_BYTES_MAX)):
-        last = max(last, one.header.position + one.header.length)
+    for trace in _traces(files, base, max(0, size - 4 * OWN_BYTES_MAX)):
+        last = max(last, trace.header.position + trace.header.length)
     return last
 
 
 def _traces(files: Files, base: int, at: int) -> Iterator[Trace]:
-    """The entries from the byte `at` of the trail on; what is no entry is stepped over."""
+    """The entries from byte `at` of the trail on; bytes that are no entry are skipped."""
     path = trail_path(base)
     size = files.size(path) or 0
     while at < size:

@@ -61,22 +61,26 @@ def _lock(files: RealFiles, folder: Path) -> None:
 def verify_folder(folder: Path, form: OutputFormat) -> None:
     """Check every checksum of a data folder; exit status 1 if anything is wrong."""
     with locked_folder(folder, form) as files:
-        found = inspect_folder(files)
+        inspection = inspect_folder(files)
     if form is OutputFormat.JSON:
-        show_json(found)
+        show_json(inspection)
     else:
         rows = [
             (name.replace("_", " "), value)
-            for name, value in vars(found).items()
+            for name, value in vars(inspection).items()
             if name not in {"problems", "stopped_partitions"}
         ]
-        state = counted(len(found.problems), "problem") if found.problems else "nothing is wrong"
+        state = (
+            counted(len(inspection.problems), "problem")
+            if inspection.problems
+            else "nothing is wrong"
+        )
         show_table(make_table(f"{folder}: {state}", ("", "found#"), rows))
-        for problem in found.problems:
+        for problem in inspection.problems:
             show_line(problem)
-        if found.stopped_partitions:
-            show_line(f"stopped partitions: {', '.join(map(str, found.stopped_partitions))}")
-    if found.problems:
+        if inspection.stopped_partitions:
+            show_line(f"stopped partitions: {', '.join(map(str, inspection.stopped_partitions))}")
+    if inspection.problems:
         raise typer.Exit(1)
 
 
@@ -111,12 +115,12 @@ def dump_folder(
         record = _described(header, body, messages=messages)
         _print(record if form is OutputFormat.JSON else _line(record))
 
-    def hole(found: Hole) -> None:
-        if found.end > start or partition is not None:
+    def hole(damage: Hole) -> None:
+        if damage.end > start or partition is not None:
             text = printable(
-                f"{found.start:>14}  DAMAGE up to position {found.end}: {found.reason}"
+                f"{damage.start:>14}  DAMAGE up to position {damage.end}: {damage.reason}"
             )
-            record = {"position": found.start, "damage": found.reason, "end": found.end}
+            record = {"position": damage.start, "damage": damage.reason, "end": damage.end}
             _print(record if form is OutputFormat.JSON else text)
 
     with locked_folder(folder, form) as files:
@@ -136,14 +140,14 @@ def _print(line: object) -> None:
 def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
     """A record as names and values."""
     kind = Kind(header.kind).name
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "position": header.position,
         "kind": kind,
         "partition_id": header.partition_id,
         "length": header.length,
     }
     if header.kind == Kind.MESSAGES:
-        found |= {
+        record |= {
             "base_offset": header.base_offset,
             "count": header.count,
             "first_sent_at_ns": header.first_sent_at_ns,
@@ -151,18 +155,18 @@ def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str,
             "producer": [header.producer_id, header.producer_epoch, header.sequence],
         }
         if messages:
-            found["messages"] = list(_messages(header, body))
+            record["messages"] = list(_messages(header, body))
     elif header.kind == Kind.SEAL:
-        found["end_offset"] = header.base_offset
+        record["end_offset"] = header.base_offset
     elif header.kind == Kind.STATE:
-        one = partition_of(header.partition_id, body)
-        found |= {"subject": one.facts.subject, "next_offset": one.next_offset}
-        found["groups"] = sorted(one.groups)
-        found["groups_told"] = one.groups_told
+        partition = partition_of(header.partition_id, body)
+        record |= {"subject": partition.facts.subject, "next_offset": partition.next_offset}
+        record["groups"] = sorted(partition.groups)
+        record["groups_told"] = partition.groups_told
     elif header.kind != Kind.TOLD:
         said = decode_body(header, body)
-        found["body"] = msgspec.to_builtins({"": said})[""]
-    return found
+        record["body"] = msgspec.to_builtins({"": said})[""]
+    return record
 
 
 def _messages(header: Header, body: memoryview) -> Iterator[dict[str, Any]]:
@@ -171,11 +175,11 @@ def _messages(header: Header, body: memoryview) -> Iterator[dict[str, Any]]:
         key, value = (
             cut.blob[edges[index] : edges[index + 1]] for edges in (cut.key_edges, cut.value_edges)
         )
-        found: dict[str, Any] = {"key": _text(key), "value": _text(value)}
+        message: dict[str, Any] = {"key": _text(key), "value": _text(value)}
         low, high = cut.property_edges[index : index + 2]
         if low < high:
-            found["properties"] = _properties(cut.blob[low:high])
-        yield found
+            message["properties"] = _properties(cut.blob[low:high])
+        yield message
 
 
 def _properties(packed: bytes) -> dict[str, str] | str:
@@ -204,8 +208,10 @@ def _line(record: dict[str, Any]) -> str:
     told = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
     head = f"{record['position']:>14}  {record['kind']:<9}  partition {record['partition_id']}"
     lines = [f"{head}  {told}"]
-    for index, one in enumerate(record.get("messages", ())):
+    for index, message in enumerate(record.get("messages", ())):
         offset = record["base_offset"] + index
-        line = f"{'':>14}    {offset}  {one['key']!r}: {one['value']!r}"
-        lines.append(printable(f"{line}  {one['properties']}" if "properties" in one else line))
+        line = f"{'':>14}    {offset}  {message['key']!r}: {message['value']!r}"
+        lines.append(
+            printable(f"{line}  {message['properties']}" if "properties" in message else line)
+        )
     return "\n".join(lines)

@@ -44,13 +44,13 @@ def _do(folder: Path, form: OutputFormat, work: Callable[[Files], list[IndexRepo
         show_json(reports)
     else:
         rows = [
-            (one.index, one.partitions, one.batches, one.position, len(one.problems))
-            for one in reports
+            (report.index, report.partitions, report.batches, report.position, len(report.problems))
+            for report in reports
         ]
         columns = ("index", "partitions#", "batches#", "position#", "problems#")
         show_table(make_table(str(folder), columns, rows))
-        for one in reports:
-            for problem in one.problems:
-                show_line(f"{one.index}: {problem}")
-    if any(one.problems for one in reports):
+        for report in reports:
+            for problem in report.problems:
+                show_line(f"{report.index}: {problem}")
+    if any(report.problems for report in reports):
         raise typer.Exit(1)

@@ -47,11 +47,16 @@ async def reset_group(
     if output is OutputFormat.JSON:
         show_json(reset)
         return
-    rows = [
-        (cursor.queue, cursor.partition_id, cursor.cursor, cursor.logic_cursor, cursor.token)
-        for cursor in reset.cursors
+    columns: tuple[str, ...] = ("partition#", "offset#", "token#")
+    rows: list[tuple[int, ...]] = [
+        (cursor.partition_id, cursor.cursor, cursor.token) for cursor in reset.cursors
     ]
-    columns = ("queue#", "partition#", "offset#", "logic offset#", "token#")
+    if reset.static:
+        columns = ("queue#", "logic offset#", *columns)
+        rows = [
+            (cursor.queue, cursor.logic_cursor, *row)
+            for cursor, row in zip(reset.cursors, rows, strict=True)
+        ]
     show_table(make_table(f"{group} on {subject} was set to {to}", columns, rows))
     if reset.left_out:
         ids = ", ".join(map(str, reset.left_out))

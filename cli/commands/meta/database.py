@@ -10,8 +10,8 @@ from ....metaserver.rebuild.service import rebuild_database
 from ....metaserver.settings import (
     MetaserverSettings,
     machine_boot,
+    metaserver_settings,
     prepare_folder,
-    read_settings,
 )
 from ....metaserver.sql.database import open_database
 from ....metaserver.sql.migrate import HEAD
@@ -34,7 +34,7 @@ def _settings(data: Path | None, database_url: str | None) -> MetaserverSettings
     """
     if data is None and database_url is not None:
         data = Path()
-    return read_settings({"data": data, "database_url": database_url})
+    return metaserver_settings({"data": data, "database_url": database_url})
 
 
 async def rebuild(

@@ -126,7 +126,7 @@ def subject_resize(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Change the number of partitions; ranges that stay equal keep theirs, and no key loses its order."""
+    """Change the number of partitions.  Partitions whose range stays equal are kept, and every key keeps its order."""
     from ..operations import change_partitions
 
     change_partitions(
@@ -147,7 +147,7 @@ def subject_split(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Make one partition two."""
+    """Split a partition in two."""
     from ..operations import change_partitions
 
     change_partitions(
@@ -170,7 +170,7 @@ def subject_merge(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Make neighbouring partitions one."""
+    """Merge neighbouring partitions into one."""
     from ..operations import change_partitions
 
     change_partitions(
@@ -228,7 +228,7 @@ def subject_cancel(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Undo an operation that has sealed nothing yet; one that has begun to seal only goes forward."""
+    """Cancel an operation that has not begun to seal.  Later it can only be completed."""
     from ...screen import run
     from ..operations import cancel_operation
 
@@ -241,7 +241,7 @@ def subject_history(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Draw the lineage of a subject's partitions: which continues which."""
+    """Draw the lineage of a subject's partitions: parents and children."""
     from ...screen import run
     from .lineage import show_history
 

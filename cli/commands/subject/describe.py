@@ -23,7 +23,7 @@ async def create_subject(
     static: bool,
     retention: Retention,
 ) -> None:
-    """Create a subject and show its partitions.  Raises RefusedError and its kin."""
+    """Create a subject and show its partitions.  Raises RefusedError."""
     async with open_admin(meta) as admin:
         view = await admin.create_subject(
             subject,

@@ -41,7 +41,7 @@ async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
         original.kill()
         await silent(meta, "g1")
         copy.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (await meta.health()).details.get("refused"):
                 await asyncio.sleep(0.05)
         await meta.accept_folder("g1", AcceptFolder())
@@ -49,7 +49,7 @@ async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
         copy.end()
         copy.start()
         broker_client = BrokerClient(network, copy.address)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "has not acked" not in (await broker_client.health()).details["retention"]:
                 await asyncio.sleep(0.05)
         (partition,) = (await broker_client.partitions()).partitions
@@ -82,7 +82,7 @@ async def test_copy_from_before_a_resize_is_not_accepted(tmp_path: Path) -> None
             shutil.move(tmp_path / "copy", tmp_path / "broker-1")
             await silent(meta, "g1")
             original.restart()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not (await meta.health()).details.get("refused"):
                     await asyncio.sleep(0.05)
             for dry_run in (True, False):

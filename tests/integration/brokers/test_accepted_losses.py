@@ -89,7 +89,7 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                     keylane, cluster, *("subject", "evacuate", "g2"), "--accept-loss"
                 )
                 assert done.returncode == 0, done.stdout + done.stderr
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     told = {
                         key: (await asyncio.gather(one, return_exceptions=True))[0]
                         for key, one in doubtful.items()
@@ -104,7 +104,7 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                 assert not any(one.reordered for one in stored)
                 values = {key: [b"0", b"2"] if key in there else [b"0", b"1", b"2"] for key in keys}
                 total = sum(map(len, values.values()))
-                await eventually(lambda: len(handled) >= total, seconds=40)
+                await eventually(lambda: len(handled) >= total, seconds=60)
             got: dict[bytes, list[bytes]] = {}
             for message in handled:
                 got.setdefault(message.key, []).append(message.value)
@@ -132,7 +132,7 @@ async def refused_and_replaced(cluster: Cluster, meta: MetaClient, folder: Path)
     fresh.start()
     try:
         await eventually(lambda: registration(fresh.address) == "registered")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while any(one.violations for one in (await meta.verify()).checks):
                 await asyncio.sleep(0.2)
     finally:
@@ -188,3 +188,33 @@ async def test_parents_of_a_lost_partition_are_read_first(tmp_path: Path) -> Non
         assert [one.value for one in handled] == [b"%d" % number for number in range(50)] + [
             b"newer"
         ]
+
+
+async def test_dry_run_shows_losses_when_a_plain_evacuation_has_begun(tmp_path: Path) -> None:
+    """The evacuation waits for the broker, whose disk is lost; the dry run gives nothing up."""
+    with alert_cluster(tmp_path) as cluster:
+        route = await cluster.create("s", partitions=2, strategy="strict")
+        (there,) = (
+            one.partition_id for one in route.partitions if one.broker_group == LOSE.broker_group
+        )
+        network = HttpNetwork()
+        meta = MetaClient(network, [cluster.meta])
+        try:
+            cluster.brokers[1].kill()
+            await silent(meta, LOSE.broker_group)
+            await meta.reshape(Reshape(kind=OperationKind.EVACUATE, broker_group="g2"))
+            words = ("broker", "evacuate", "g2", "--accept-loss")
+            would = await asyncio.to_thread(keylane, cluster, *words, "--dry-run")
+            assert would.returncode == 0, would.stderr
+            assert f"partition {there} of s is lost: its end is not known" in would.stdout
+            assert not any(one.lost for one in (await meta.history("s")).partitions)
+            done = await asyncio.to_thread(keylane, cluster, *words)
+            assert done.returncode == 0, done.stdout + done.stderr
+            lost = [
+                one.partition.partition_id
+                for one in (await meta.history("s")).partitions
+                if one.lost
+            ]
+            assert lost == [there]
+        finally:
+            await network.close()

@@ -123,7 +123,7 @@ async def test_lookup_by_time(index, tmp_path):
         for query in ("at_ms=x", "at_ms=-1", "", "at_ms=1&bound=middle", "at_ms=" + "9" * 30):
             path = f"/v1/partitions/1/offset?{query}"
             with pytest.raises(InvalidRequestError):
-                await network.control("GET", process.address, path, dict, timeout_ms=5000)
+                await network.control("GET", process.address, path, dict, timeout_ms=60_000)
 
     try:
         await with_client(process, work)

@@ -57,7 +57,7 @@ class Copied:
 
     def registration_once(self, address: str, words: str) -> str:
         """The same, as soon as it says `words`."""
-        until = time.monotonic() + 15
+        until = time.monotonic() + 60
         while words not in (said := self.registration(address)):
             assert time.monotonic() < until, said
             time.sleep(0.05)
@@ -126,7 +126,7 @@ def test_a_refused_copy_is_forgotten_when_it_ends(copied: Copied) -> None:
     second = copied.start_copy()
     copied.registration_once(second, "is a copy")
     copied.stop_copy()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while asyncio.run(verified(copied.cluster.meta)):
         assert time.monotonic() < until
         time.sleep(0.5)
@@ -383,7 +383,7 @@ async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_gro
         await asyncio.to_thread(copied.registration_once, second, "registered")
         resume(original.process.pid)
         await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
-        with pytest.raises(WrongBrokerError, match="nothing is served here"):
+        with pytest.raises(WrongBrokerError, match="does not serve its group"):
             await broker.call(
                 Append(hosted.partition_id),
                 batch(partition_id=hosted.partition_id, producer_id=producer_id, sequence=2),

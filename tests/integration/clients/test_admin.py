@@ -70,19 +70,24 @@ async def test_created_subject_is_listed_and_described(admin, shared_cluster):
         )
         == created
     )
-    summary = next(one for one in await admin.list_subjects() if one.subject == "admin-new")
+    summary = next(
+        summary for summary in await admin.list_subjects() if summary.subject == "admin-new"
+    )
     assert (summary.partitions, summary.order_strategy) == (4, keylane.OrderStrategy.BEST_TRIED)
 
     await send(shared_cluster.meta, "admin-new", 40)
     described = await admin.describe_subject("admin-new")
     assert (described.retention, described.static) == (keylane.Retention.TIME, False)
-    assert [(one.range_start, one.range_end) for one in described.partitions] == [
+    assert [(partition.range_start, partition.range_end) for partition in described.partitions] == [
         (0, 256), (256, 512), (512, 768), (768, 1024),
     ]  # fmt: skip
-    assert {one.state for one in described.partitions} == {PartitionState.OPEN}
-    assert {one.broker_group for one in described.partitions} == {"g1", "g2"}
-    assert sum(one.next_offset - one.first_offset for one in described.partitions) == 40
-    assert {one.problem for one in described.partitions} == {None}
+    assert {partition.state for partition in described.partitions} == {PartitionState.OPEN}
+    assert {partition.broker_group for partition in described.partitions} == {"g1", "g2"}
+    assert (
+        sum(partition.next_offset - partition.first_offset for partition in described.partitions)
+        == 40
+    )
+    assert {partition.problem for partition in described.partitions} == {None}
 
 
 async def test_subject_with_other_settings_is_refused(admin):
@@ -109,8 +114,10 @@ async def test_group_is_listed_described_and_reset(admin, shared_cluster):
     assert (summary.group, summary.sessions) == ("billing", 0)
     described = await admin.describe_group("admin-read", "billing")
     assert described.strategy is keylane.ConsumeStrategy.EXCLUSIVE
-    assert (described.lag, sum(one.offset for one in described.partitions)) == (12, 30)
-    assert all(one.token > 0 and one.owner is None for one in described.partitions)
+    assert (described.lag, sum(partition.offset for partition in described.partitions)) == (12, 30)
+    assert all(
+        partition.token > 0 and partition.owner is None for partition in described.partitions
+    )
     assert await admin.lag("admin-read", "billing") == 12
 
     done = await admin.reset_group("admin-read", "billing", "earliest")
@@ -163,21 +170,29 @@ async def test_partitions_are_resized_split_merged_and_moved(admin):
     assert len(open_ones) == 4
     moved = await admin.wait(await admin.move(open_ones, to="g2"))
     described = await admin.describe_subject("admin-shape")
-    homes = {one.broker_group for one in described.partitions if one.state == "open"}
+    homes = {
+        partition.broker_group for partition in described.partitions if partition.state == "open"
+    }
     assert homes == {"g2"}
 
-    kinds = [one.kind for one in await admin.list_operations("admin-shape")]
+    kinds = [operation.kind for operation in await admin.list_operations("admin-shape")]
     assert kinds == ["move", "split", "merge", "resize"]
     history = await admin.history("admin-shape")
     assert len(history.partitions) == 2 + 4 + 1 + 2 + len(moved.sealed)
-    parents = {one.partition.partition_id: one.partition.parents for one in history.partitions}
+    parents = {
+        entry.partition.partition_id: entry.partition.parents for entry in history.partitions
+    }
     assert parents[merged] == (first, second)
 
 
 async def open_ids(admin: Admin, subject: str) -> list[int]:
     """The open partitions, by range."""
     described = await admin.describe_subject(subject)
-    return [one.partition_id for one in described.partitions if one.state is PartitionState.OPEN]
+    return [
+        partition.partition_id
+        for partition in described.partitions
+        if partition.state is PartitionState.OPEN
+    ]
 
 
 async def test_operation_that_is_done_is_not_canceled(admin):
@@ -202,11 +217,13 @@ async def test_static_subject_is_moved_and_not_resized(admin):
 async def test_broker_group_is_cordoned_and_evacuated(admin):
     assert (await admin.cordon("g1")).cordoned
     try:
-        listed = {one.broker_group: one.cordoned for one in (await admin.list_brokers()).brokers}
+        listed = {
+            broker.broker_group: broker.cordoned for broker in (await admin.list_brokers()).brokers
+        }
         assert listed == {"g1": True, "g2": False}
         await admin.create_subject("admin-narrow")
         described = await admin.describe_subject("admin-narrow")
-        assert {one.broker_group for one in described.partitions} == {"g2"}
+        assert {partition.broker_group for partition in described.partitions} == {"g2"}
         (first, _second) = await open_ids(admin, "admin-narrow")
         with pytest.raises(BrokerCordonedError):
             await admin.move([first], to="g1")
@@ -234,9 +251,9 @@ async def test_health_and_verification(admin, shared_cluster):
     async with Admin(broker.address) as misled:
         with pytest.raises(InvalidRequestError):
             await misled.health()
-    found = await admin.verify()
-    assert found.ok, found
-    assert [check.code for check in found.checks] == [f"V{n:02}" for n in range(1, 14)]
+    verification = await admin.verify()
+    assert verification.ok, verification
+    assert [check.code for check in verification.checks] == [f"V{n:02}" for n in range(1, 14)]
 
 
 # ── bad input ─────────────────────────────────────────────────────────────────────────────────────────
@@ -332,11 +349,13 @@ async def test_silent_broker_leaves_the_rest_described(cluster):
         subject = await admin.describe_subject("known")
         group = await admin.describe_group("known", "g")
         for described in (subject.partitions, group.partitions):
-            silent = [one for one in described if one.broker_group == "g1"]
-            assert all(one.problem and one.next_offset is None for one in silent)
-            rest = [one for one in described if one.broker_group == "g2"]
+            silent = [partition for partition in described if partition.broker_group == "g1"]
+            assert all(partition.problem and partition.next_offset is None for partition in silent)
+            rest = [partition for partition in described if partition.broker_group == "g2"]
             assert rest
-            assert all(one.problem is None and one.next_offset >= 0 for one in rest)
+            assert all(
+                partition.problem is None and partition.next_offset >= 0 for partition in rest
+            )
         assert group.lag is None
         with pytest.raises(NotSentError):
             await admin.lag("known", "g")
@@ -349,7 +368,7 @@ async def test_wait_raises_when_the_operation_is_not_listed(admin):
     planned = await admin.resize("admin-unlisted", 2, dry_run=True)
     unlisted = msgspec.structs.replace(planned, operation_id=987_654)
     with pytest.raises(OperationUnknownError):
-        await asyncio.wait_for(admin.wait(unlisted), 20)
+        await asyncio.wait_for(admin.wait(unlisted), 60)
     for wrong in (None, 3, [planned]):
         with pytest.raises(InvalidRequestError):
             await admin.wait(wrong)

@@ -1,4 +1,4 @@
-"""Consumers that one of their two networks leaves alone: no partition gets stuck, no handler goes on too long."""
+"""Consumers cut off from one of their two networks: no partition gets stuck, no handler runs for too long."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ async def test_a_consumer_loses_its_partitions_when_it_is_cut_off_from_the_metas
         await eventually(lambda: len(handled["cut"]) > 20)
         network.cut = True
         cut = time.monotonic()
-        await eventually(lambda: handled["next"], seconds=30)
-        await eventually(lambda: handled["next"][-1][1].value == values[-1], seconds=30)
+        await eventually(lambda: handled["next"], seconds=60)
+        await eventually(lambda: handled["next"][-1][1].value == values[-1], seconds=60)
     await network.close()
     assert handled["cut"][-1][0] - cut < TTL_MS / 1000, "no handler starts after its lease"
     first = handled["next"][0][1]
     assert first.fencing_token > handled["cut"][0][1].fencing_token
     following = [message.value for _, message in handled["next"]]
-    assert following == values[-len(following) :], "it goes on where the acks ended, in order"
-    assert {one.value for each in handled.values() for _, one in each} == set(values)
+    assert following == values[-len(following) :], "it continues where the acks ended, in order"
+    assert {message.value for each in handled.values() for _, message in each} == set(values)
 
 
 async def test_a_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cluster):
@@ -104,13 +104,13 @@ async def test_a_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cl
         )
 
     async with consumer(handler=endless, _environment=Environment(network=network)):
-        await eventually(lambda: network.cut, seconds=30)
+        await eventually(lambda: network.cut, seconds=60)
         async with consumer(handler=again.append):
-            await eventually(lambda: again, seconds=30)
+            await eventually(lambda: again, seconds=60)
     await network.close()
     assert len(cancelled) == 1
     assert cancelled[0] < 2 * TTL_MS / 1000
-    assert [one.value for one in again] == [b"0"]
+    assert [message.value for message in again] == [b"0"]
     assert again[0].fencing_token > 1
 
 
@@ -132,5 +132,5 @@ async def test_a_handler_may_take_longer_than_the_lease(shared_cluster: Cluster)
         )
 
     async with consumer(handler=handle), consumer(handler=handle):
-        await eventually(lambda: len(ends) == 2, seconds=30)
+        await eventually(lambda: len(ends) == 2, seconds=60)
     assert starts == ends == [b"0", b"1"]

@@ -95,8 +95,10 @@ async def test_producers_with_equal_generators_store_everything(shared_cluster: 
         name: Producer(shared_cluster.meta, _environment=Environment(rng=random.Random(7)))
         for name in ("one", "two")
     }
-    found = await asyncio.gather(*(send(one, "seeded", name) for name, one in producers.items()))
-    assert found == [0, 0]
+    failed = await asyncio.gather(
+        *(send(producer, "seeded", name) for name, producer in producers.items())
+    )
+    assert failed == [0, 0]
     await assert_stored(shared_cluster, "seeded", ["one", "two"])
 
 
@@ -126,9 +128,9 @@ def test_a_forked_producer_sends_nothing_when_it_was_open(shared_cluster: Cluste
 
     def child() -> list[str]:
         calls = (send_here, producer.flush)
-        found = [error_of(lambda call=call: asyncio.run(call())) for call in calls]
+        errors = [error_of(lambda call=call: asyncio.run(call())) for call in calls]
         asyncio.run(producer.close())
-        return found
+        return errors
 
     try:
         loop.run_until_complete(producer.__aenter__())
@@ -178,14 +180,14 @@ async def holders(cluster: Cluster, subject: str, group: str) -> set[str]:
     network = HttpNetwork()
     try:
         view = await MetaClient(network, [cluster.meta]).group(subject, group)
-        return {one.session for one in view.owners if one.session}
-    except GroupUnknownError:  # nobody has come yet
+        return {owner.session for owner in view.owners if owner.session}
+    except GroupUnknownError:  # no consumer has joined yet
         return set()
     finally:
         await network.close()
 
 
-def waited_for(condition: Callable[[], Any], *, seconds: float = 30.0) -> None:
+def waited_for(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -229,10 +231,10 @@ def test_a_consumer_made_before_a_fork_has_a_session_in_each_process(
     waited_for(lambda: sum(len(handled.of(own)) for own in names) >= len(values))
     handled.end()
     assert [worker.result() for worker in workers] == [2, 2]
-    one, two = (handled.of(own) for own in names)
-    assert sorted([*one, *two]) == sorted(values)
-    assert one
-    assert two
+    first, second = (handled.of(own) for own in names)
+    assert sorted([*first, *second]) == sorted(values)
+    assert first
+    assert second
 
 
 def test_a_forked_consumer_handles_nothing_when_it_was_open(shared_cluster: Cluster):
@@ -250,16 +252,16 @@ def test_a_forked_consumer_handles_nothing_when_it_was_open(shared_cluster: Clus
 
     def child() -> list[Any]:
         calls = (consumer.wait, consumer.suspend, consumer.resume, consumer.__anext__)
-        found: list[Any] = [error_of(lambda call=call: asyncio.run(call())) for call in calls]
-        found.append(error_of(lambda: asyncio.run(consumer.__aenter__())))
+        errors: list[Any] = [error_of(lambda call=call: asyncio.run(call())) for call in calls]
+        errors.append(error_of(lambda: asyncio.run(consumer.__aenter__())))
         asyncio.run(consumer.close())
-        return [*found, len(consumer.assignment)]
+        return [*errors, len(consumer.assignment)]
 
     async def handle_on() -> None:
         await eventually(lambda: len(seen) >= len(sent))
-        tokens = {one.fencing_token for one in consumer.assignment}
+        tokens = {assignment.fencing_token for assignment in consumer.assignment}
         await asyncio.sleep(2 * TTL_MS / 1000)
-        assert {one.fencing_token for one in consumer.assignment} == tokens
+        assert {assignment.fencing_token for assignment in consumer.assignment} == tokens
         async with Producer(shared_cluster.meta) as producer:
             await producer.send("open-consumer", b"later", key=b"k")
         await eventually(lambda: b"later" in seen)
@@ -295,21 +297,21 @@ async def test_a_consumer_continues_when_it_is_opened_again(shared_cluster: Clus
                 await eventually(lambda upto=10 * (number + 1): len(seen) == upto)
                 sessions.append(await holders(shared_cluster, "again", "handled"))
             async with iterating:
-                found = []
+                values = []
                 async for message in iterating:
-                    found.append(message.value)
+                    values.append(message.value)
                     await message.ack()
-                    if len(found) == 10:
+                    if len(values) == 10:
                         break
-            assert sorted(found) == [b"%d.%d" % (number, key) for key in range(10)]
+            assert sorted(values) == [b"%d.%d" % (number, key) for key in range(10)]
             assert handling.assignment == iterating.assignment == []
     assert len(set(seen)) == len(seen) == 30
-    assert all(len(one) == 1 for one in sessions)
+    assert all(len(opening) == 1 for opening in sessions)
     assert len(set().union(*sessions)) == 3
 
 
 async def test_an_open_consumer_is_not_opened_again(shared_cluster: Cluster):
-    """It is told so, and goes on."""
+    """It is refused, and the client works on."""
     sent = await filled(shared_cluster, "open-twice", 50)
     seen: list[bytes] = []
     consumer = Consumer(
@@ -320,7 +322,7 @@ async def test_an_open_consumer_is_not_opened_again(shared_cluster: Cluster):
     )
     async with consumer:
         opening = asyncio.gather(consumer.__aenter__(), return_exceptions=True)
-        assert [type(one).__name__ for one in await opening] == ["AlreadyOpenError"]
+        assert [type(error).__name__ for error in await opening] == ["AlreadyOpenError"]
         await eventually(lambda: set(seen) == sent)
 
 
@@ -331,10 +333,10 @@ async def test_a_consumer_used_in_another_event_loop_is_refused(shared_cluster: 
     async with consumer:
         message = await anext(consumer)
         calls = (consumer.wait, consumer.__anext__, message.ack, consumer.suspend, consumer.close)
-        found = [
+        errors = [
             await asyncio.to_thread(lambda call=call: error_of(lambda: asyncio.run(call())))
             for call in calls
         ]
-        assert found == ["OtherLoopError"] * 5
+        assert errors == ["OtherLoopError"] * 5
         await message.ack()
         assert (await anext(consumer)).offset == message.offset + 1

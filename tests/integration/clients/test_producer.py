@@ -57,7 +57,9 @@ async def test_messages_without_a_key_go_everywhere(shared_cluster: Cluster):
         assert producer.stats.acked == 1_000
     log = await shared_cluster.log(route)
 
-    assert sorted(int(one.value) for part in log.values() for one in part) == list(range(1_000))
+    assert sorted(int(message.value) for part in log.values() for message in part) == list(
+        range(1_000)
+    )
     assert all(log.values())
 
 
@@ -75,7 +77,7 @@ async def test_properties_and_large_messages_arrive(shared_cluster: Cluster):
         await producer.flush()
     (messages,) = (await shared_cluster.log(route)).values()
 
-    assert [one.value for one in messages] == [b"first", large, b"last"]
+    assert [message.value for message in messages] == [b"first", large, b"last"]
 
 
 @pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 300, "", "ü"])
@@ -87,15 +89,15 @@ async def test_an_illegal_name_is_refused_at_once(shared_cluster: Cluster, name:
 
 
 async def test_an_unknown_subject_is_told_by_the_future(shared_cluster: Cluster):
-    """The future of a message to no subject raises, and the producer goes on with others."""
+    """The future of a message to no subject raises, and the producer sends other messages."""
     await shared_cluster.create("known")
     async with Producer(shared_cluster.meta) as producer:
         with pytest.raises(SubjectUnknownError, match="keylane subject create"):
-            await producer.send("nobody-made-this", b"v")
+            await producer.send("no-such-subject", b"v")
         assert (await producer.send("known", b"v")).offset >= 0
         await producer.flush()
-        producer.send("nobody-made-this", b"v")
-        producer.send("nobody-made-this", b"w")
+        producer.send("no-such-subject", b"v")
+        producer.send("no-such-subject", b"w")
         with pytest.raises(GivenUpError, match="2 messages were given up") as told:
             await producer.flush()
         assert isinstance(told.value.__cause__, SubjectUnknownError)
@@ -139,7 +141,7 @@ async def test_a_send_raises_when_the_queue_is_full(shared_cluster: Cluster):
 
 
 async def test_an_unreachable_metaserver_is_told_at_open():
-    """Opening a producer where nobody listens says what to do."""
+    """Opening a producer where no metaserver listens says what to do."""
     with pytest.raises(NotSentError, match="keylane dev"):
         async with Producer("127.0.0.1:1"):
             pass
@@ -185,7 +187,7 @@ async def test_strict_rides_out_a_killed_broker(cluster: Cluster):
 async def test_best_tried_declares_messages_reordered_when_they_go_elsewhere(cluster: Cluster):
     """While a broker is down its messages are stored elsewhere, each receipt declaring it; later they are home again."""
     route = await cluster.create("anywhere", strategy="best_tried")
-    home = {one.partition_id: one.broker_group for one in route.partitions}
+    home = {partition.partition_id: partition.broker_group for partition in route.partitions}
     settings = replace(QUICK, leave_after_ms=300)
     async with Producer(cluster.meta, settings=settings) as producer:
         keys = [b"k%d" % number for number in range(40)]
@@ -196,7 +198,7 @@ async def test_best_tried_declares_messages_reordered_when_they_go_elsewhere(clu
         cluster.brokers[0].restart()
         for _ in range(200):
             after = {key: await producer.send("anywhere", b"3", key=key) for key in keys}
-            if not any(one.reordered for one in after.values()):
+            if not any(receipt.reordered for receipt in after.values()):
                 break
             await asyncio.sleep(0.02)
 
@@ -228,7 +230,7 @@ async def test_best_tried_reorders_nothing_when_a_broker_is_restarted(cluster: C
         assert producer.stats.retries
     log = await cluster.log(route)
 
-    assert not any(one.reordered for one in receipts)
+    assert not any(receipt.reordered for receipt in receipts)
     assert_order_per_key([message for part in log.values() for message in part], sent)
 
 
@@ -254,11 +256,11 @@ async def test_a_producer_waits_and_says_so_when_it_started_beside_a_silent_brok
 ):
     """STRICT: keyed messages for the silent broker wait in sight, all others are acked; nothing waits once it is back."""
     route = await cluster.create("half", strategy="strict")
-    home = {one.partition_id: one for one in route.partitions}
+    home = {partition.partition_id: partition for partition in route.partitions}
     cluster.brokers[0].kill()
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta])
-    while all(one.address for one in (await meta.route("half")).partitions):
+    while all(partition.address for partition in (await meta.route("half")).partitions):
         await asyncio.sleep(0.1)
     await network.close()
     keys = [b"k%d" % number for number in range(40)]
@@ -272,7 +274,7 @@ async def test_a_producer_waits_and_says_so_when_it_started_beside_a_silent_brok
         for key in set(keys) - lost:
             assert home[(await futures[key]).partition_id].broker_group == "g2"
         assert not any(futures[key].done() for key in lost)
-        names = {one.name for one in route.partitions if one.broker_group == "g1"}
+        names = {partition.name for partition in route.partitions if partition.broker_group == "g1"}
         assert set(producer.stats.waiting) == names
         cluster.brokers[0].restart()
         for key in lost:

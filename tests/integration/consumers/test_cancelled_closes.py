@@ -74,7 +74,7 @@ async def test_cancelled_producer_close_answers_every_message_and_opens_again(
     subject = f"cancelled-closes-{turns}"
     await shared_cluster.create(subject, partitions=2)
     producer = Producer(shared_cluster.meta)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await producer.__aenter__()
         await producer.send(subject, b"first", key=b"k")
         futures = [producer.send(subject, b"%d" % number, key=b"k") for number in range(10)]

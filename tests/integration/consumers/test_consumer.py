@@ -209,7 +209,7 @@ def test_impossible_settings_are_all_listed():
 async def test_unknown_subject_is_refused_at_open(shared_cluster: Cluster):
     """Opening does not wait for a subject that does not exist."""
     with pytest.raises(SubjectUnknownError, match="keylane subject create"):
-        async with Consumer(shared_cluster.meta, subject="nobody-made-this", group="g"):
+        async with Consumer(shared_cluster.meta, subject="no-such-subject", group="g"):
             pass
 
 
@@ -278,7 +278,9 @@ async def test_killed_consumer_is_replaced_within_its_ttl(cluster: Cluster, tmp_
             )
     assert took < TTL_MS / 1000 + 1
     for key, values in by_key(survivor).items():
-        assert values == sent[key][-len(values) :], "it goes on where the acks ended, without a gap"
+        assert values == sent[key][-len(values) :], (
+            "it continues where the acks ended, without a gap"
+        )
 
 
 @pytest.mark.crash

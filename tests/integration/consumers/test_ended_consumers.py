@@ -21,7 +21,7 @@ async def accept(meta: str, broker_group: str) -> None:
     """Accept a folder that is behind, as soon as the metaserver takes its broker group for silent."""
     network = HttpNetwork()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await MetaClient(network, [meta]).accept_folder(broker_group, AcceptFolder())

@@ -62,9 +62,9 @@ class House:
 
         self.elsewhere = GroupService(database, settings, announce=announce)
 
-    async def join(self, session: str, *, members: GroupService | None = None) -> None:
+    async def join(self, session: str, *, groups: GroupService | None = None) -> None:
         ask = Join(subject="s", group="g", session=session, ttl_ms=TTL_MS)
-        await (members or self.elsewhere).join(ask)
+        await (groups or self.elsewhere).join(ask)
 
     async def version(self, session: str) -> int:
         """Of its grants now."""
@@ -111,7 +111,7 @@ async def test_waiter_joining_during_a_poll_is_woken_by_the_next_poll(house: Hou
     """A session was renewed before it was ended elsewhere, and waits since the poll that saw it ended."""
     for session in (FIRST, SECOND):
         await house.join(session)
-    first, second = [await house.version(one) for one in (FIRST, SECOND)]
+    first, second = [await house.version(subject) for subject in (FIRST, SECOND)]
     tasks = [await house.waiting(FIRST, first)]
 
     async def meanwhile() -> None:

@@ -62,7 +62,7 @@ async def test_subject_with_the_longest_name_is_created(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, meta):
         name = "s" * NAME_CHARS_MAX
         route = await cluster.create(name, partitions=1)
-        assert [one.name for one in route.partitions] == [f"{name}.p0"]
+        assert [partition.name for partition in route.partitions] == [f"{name}.p0"]
         await cluster.reshape(
             Reshape(kind=OperationKind.RESIZE, subject=name, partitions=12), seconds=60
         )
@@ -73,11 +73,11 @@ async def test_subject_with_the_longest_name_is_created(tmp_path: Path) -> None:
             async with Producer(cluster.meta) as producer:
                 await producer.send(name, b"value", key=b"key")
             await eventually(lambda: handled)
-        assert [one.value for one in handled] == [b"value"]
+        assert [message.value for message in handled] == [b"value"]
         with pytest.raises(InvalidNameError):
             await meta.create_subject(CreateSubject(subject=name + "s"))
         await assert_goes_on(cluster, meta)
-        assert [one.subject for one in (await meta.subjects()).subjects] == [name]
+        assert [subject.subject for subject in (await meta.subjects()).subjects] == [name]
 
 
 async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
@@ -90,7 +90,7 @@ async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
         shutil.rmtree(tmp_path / "meta-0")
         for _ in range(2):
             cluster.meta_program.restart()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (health := await meta.health()).ready or not health.details["brokers"]:
                     await asyncio.sleep(0.05)
             assert "keylane meta rebuild" in health.reason
@@ -110,13 +110,13 @@ async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
             cluster.meta_program.kill()
         cluster.meta_program.restart()
         await rebuild_lost_database(cluster, tmp_path)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (await meta.health()).details["brokers"][0]["available"]:
                 await asyncio.sleep(0.05)
         assert (await meta.health()).ready
-        found = await meta.route("old")
-        assert [one.partition_id for one in found.partitions] == [
-            one.partition_id for one in route.partitions
+        kept = await meta.route("old")
+        assert [partition.partition_id for partition in kept.partitions] == [
+            partition.partition_id for partition in route.partitions
         ]
 
 
@@ -138,7 +138,7 @@ async def test_clients_wait_while_the_database_is_lost(tmp_path: Path) -> None:
             await rebuild_lost_database(cluster, tmp_path)
             await producer.send("s", b"after", key=b"k")
             await eventually(lambda: len(handled) == 2, seconds=60)
-        assert [one.value for one in handled] == [b"before", b"after"]
+        assert [message.value for message in handled] == [b"before", b"after"]
 
 
 async def test_creation_fails_when_its_partition_ids_are_in_use(
@@ -161,16 +161,20 @@ async def test_creation_fails_when_its_partition_ids_are_in_use(
 
         with pytest.raises(CreationFailedError, match=r"'g1': .* is not new: it is open and has 1"):
             await cluster.create("newer", partitions=1)
-        failed = {one.subject: one for one in (await meta.subjects()).subjects}["newer"]
+        failed = {subject.subject: subject for subject in (await meta.subjects()).subjects}["newer"]
         assert "a newer database or another one" in failed.problem
         with pytest.raises(CreationFailedError, match="is not new"):
             await meta.route("newer")
         await assert_goes_on(cluster, meta)
 
         again = await cluster.create("newer", partitions=3)
-        assert used not in {one.partition_id for one in again.partitions}
-        assert [one.name for one in again.partitions] == ["newer.p1", "newer.p2", "newer.p3"]
-        assert not any(one.problem for one in (await meta.subjects()).subjects)
+        assert used not in {partition.partition_id for partition in again.partitions}
+        assert [partition.name for partition in again.partitions] == [
+            "newer.p1",
+            "newer.p2",
+            "newer.p3",
+        ]
+        assert not any(subject.problem for subject in (await meta.subjects()).subjects)
         network = HttpNetwork()
         try:
             kept = await BrokerClient(network, address).partition(used)
@@ -196,22 +200,22 @@ async def test_failed_creation_leaves_no_open_partition(tmp_path: Path) -> None:
         network = HttpNetwork()
         try:
             broker = BrokerClient(network, newer.partitions[0].address)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while True:
                     hosted = (await broker.partitions()).partitions
-                    states = [one.state for one in hosted if one.subject == "other"]
+                    states = [status.state for status in hosted if status.subject == "other"]
                     if states == [PartitionState.SEALED] * 2:
                         break
                     await asyncio.sleep(0.05)
         finally:
             await network.close()
-        assert [one.subject for one in (await meta.subjects()).subjects] == ["old", "other"]
+        assert [subject.subject for subject in (await meta.subjects()).subjects] == ["old", "other"]
         await assert_goes_on(cluster, meta)
 
 
 async def opened(meta: MetaClient, ask: CreateSubject) -> Route:
     """Repeat the creation until it is done."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return (await meta.create_subject(ask)).route
@@ -233,12 +237,12 @@ async def test_creation_goes_elsewhere_when_its_broker_dies_before_it_hosts(
         if asked_again:
             route = await opened(meta, ask)
         else:
-            async with asyncio.timeout(30):
-                while "s" not in [one.subject for one in (await meta.subjects()).subjects]:
+            async with asyncio.timeout(60):
+                while "s" not in [subject.subject for subject in (await meta.subjects()).subjects]:
                     await asyncio.sleep(0.1)
             route = (await meta.create_subject(ask)).route
-        assert {one.broker_group for one in route.partitions} == {"g1"}
-        assert [one.queue for one in route.partitions] == [0, 1, 2, 3]
+        assert {partition.broker_group for partition in route.partitions} == {"g1"}
+        assert [partition.queue for partition in route.partitions] == [0, 1, 2, 3]
         handled: list[Message] = []
         async with Consumer(cluster.meta, subject="s", group="g", handler=handled.append):
             async with Producer(cluster.meta) as producer:
@@ -251,7 +255,7 @@ async def test_creation_goes_elsewhere_when_its_broker_dies_before_it_hosts(
 
 async def verified(meta: MetaClient) -> None:
     """Wait until the metaserver and the brokers agree."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (last := await meta.verify()).ok:
             await asyncio.sleep(0.2)
     assert last.ok
@@ -266,24 +270,24 @@ async def test_id_sent_to_a_broker_that_died_is_never_used_again(tmp_path: Path)
         ask = CreateSubject(subject="s", partitions=2)
         creating = asyncio.create_task(opened(meta, ask))
         route = await creating
-        assert {one.broker_group for one in route.partitions} == {"g1"}
+        assert {partition.broker_group for partition in route.partitions} == {"g1"}
         os.kill(stopped.process.pid, signal.SIGCONT)
         network = HttpNetwork()
         broker = BrokerClient(network, stopped.address)
-        known = {one.partition_id for one in (*warm.partitions, *route.partitions)}
-        async with asyncio.timeout(30):
+        known = {partition.partition_id for partition in (*warm.partitions, *route.partitions)}
+        async with asyncio.timeout(60):
             while (
                 not (
                     left := [
-                        one
-                        for one in (await broker.partitions()).partitions
-                        if one.partition_id not in known
+                        partition
+                        for partition in (await broker.partitions()).partitions
+                        if partition.partition_id not in known
                     ]
                 )
                 or left[0].state is not PartitionState.SEALED
             ):
                 await asyncio.sleep(0.1)
-        assert [(one.subject, one.next_offset) for one in left] == [("s", 0)]
+        assert [(status.subject, status.next_offset) for status in left] == [("s", 0)]
         await verified(meta)
         await cluster.reshape(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=4))
         await verified(meta)

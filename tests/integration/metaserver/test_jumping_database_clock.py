@@ -71,7 +71,7 @@ async def pair(tmp_path: Path, calendar: Calendar) -> AsyncIterator[list[MetaCli
 
 
 def held(grants: Grants) -> dict[int, int]:
-    return {one.partition.partition_id: one.token for one in grants.grants}
+    return {grant.partition.partition_id: grant.token for grant in grants.grants}
 
 
 async def first_owner(meta: MetaClient) -> dict[int, int]:
@@ -117,25 +117,25 @@ async def test_jump_restarts_the_times_once(
     database: SqlDatabase, calendar: Calendar, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Any number of concurrent transactions may meet it."""
-    one = sa.select(sa.literal(1))
+    query = sa.select(sa.literal(1))
     works = [database.write, database.read] * 10
-    await asyncio.gather(*(work(lambda connection: connection.execute(one)) for work in works))
+    await asyncio.gather(*(work(lambda connection: connection.execute(query)) for work in works))
     calendar.set_by(1)
-    await asyncio.gather(*(work(lambda connection: connection.execute(one)) for work in works))
+    await asyncio.gather(*(work(lambda connection: connection.execute(query)) for work in works))
     assert caplog.text.count("jumped by +3") == 1
 
 
 @pytest.mark.parametrize("hours", [1, -1])
 async def test_jump_ends_no_lease(pair: list[MetaClient], calendar: Calendar, hours: int) -> None:
     """A live session keeps its partitions and tokens; no other session is granted them."""
-    one, two = pair
-    before = await first_owner(one)
+    first, second = pair
+    before = await first_owner(first)
     calendar.set_by(hours)
-    await two.join(Join(subject="s", group="g", session=B, ttl_ms=TTL_MS, suspended=True))
+    await second.join(Join(subject="s", group="g", session=B, ttl_ms=TTL_MS, suspended=True))
     until = time.monotonic() + 1.5 * TTL_MS / 1000
     while time.monotonic() < until:
-        assert held(await one.heartbeat(Heartbeat(session=A))) == before
-        assert not held(await two.heartbeat(Heartbeat(session=B)))
+        assert held(await first.heartbeat(Heartbeat(session=A))) == before
+        assert not held(await second.heartbeat(Heartbeat(session=B)))
         await asyncio.sleep(0.1)
 
 
@@ -144,16 +144,16 @@ async def test_silent_consumers_are_replaced_in_time_after_a_jump(
     pair: list[MetaClient], calendar: Calendar, hours: int
 ) -> None:
     """A crashed consumer keeps its partitions for at most a ttl from the jump, not for an hour, and not for less."""
-    one, two = pair
+    first, second = pair
     joined = time.monotonic()
-    before = await first_owner(one)
+    before = await first_owner(first)
     calendar.set_by(hours)
     jumped = time.monotonic()
-    await two.join(Join(subject="s", group="g", session=B, ttl_ms=TTL_MS))
+    await second.join(Join(subject="s", group="g", session=B, ttl_ms=TTL_MS))
     known, taken = -1, {}
     while len(taken) < 2:
         assert time.monotonic() < jumped + TTL_MS / 1000 + 5, "no other session takes over"
-        grants = await two.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=500))
+        grants = await second.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=500))
         known, taken = grants.version, held(grants)
         assert not taken or time.monotonic() >= joined + TTL_MS / 1000
     assert min(taken.values()) > max(before.values())

@@ -36,32 +36,32 @@ async def test_consumer_continues_when_the_database_went_back(cluster: Cluster, 
     def consumer() -> Consumer:
         return Consumer(cluster.meta, subject="back", group="g", handler=handled.append)
 
-    async with asyncio.timeout(120), consumer() as one:
-        await eventually(lambda: len(one.assignment) == 2)
+    async with asyncio.timeout(120), consumer() as opened:
+        await eventually(lambda: len(opened.assignment) == 2)
         copy_database(database, tmp_path / "older.db")
         async with consumer() as two:
-            await eventually(lambda: len(one.assignment) == 1 == len(two.assignment))
-        await eventually(lambda: len(one.assignment) == 2)
+            await eventually(lambda: len(opened.assignment) == 1 == len(two.assignment))
+        await eventually(lambda: len(opened.assignment) == 2)
         cluster.meta_program.kill()
         for file in database.parent.glob("meta.db*"):
             file.unlink()
         copy_database(tmp_path / "older.db", database)
 
-        assert one._membership is not None
-        session, ask = one._membership.session, one._membership._meta.heartbeat
+        assert opened._membership is not None
+        session, ask = opened._membership.session, opened._membership._meta.heartbeat
 
         async def counted(*args, **kwargs):
             nonlocal beats
             beats += 1
             return await ask(*args, **kwargs)
 
-        one._membership._meta.heartbeat = counted  # type: ignore[method-assign]
+        opened._membership._meta.heartbeat = counted  # type: ignore[method-assign]
         cluster.meta_program.restart()
         await asyncio.sleep(LOOK_S)
         async with Producer(cluster.meta) as producer:
             for number in range(SENT):
                 producer.send("back", b"%d" % number, key=b"k%d" % number)
         await eventually(lambda: len(handled) == SENT, seconds=60)
-        assert one._membership.session == session
+        assert opened._membership.session == session
         assert 0 < beats < BEATS_PER_S_MAX * LOOK_S
-        assert one._membership._falls == 1
+        assert opened._membership._falls == 1

@@ -90,13 +90,13 @@ async def running_house(folder: Path, **settings: object) -> AsyncIterator[House
 
 @pytest.fixture
 async def house(tmp_path: Path, database: dict[str, str]) -> AsyncIterator[House]:
-    async with running_house(tmp_path, **database) as found:
-        yield found
+    async with running_house(tmp_path, **database) as running:
+        yield running
 
 
 def held(grants: Grants) -> dict[int, int]:
     """Partition id to token."""
-    return {one.partition.partition_id: one.token for one in grants.grants}
+    return {grant.partition.partition_id: grant.token for grant in grants.grants}
 
 
 async def test_subject_is_spread_over_brokers(house: House) -> None:
@@ -105,21 +105,27 @@ async def test_subject_is_spread_over_brokers(house: House) -> None:
         made = await house.meta.create_subject(CreateSubject(subject="flights", partitions=4))
         route = made.route
         assert route.version == 1
-        assert [(one.range_start, one.range_end) for one in route.partitions] == split_ranges(4)
-        assert [one.queue for one in route.partitions] == [0, 1, 2, 3]
+        assert [
+            (partition.range_start, partition.range_end) for partition in route.partitions
+        ] == split_ranges(4)
+        assert [partition.queue for partition in route.partitions] == [0, 1, 2, 3]
         assert len(route_table(route)) == 1024
-        assert len({one.name for one in route.partitions}) == 4
+        assert len({partition.name for partition in route.partitions}) == 4
         for broker in (house.broker, right):
-            mine = [one for one in route.partitions if one.broker_group == broker.broker_group]
-            assert {one.address for one in mine} == {broker.address}
-            assert broker.hosted == {one.partition_id: one for one in mine}
+            mine = [
+                partition
+                for partition in route.partitions
+                if partition.broker_group == broker.broker_group
+            ]
+            assert {partition.address for partition in mine} == {broker.address}
+            assert broker.hosted == {partition.partition_id: partition for partition in mine}
             assert len(mine) == 2
         again = await house.meta.create_subject(CreateSubject(subject="flights", partitions=4))
         assert again == made == await house.meta.subject("flights")
         listed = (await house.meta.subjects()).subjects
-        assert [(one.subject, one.partitions, one.route_version) for one in listed] == [
-            ("flights", 4, 1)
-        ]
+        assert [
+            (summary.subject, summary.partitions, summary.route_version) for summary in listed
+        ] == [("flights", 4, 1)]
 
 
 async def test_consumers_share_hand_over_and_leave(house: House) -> None:
@@ -160,9 +166,9 @@ async def test_consumers_share_hand_over_and_leave(house: House) -> None:
     assert all(back[key] > taken[key] for key in gone)
     view = await house.meta.group("s", "g")
     assert view.sessions == 1
-    assert {one.partition.partition_id: one.token for one in view.owners} == back
-    assert {one.client for one in view.owners} == {"one"}
-    assert all(0 < (one.expires_in_ms or 0) <= 30_000 for one in view.owners)
+    assert {owner.partition.partition_id: owner.token for owner in view.owners} == back
+    assert {owner.client for owner in view.owners} == {"one"}
+    assert all(0 < (owner.expires_in_ms or 0) <= 30_000 for owner in view.owners)
     assert (await house.meta.groups("s")).groups == ["g"]
 
 
@@ -204,7 +210,7 @@ async def test_cordon_is_stored_and_an_unknown_operation_refused(house: House) -
     async with hosting_broker(house.meta, "right"):
         assert (await house.meta.cordon("left", Cordon())).cordoned
         made = await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
-        assert {one.broker_group for one in made.route.partitions} == {"right"}
+        assert {partition.broker_group for partition in made.route.partitions} == {"right"}
         ids = (made.route.partitions[0].partition_id,)
         move = Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group="left")
         with pytest.raises(BrokerCordonedError):
@@ -280,10 +286,10 @@ async def test_route_long_poll_returns_when_an_address_changes(house: House) -> 
     async with hosting_broker(house.meta, "left", house.broker.broker_id) as moved:
         route = await waiting
         assert route.version == made.route.version + 1
-        assert {one.address for one in route.partitions} == {moved.address}
+        assert {partition.address for partition in route.partitions} == {moved.address}
         told = await polling
         assert told.version > grants.version
-        assert {one.partition.address for one in told.grants} == {moved.address}
+        assert {grant.partition.address for grant in told.grants} == {moved.address}
         assert held(told) == held(grants)
     assert time.monotonic() - start < 4.0
     same = await house.meta.route("s", known_version=route.version, wait_ms=50)
@@ -301,13 +307,13 @@ async def test_silent_broker_has_no_address(tmp_path: Path, database: dict[str, 
         await house.meta.create_subject(CreateSubject(subject="s"))
         await asyncio.sleep(0.35)
         route = await house.meta.route("s")
-        assert {one.address for one in route.partitions} == {None}
+        assert {partition.address for partition in route.partitions} == {None}
         with pytest.raises(NotEnoughBrokersError):
             await house.meta.create_subject(CreateSubject(subject="t"))
         await house.broker.report(house.meta)
         back = await house.meta.route("s", known_version=route.version)
         assert back.version == route.version + 1
-        assert {one.address for one in back.partitions} == {house.broker.address}
+        assert {partition.address for partition in back.partitions} == {house.broker.address}
 
 
 async def test_creation_continues_after_a_refusal(house: House) -> None:
@@ -327,8 +333,10 @@ async def test_creation_continues_after_a_refusal(house: House) -> None:
         await asyncio.sleep(0.02)
     made = await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
     assert len(route_table(made.route)) == 1024
-    assert {one.state for one in made.route.partitions} == {PartitionState.OPEN}
-    assert house.broker.hosted.keys() == {one.partition_id for one in made.route.partitions}
+    assert {partition.state for partition in made.route.partitions} == {PartitionState.OPEN}
+    assert house.broker.hosted.keys() == {
+        partition.partition_id for partition in made.route.partitions
+    }
 
 
 @pytest.mark.parametrize(
@@ -338,7 +346,7 @@ async def test_creation_continues_after_a_refusal(house: House) -> None:
         InternalError("no JSON of ours"),
         InvalidRequestError("partition 1 is hosted with other facts"),
     ],
-    ids=lambda one: type(one).__name__,
+    ids=lambda error: type(error).__name__,
 )
 async def test_creation_waits_whatever_error_its_broker_answers(
     tmp_path: Path, refusal: KeylaneError
@@ -351,7 +359,7 @@ async def test_creation_waits_whatever_error_its_broker_answers(
             with pytest.raises(NotEnoughBrokersError, match=f"'left': {refusal.message}"):
                 await house.meta.create_subject(ask)
         tried = house.broker.calls
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             # By the periodic work, which continues after a failure.
             while house.broker.calls < tried + 3:
                 await asyncio.sleep(0.02)
@@ -386,7 +394,7 @@ async def test_second_data_folder_of_a_live_group_is_refused(house: House) -> No
         async with session.post(url, data=encode_json(ask)) as response:
             assert response.status == 409
     health = await house.meta.health()
-    assert [one["address"] for one in health.details["brokers"]] == [house.broker.address]
+    assert [broker["address"] for broker in health.details["brokers"]] == [house.broker.address]
 
 
 async def test_subject_is_refused_when_it_exists_with_other_settings(house: House) -> None:
@@ -397,10 +405,12 @@ async def test_subject_is_refused_when_it_exists_with_other_settings(house: Hous
     assert by_default.order_strategy is OrderStrategy.STRICT
     with pytest.raises(SubjectExistsError):
         await house.meta.create_subject(replace(strict, order_strategy=OrderStrategy.BEST_TRIED))
-    with pytest.raises(SubjectExistsError):
+    with pytest.raises(SubjectExistsError, match="retention acked, not time") as refused:
         await house.meta.create_subject(replace(strict, retention=Retention.TIME))
-    with pytest.raises(StrategyMismatchError):
+    assert refused.value.retention == "acked"
+    with pytest.raises(StrategyMismatchError) as mismatch:
         await house.meta.route("s", order_strategy=OrderStrategy.BEST_TRIED)
+    assert (mismatch.value.stored, mismatch.value.asked) == ("strict", "best_tried")
     route = await house.meta.route("s", order_strategy=OrderStrategy.STRICT)
     assert route.order_strategy is OrderStrategy.STRICT
 
@@ -431,22 +441,22 @@ async def test_unknown_names_are_refused(house: House) -> None:
     await house.meta.create_subject(CreateSubject(subject="s"))
     for call in (house.meta.subject, house.meta.route, house.meta.groups):
         with pytest.raises(SubjectUnknownError):
-            await call("nobody")
+            await call("unknown")
     with pytest.raises(SubjectUnknownError):
-        await house.meta.join(Join(subject="nobody", group="g", session=A))
+        await house.meta.join(Join(subject="unknown", group="g", session=A))
     with pytest.raises(GroupUnknownError):
-        await house.meta.group("s", "nobody")
+        await house.meta.group("s", "unknown")
     for session in (C, "short", "a\0b", "x" * 1000, ""):
         with pytest.raises(SessionUnknownError):
             await house.meta.heartbeat(Heartbeat(session=session))
         with pytest.raises(SessionUnknownError):
             await house.meta.release(ReleaseGrant(session=session, partition_id=1, token=1))
     await house.meta.join(Join(subject="s", group="g", session=A))
-    (one, *_) = (await house.meta.heartbeat(Heartbeat(session=A))).grants
+    (grant, *_) = (await house.meta.heartbeat(Heartbeat(session=A))).grants
     for partition_id, token in (
-        (one.partition.partition_id, one.token + 100),
-        (10**30, one.token),
-        (one.partition.partition_id, 10**30),
+        (grant.partition.partition_id, grant.token + 100),
+        (10**30, grant.token),
+        (grant.partition.partition_id, 10**30),
         (-1, -1),
         (999, 1),
     ):
@@ -454,7 +464,7 @@ async def test_unknown_names_are_refused(house: House) -> None:
             await house.meta.release(
                 ReleaseGrant(session=A, partition_id=partition_id, token=token)
             )
-    drained = (10**30, -5, 999, one.partition.partition_id)
+    drained = (10**30, -5, 999, grant.partition.partition_id)
     grants = await house.meta.heartbeat(Heartbeat(session=A, drained=drained))
     assert len(grants.grants) == 2
 
@@ -516,15 +526,15 @@ async def test_broker_heartbeat_is_refused_when_its_address_is_no_host_and_port(
 async def test_broker_heartbeat_is_refused_when_its_address_is_not_loopback(
     house: House, address: str
 ) -> None:
-    """Nobody is made to connect elsewhere: the known address stays, under a new name or a known broker's own."""
+    """No client is sent to another host: the known address stays, for a new name and for a known broker's name."""
     known = (await house.meta.health()).details["brokers"]
     for group, broker_id in (("right", "x"), ("left", house.broker.broker_id)):
         report = BrokerHeartbeat(broker_group=group, broker_id=broker_id, address=address)
         with pytest.raises(BrokerAddressError):
             await house.meta.broker_heartbeat(report)
     after = (await house.meta.health()).details["brokers"]
-    assert [(one["broker_group"], one["address"]) for one in after] == [
-        (one["broker_group"], one["address"]) for one in known
+    assert [(broker["broker_group"], broker["address"]) for broker in after] == [
+        (broker["broker_group"], broker["address"]) for broker in known
     ]
 
 
@@ -536,8 +546,8 @@ async def test_restart_keeps_everything(tmp_path: Path, database: dict[str, str]
         before = await house.meta.heartbeat(Heartbeat(session=A))
     async with running_house(tmp_path, **database) as house:
         route = await house.meta.route("s")
-        assert [one.partition_id for one in route.partitions] == [
-            one.partition_id for one in made.route.partitions
+        assert [partition.partition_id for partition in route.partitions] == [
+            partition.partition_id for partition in made.route.partitions
         ]
         assert route.version >= made.route.version
         assert held(await house.meta.heartbeat(Heartbeat(session=A))) == held(before)

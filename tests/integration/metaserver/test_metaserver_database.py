@@ -120,7 +120,7 @@ async def test_failed_work_is_rolled_back(tmp_path: Path) -> None:
         with pytest.raises(SessionUnknownError):
             await database.write(work)
         version = sa.select(subjects.c.route_version)
-        assert await database.read(lambda one: one.execute(version).scalar_one()) == 1
+        assert await database.read(lambda connection: connection.execute(version).scalar_one()) == 1
 
 
 async def test_concurrent_works_wait_for_each_other(tmp_path: Path) -> None:
@@ -132,13 +132,16 @@ async def test_concurrent_works_wait_for_each_other(tmp_path: Path) -> None:
     async with opened(tmp_path, BootClock(1_000)) as database:
         await populate(database)
         before = sa.select(groups.c.version)
-        start = await database.read(lambda one: one.execute(before).scalar_one())
+        start = await database.read(lambda connection: connection.execute(before).scalar_one())
         works = [database.write, database.renew]
         await asyncio.gather(
             *(works[index % 2](raise_version) for index in range(60)),
             *(database.read(due_groups) for _ in range(60)),
         )
-        assert await database.read(lambda one: one.execute(before).scalar_one()) == start + 60
+        assert (
+            await database.read(lambda connection: connection.execute(before).scalar_one())
+            == start + 60
+        )
 
 
 async def test_sessions_and_subjects_are_refused_above_their_limits(tmp_path: Path) -> None:
@@ -153,8 +156,11 @@ async def test_sessions_and_subjects_are_refused_above_their_limits(tmp_path: Pa
         with pytest.raises(OverloadedError):
             await database.write(plan_subject, CreateSubject(subject="t"), subjects_max=1)
         for table, count in ((sessions, 2), (subjects, 1)):
-            found = sa.select(sa.func.count()).select_from(table)
-            assert await database.read(lambda one, f=found: one.execute(f).scalar_one()) == count
+            counted = sa.select(sa.func.count()).select_from(table)
+            stored = await database.read(
+                lambda connection, query=counted: connection.execute(query).scalar_one()
+            )
+            assert stored == count
 
 
 async def test_silent_folder_with_partitions_is_not_replaced(tmp_path: Path) -> None:
@@ -172,7 +178,7 @@ async def test_silent_folder_with_partitions_is_not_replaced(tmp_path: Path) -> 
         again = BrokerHeartbeat(broker_group="c", broker_id="z", address="c:1")
         await database.write(report_broker, again, ttl_ms=10_000)
         row = sa.select(brokers.c.broker_id).where(brokers.c.broker_group == "c")
-        assert await database.read(lambda one: one.execute(row).scalar_one()) == "z"
+        assert await database.read(lambda connection: connection.execute(row).scalar_one()) == "z"
 
 
 async def test_time_advances_within_a_transaction(tmp_path: Path) -> None:
@@ -241,14 +247,14 @@ async def test_locked_database_is_refused_after_a_wait(
 
 
 def now(connection: sa.Connection) -> int:
-    found: Callable[[], int] = connection.execute(sa.select(now_ms())).scalar_one
-    return found()
+    read_clock: Callable[[], int] = connection.execute(sa.select(now_ms())).scalar_one
+    return read_clock()
 
 
 @pytest.mark.parametrize(
     ("url", "error"),
     [
-        ("postgresql+asyncpg://nobody@127.0.0.1:1/none", StorageError),
+        ("postgresql+asyncpg://stranger@127.0.0.1:1/none", StorageError),
         ("postgresql+nothing://x", ConfigError),
         ("nonsense", ConfigError),
     ],

@@ -69,7 +69,12 @@ async def test_failed_work_does_not_affect_others(database: SqlDatabase) -> None
         database.write(store, "d"),
         return_exceptions=True,
     )
-    assert [type(one) for one in answers] == [str, SubjectUnknownError, ZeroDivisionError, str]
+    assert [type(answer) for answer in answers] == [
+        str,
+        SubjectUnknownError,
+        ZeroDivisionError,
+        str,
+    ]
     assert await database.read(stored) == {"a", "d"}
     with pytest.raises(SubjectUnknownError):
         await database.write(store, "e", fault=SubjectUnknownError(subject="e"))
@@ -85,7 +90,7 @@ async def test_failed_statement_does_not_affect_other_works(database: SqlDatabas
         database.write(store, "c"),
         return_exceptions=True,
     )
-    assert [type(one) for one in answers] == [str, str, StorageError, str]
+    assert [type(answer) for answer in answers] == [str, str, StorageError, str]
     assert await database.read(stored) == {"a", "b", "c"}
 
 

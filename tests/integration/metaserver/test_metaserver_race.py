@@ -66,8 +66,8 @@ def look(engine: sa.Engine, group_id: int, session: str) -> int:
         grants = read_grants(connection, session).grants
         asked_back = sa.select(leases).where(leases.c.session == session, leases.c.withdrawn)
         withdrawn = connection.execute(asked_back).all()
-    for one in grants:
-        told = [session, one.partition.partition_id, one.token]
+    for grant in grants:
+        told = [session, grant.partition.partition_id, grant.token]
         sys.stdout.write(json.dumps(told) + "\n")
     for lease in withdrawn:
         ask = ReleaseGrant(session=session, partition_id=lease.partition_id, token=lease.token)
@@ -117,7 +117,7 @@ def test_two_processes_never_grant_a_token_twice(tmp_path: Path) -> None:
     owners: dict[int, set[tuple[str, int]]] = {}
     for session, partition, token in told:
         owners.setdefault(token, set()).add((session, partition))
-    assert all(len(one) == 1 for one in owners.values())
+    assert all(len(sessions) == 1 for sessions in owners.values())
     sessions = {session for session, _, _ in told}
     assert len(sessions) == ROUNDS * PROCESSES  # each was granted something
     engine = open_engine(tmp_path)

@@ -24,8 +24,8 @@ A, B = "a" * 16, "b" * 16
 
 
 class Pair(NamedTuple):
-    one: MetaClient
-    two: MetaClient
+    first: MetaClient
+    second: MetaClient
     broker: HostingBroker
 
 
@@ -36,66 +36,66 @@ async def pair(tmp_path: Path, database: dict[str, str]) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(network.close)
         running = [await stack.enter_async_context(running_metaserver(settings)) for _ in range(2)]
-        one, two = (MetaClient(network, [each.address]) for each in running)
-        broker = await stack.enter_async_context(hosting_broker(one, "left"))
-        yield Pair(one, two, broker)
+        first, second = (MetaClient(network, [each.address]) for each in running)
+        broker = await stack.enter_async_context(hosting_broker(first, "left"))
+        yield Pair(first, second, broker)
 
 
 def held(grants: Grants) -> dict[int, int]:
-    return {one.partition.partition_id: one.token for one in grants.grants}
+    return {grant.partition.partition_id: grant.token for grant in grants.grants}
 
 
 async def test_release_at_one_metaserver_answers_a_heartbeat_at_the_other(pair: Pair) -> None:
     """The long poll ends within the other metaserver's poll interval."""
-    await pair.one.create_subject(CreateSubject(subject="s", partitions=2))
-    await pair.one.join(Join(subject="s", group="g", session=A))
-    first = await pair.one.heartbeat(Heartbeat(session=A))
+    await pair.first.create_subject(CreateSubject(subject="s", partitions=2))
+    await pair.first.join(Join(subject="s", group="g", session=A))
+    first = await pair.first.heartbeat(Heartbeat(session=A))
     polling = asyncio.create_task(
-        pair.one.heartbeat(Heartbeat(session=A, known_version=first.version, wait_ms=5_000))
+        pair.first.heartbeat(Heartbeat(session=A, known_version=first.version, wait_ms=5_000))
     )
     await asyncio.sleep(0.05)
     start = time.monotonic()
-    await pair.two.join(Join(subject="s", group="g", session=B))
+    await pair.second.join(Join(subject="s", group="g", session=B))
     kept = await polling
     assert time.monotonic() - start < 1.0
     assert len(kept.grants) == 1
     (gone,) = held(first).keys() - held(kept).keys()
 
-    empty = await pair.two.heartbeat(Heartbeat(session=B))
+    empty = await pair.second.heartbeat(Heartbeat(session=B))
     waiting = asyncio.create_task(
-        pair.two.heartbeat(Heartbeat(session=B, known_version=empty.version, wait_ms=5_000))
+        pair.second.heartbeat(Heartbeat(session=B, known_version=empty.version, wait_ms=5_000))
     )
     await asyncio.sleep(0.05)
     start = time.monotonic()
     ask = ReleaseGrant(session=A, partition_id=gone, token=held(first)[gone])
-    await pair.one.release(ask)
+    await pair.first.release(ask)
     taken = await waiting
     assert time.monotonic() - start < 1.0
     assert held(taken).keys() == {gone}
     assert held(taken)[gone] > max(held(first).values())
-    await pair.one.leave(Leave(session=B))
-    assert len((await pair.two.heartbeat(Heartbeat(session=A))).grants) == 2
+    await pair.first.leave(Leave(session=B))
+    assert len((await pair.second.heartbeat(Heartbeat(session=A))).grants) == 2
 
 
 async def test_new_address_at_one_metaserver_answers_a_route_at_the_other(pair: Pair) -> None:
     """A broker's new address ends the wait for a route at the other metaserver."""
-    await pair.one.create_subject(CreateSubject(subject="s"))
-    waiting = asyncio.create_task(pair.two.route("s", known_version=1, wait_ms=5_000))
+    await pair.first.create_subject(CreateSubject(subject="s"))
+    waiting = asyncio.create_task(pair.second.route("s", known_version=1, wait_ms=5_000))
     await asyncio.sleep(0.15)
     start = time.monotonic()
-    async with hosting_broker(pair.one, "left", pair.broker.broker_id) as moved:
+    async with hosting_broker(pair.first, "left", pair.broker.broker_id) as moved:
         route = await waiting
     assert time.monotonic() - start < 1.0
-    assert {one.address for one in route.partitions} == {moved.address}
+    assert {partition.address for partition in route.partitions} == {moved.address}
 
 
 async def test_concurrent_creations_make_one_subject(pair: Pair) -> None:
     """The same subject created at both metaservers, many times at once, is one subject with one route."""
     ask = CreateSubject(subject="s", partitions=16)
     made = await asyncio.gather(
-        *(meta.create_subject(ask) for meta in (pair.one, pair.two) for _ in range(4))
+        *(meta.create_subject(ask) for meta in (pair.first, pair.second) for _ in range(4))
     )
-    assert all(one == made[0] for one in made)
+    assert all(route == made[0] for route in made)
     assert len(route_table(made[0].route)) == 1024
     assert len(made[0].route.partitions) == len(pair.broker.hosted) == 16
 

@@ -41,9 +41,9 @@ def test_migrated_tables_say_the_same_sql(engine: sa.Engine) -> None:
     """Table by table, SQLite's own text of the schema is that of the metadata: keys, names, AUTOINCREMENT."""
     other = sa.create_engine("sqlite://")
     texts = []
-    for one in (engine, other):
-        with one.begin() as connection:
-            if one is other:
+    for database in (engine, other):
+        with database.begin() as connection:
+            if database is other:
                 metadata.create_all(connection)
             else:
                 migrate(connection)
@@ -51,7 +51,7 @@ def test_migrated_tables_say_the_same_sql(engine: sa.Engine) -> None:
                 sa.text("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'alembic%'")
             )
             texts.append({name: _words(sql) for name, sql in rows if sql})
-        one.dispose()
+        database.dispose()
     assert texts[0] == texts[1]
 
 
@@ -105,8 +105,8 @@ def _insert(connection: sa.Connection, table_name: str, /, **values: object) -> 
 
 def _column(connection: sa.Connection, name: str, key: str, value: str) -> dict[object, object]:
     """One column of a table by another."""
-    found = connection.exec_driver_sql(f"SELECT {key}, {value} FROM {name}")
-    return {row[0]: row[1] for row in found}
+    pairs = connection.exec_driver_sql(f"SELECT {key}, {value} FROM {name}")
+    return {row[0]: row[1] for row in pairs}
 
 
 def test_accepted_losses_are_carried_over_in_both_directions(engine: sa.Engine) -> None:

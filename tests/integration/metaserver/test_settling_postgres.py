@@ -46,14 +46,16 @@ class Slow:
     async def resize(self, subject: str) -> None:
         """To two, with brokers that answer at once; the parent ends at 100."""
         ask = Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=2)
-        ((one, _),) = await self.database.write(begin_operations, ask, driver="d", lease_ms=TTL_MS)
+        ((operation_id, _),) = await self.database.write(
+            begin_operations, ask, driver="d", lease_ms=TTL_MS
+        )
         while operation := await self.database.write(
-            claim_operation, one, driver="d", lease_ms=TTL_MS
+            claim_operation, operation_id, driver="d", lease_ms=TTL_MS
         ):
             hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
             done = {int(todo.partition_id): None if hosts else 100 for todo in operation.todo}
             heard = [group_id for group_id, _ in operation.groups]
-            await self.database.write(finish_round, one, done, heard=heard)
+            await self.database.write(finish_round, operation_id, done, heard=heard)
 
     async def run(
         self, subject: str, pause: int, work: Callable[..., Any], *args: Any
@@ -114,10 +116,12 @@ async def test_views_read_during_a_resize_are_consistent(slow: Slow, read: Any):
         subject = f"s{pause}"
         await slow.create(subject)
         answer, paused = await slow.run(subject, pause, read, subject)
-        shown = [getattr(one, "partition", one) for one in answer.partitions]
-        roots = [one for one in shown if not one.parents]
+        shown = [getattr(answered, "partition", answered) for answered in answer.partitions]
+        roots = [partition for partition in shown if not partition.parents]
         assert len(roots) == 1, f"before statement {pause}: {shown}"
-        assert all(one.state is PartitionState.OPEN for one in shown if one.parents)
+        assert all(
+            partition.state is PartitionState.OPEN for partition in shown if partition.parents
+        )
         if not paused:
             break
     assert 2 <= pause < STATEMENTS_MAX

@@ -60,11 +60,11 @@ async def test_stopped_metaserver_costs_no_lease(cluster: Cluster) -> None:
             sent += 1
             await asyncio.sleep(0.1)
         await eventually(lambda: len(handled) == sent)
-        assert len({one.fencing_token for one in handled}) == 1, "it kept its lease"
+        assert len({message.fencing_token for message in handled}) == 1, "it kept its lease"
         async with Producer(cluster.addresses) as another, consumer():
             await another.send("s", b"%d" % sent, key=b"k")
             await eventually(lambda: len(handled) == sent + 1)
-    assert [one.value for one in handled] == [b"%d" % number for number in range(sent + 1)]
+    assert [message.value for message in handled] == [b"%d" % number for number in range(sent + 1)]
 
 
 @pytest.mark.crash
@@ -93,5 +93,5 @@ async def test_two_of_three_stopped_metaservers_cost_no_lease(three_metas: Clust
             sent += 1
             await asyncio.sleep(0.05)
         await eventually(lambda: len(handled) == sent)
-    assert len({one.fencing_token for one in handled}) == 1, "it kept its lease"
-    assert [one.value for one in handled] == [b"%d" % number for number in range(sent)]
+    assert len({message.fencing_token for message in handled}) == 1, "it kept its lease"
+    assert [message.value for message in handled] == [b"%d" % number for number in range(sent)]

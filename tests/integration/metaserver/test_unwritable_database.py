@@ -32,7 +32,7 @@ async def client_of(address: str) -> AsyncIterator[MetaClient]:
 
 async def becomes(meta: MetaClient, *, ready: bool) -> str:
     """Wait until the metaserver says that it is ready, or is not; its reason."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (health := await meta.health()).ready is not ready:
             await asyncio.sleep(0.1)
     return health.reason

@@ -1,4 +1,4 @@
-"""Operations that nobody drives any more, and whose brokers are silent, say what they wait for."""
+"""Operations without a driver, whose brokers are silent, say what they wait for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BootClock(SystemClock):
 
 
 class Abandoned:
-    """A move of partition 1 of subject `s` from g1 to g2, journaled by a metaserver that died right after it."""
+    """A move of partition 1 of subject `s` from g1 to g2, journaled by a metaserver that died right afterwards."""
 
     def __init__(
         self, database: SqlDatabase, clock: BootClock, operations: OperationDriver
@@ -64,9 +64,11 @@ class Abandoned:
             move = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
         else:
             route = await self.database.read(read_route, "s")
-            (one,) = (one for one in route.partitions if one.broker_group == "g1")
+            (parent,) = (
+                partition for partition in route.partitions if partition.broker_group == "g1"
+            )
             move = Reshape(
-                kind=OperationKind.MOVE, partition_ids=(one.partition_id,), broker_group="g2"
+                kind=OperationKind.MOVE, partition_ids=(parent.partition_id,), broker_group="g2"
             )
         ((self.operation_id, _),) = await self.database.write(
             begin_operations, move, driver="dead", lease_ms=LEASE_MS
@@ -76,7 +78,7 @@ class Abandoned:
         self.child = child.partition_id
 
     async def silence(self, *groups: str) -> None:
-        """These broker groups are silent from now on, the others report themselves."""
+        """Let these broker groups be silent from now on; the others report themselves."""
         self.clock.now_ms += TTL_MS
         await self.report(*({"g1", "g2"} - set(groups)))
 
@@ -100,23 +102,23 @@ async def abandoned(
         async with open_database(
             folder=folder, url=None, clock=clock, boot="boot", broker_ttl_ms=TTL_MS
         ) as database:
-            catalogue, members = (
+            catalogue, groups = (
                 Catalogue(database, network, settings),
                 GroupService(database, settings),
             )
             operations = OperationDriver(
                 database, network, settings,
-                catalogue=catalogue, members=members, driver="next", rng=random.Random(1),
+                catalogue=catalogue, groups=groups, driver="next", rng=random.Random(1),
             )  # fmt: skip
-            found = Abandoned(database, clock, operations)
-            await found.begin(strategy, without_source=without_source)
-            yield found
+            abandoned = Abandoned(database, clock, operations)
+            await abandoned.begin(strategy, without_source=without_source)
+            yield abandoned
     finally:
         await network.close()
 
 
 async def test_operation_names_a_silent_broker_that_is_to_host(tmp_path: Path):
-    """Nobody has asked it, nobody will; yet it is named as long as it is silent, and no longer."""
+    """No driver asks the broker; the operation names the broker as long as it is silent, and no longer."""
     async with abandoned(tmp_path) as move:
         assert (await move.view()).problem == ""
         await move.silence("g2")
@@ -128,7 +130,7 @@ async def test_operation_names_a_silent_broker_that_is_to_host(tmp_path: Path):
 
 
 async def test_operation_names_a_silent_broker_that_is_to_seal(tmp_path: Path):
-    """In its plan the operation waits for every parent's broker; after that for the seal."""
+    """In PLAN the operation waits for every parent's broker, later for the seal."""
     async with abandoned(tmp_path) as move:
         await move.silence("g1")
         await move.database.write(finish_round, move.operation_id, {move.child: None})
@@ -144,21 +146,21 @@ async def test_operation_names_a_silent_broker_that_is_to_seal(tmp_path: Path):
 async def test_operation_waits_for_a_silent_source_only_when_its_subject_is_strict(
     tmp_path: Path, strategy: OrderStrategy
 ):
-    """Without its source a best_tried subject gets its new route; a strict one is held, and says so."""
+    """Without its source a best_tried subject gets its new route; a strict subject waits and says so."""
     async with abandoned(tmp_path, strategy, without_source=True) as move:
         state = await move.hosted()
         strict = strategy is OrderStrategy.STRICT
         assert state is (OperationState.PLAN if strict else OperationState.FENCE)
         assert ("nothing is sealed" in (await move.view()).problem) is strict
         route = await move.database.read(read_route, "s")
-        places = {one.broker_group for one in route.open_partitions()}
+        places = {partition.broker_group for partition in route.open_partitions()}
         assert ("g1" in places) is strict
         move.clock.now_ms += LEASE_MS
         assert await move.database.read(idle_operations) == []
 
 
 async def test_noted_problem_is_shown_until_the_state_changes(tmp_path: Path):
-    """The words of who asked a broker are the better ones; what is done waits for nothing."""
+    """A reason noted by a driver that asked a broker is preferred; a done operation has no reason."""
     async with abandoned(tmp_path) as move:
         await move.database.write(finish_round, move.operation_id, {}, "the disk of g2 is full")
         await move.silence("g2")

@@ -1,4 +1,6 @@
-"""A broker killed after any step of a move, the parent's or the child's: the move comes to its end, the order holds."""
+"""
+A broker is killed after any step of a move, the parent's or the child's: the move is completed and the order holds.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,12 @@ pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 @pytest.mark.parametrize("victim", PLACES)
 @pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
 async def test_a_broker_killed_after_any_step(cluster: Cluster, step: str, victim: str):
-    """The metaserver is stopped at the step and the broker killed there; then both come back, the broker last."""
+    """Stop the metaserver at a step and kill the broker there; restart both, the broker last."""
     subject = f"{step}-{victim}"
     route = await cluster.create(subject, partitions=2)
-    (source,) = (one for one in route.partitions if one.broker_group == PLACES["parent"])
+    (source,) = (
+        partition for partition in route.partitions if partition.broker_group == PLACES["parent"]
+    )
     move = Reshape(
         kind=OperationKind.MOVE,
         partition_ids=(source.partition_id,),
@@ -60,8 +64,8 @@ async def test_a_broker_killed_after_any_step(cluster: Cluster, step: str, victi
         await load.finish()
         sent = Counter({key: len(values) for key, values in load.sent.items()})
         await eventually(
-            lambda: Counter({key: len(one) for key, one in handled(load).items()}) == sent,
-            seconds=40,
+            lambda: Counter({key: len(values) for key, values in handled(load).items()}) == sent,
+            seconds=60,
             what="every message handled",
         )
     await network.close()
@@ -70,8 +74,8 @@ async def test_a_broker_killed_after_any_step(cluster: Cluster, step: str, victi
 
 
 def handled(load: Load) -> dict[bytes, list[bytes]]:
-    """By key, in the order of the first handling: what was not acked when the broker died may come again."""
-    found: dict[bytes, dict[bytes, None]] = {}
+    """Handled values by key, in the order of the first handling: messages not acked at the kill may come again."""
+    by_key: dict[bytes, dict[bytes, None]] = {}
     for message in load.handled["audit"]:
-        found.setdefault(message.key, {})[message.value] = None
-    return {key: list(values) for key, values in found.items()}
+        by_key.setdefault(message.key, {})[message.value] = None
+    return {key: list(values) for key, values in by_key.items()}

@@ -1,4 +1,4 @@
-"""As many operations as are driven at once, none of which can go on, and another one behind them."""
+"""As many operations wait as are driven at once; an operation behind them is still driven."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = [f"refused{number}" for number in range(ROOM)]
 
 @asynccontextmanager
 async def metaserver(folder: Path) -> AsyncIterator[MetaClient]:
-    """One whose brokers need to report themselves only once, and that soon takes up what another left."""
+    """A metaserver with brokers that report themselves once, and with short leases."""
     settings = MetaserverSettings(
         data=folder, port=0, poll_ms=50, operation_lease_ms=LEASE_MS, broker_ttl_ms=600_000
     )
@@ -42,7 +42,7 @@ async def latest(meta: MetaClient, subject: str) -> OperationView:
 
 
 async def moved(meta: MetaClient, subject: str, to: str) -> None:
-    """Begin to move a new subject's only partition; until it is known that its broker refuses."""
+    """Begin to move a new subject's only partition, and wait until its broker has refused."""
     view = await meta.create_subject(CreateSubject(subject=subject, partitions=1))
     ids = (view.route.partitions[0].partition_id,)
     await meta.reshape(Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group=to))
@@ -59,7 +59,10 @@ async def done(meta: MetaClient, subject: str) -> None:
 async def test_refused_operations_keep_no_other_from_being_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A younger one is done all the same; they say why they wait, and are done when their broker takes its part."""
+    """
+    A younger operation is done all the same. The waiting ones name their reason, and are done when their broker
+    answers.
+    """
     monkeypatch.setattr(operations_driver, "DRIVEN_AT_ONCE_MAX", ROOM)
     source, busy, well = (HostingBroker(name) for name in ("source", "busy", "well"))
     async with AsyncExitStack() as stack:
@@ -77,7 +80,7 @@ async def test_refused_operations_keep_no_other_from_being_resumed(
                 await moved(meta, subject, "busy")
             await moved(meta, "free", "well")
         well.refuse_after = None
-        # Else it might be a moment earlier that nobody has "free".
+        # Otherwise the operation "free" might have no driver a moment earlier.
         await asyncio.sleep(2 * LEASE_MS / 1000)
         async with metaserver(tmp_path) as meta:  # which only resumes
             await done(meta, "free")

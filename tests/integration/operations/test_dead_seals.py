@@ -1,4 +1,4 @@
-"""A broker dies that has only sealed partitions of a subject, which a group has not read: real processes."""
+"""A broker with only sealed partitions of a subject dies before a group has read them: real processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def consumer(cluster: Cluster, group: str, seen: list[bytes]) -> Consumer:
 async def test_partition_sealed_on_a_dead_broker_blocks_no_child_and_is_read_on_its_return(
     cluster: Cluster,
 ):
-    """A group reads on without it, and what is left there when the broker is back; one that comes then reads it first."""
+    """A group reads on without the broker, and reads the rest when it is back; a later group reads that first."""
     (parent,) = (await cluster.create("tried", partitions=1, strategy="best_tried")).partitions
     home = int(parent.broker_group.removeprefix("g")) - 1
     other = "g2" if home == 0 else "g1"
@@ -68,5 +68,5 @@ async def test_partition_sealed_on_a_dead_broker_blocks_no_child_and_is_read_on_
         await eventually(lambda: seen == NEW + OLD, what="what was left")
     async with consumer(cluster, "late", late):
         await eventually(lambda: late == OLD + NEW, what="all, in order")
-    assert [one for one in (await meta.verify()).checks if one.violations] == []
+    assert [check for check in (await meta.verify()).checks if check.violations] == []
     await network.close()

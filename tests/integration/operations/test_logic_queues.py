@@ -1,4 +1,4 @@
-"""Logic queues of static subjects on real processes: moves there and back, and offsets that go on over them."""
+"""Logic queues of static subjects on real processes: offsets continue across moves there and back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def move(cluster: Cluster, reader: QueueReader, queue: int, to: str) -> No
 
 
 async def other(reader: QueueReader, queue: int) -> str:
-    """The broker group, of two, where the queue is not now."""
+    """The one of two broker groups that does not have the queue now."""
     last = (await reader.queues())[queue].segments[-1].partition
     return "g2" if last.broker_group == "g1" else "g1"
 
@@ -45,16 +45,16 @@ async def other(reader: QueueReader, queue: int) -> str:
 async def whole(reader: QueueReader, queue: int, *, bytes_max: int = 1 << 20) -> list[Message]:
     """All messages of a queue, read by logic offset."""
     low, high = await reader.bounds(queue)
-    found: list[Message] = []
+    messages: list[Message] = []
     at = low
     while at < high:
         slice_ = await reader.read(queue, at, bytes_max=bytes_max)
         assert slice_.messages
-        assert len({one.partition_id for one in slice_.messages}) == 1
+        assert len({message.partition_id for message in slice_.messages}) == 1
         assert slice_.next_offset == at + len(slice_.messages)
-        found += slice_.messages
+        messages += slice_.messages
         at = slice_.next_offset
-    return found
+    return messages
 
 
 async def send(cluster: Cluster, subject: str, *values: bytes) -> None:
@@ -64,7 +64,7 @@ async def send(cluster: Cluster, subject: str, *values: bytes) -> None:
 
 
 async def test_moves_there_and_back_under_load(shared_cluster: Cluster):
-    """Five moves of each queue while messages flow: offsets 0..M without a gap, what the group handled is what is read."""
+    """Five moves of each queue while messages flow: offsets 0..M without a gap; the group handled what is read."""
     await shared_cluster.create("moving", partitions=2, static=True)
     async with (
         QueueReader(shared_cluster.meta, subject="moving") as reader,
@@ -81,18 +81,18 @@ async def test_moves_there_and_back_under_load(shared_cluster: Cluster):
         for message in load.handled["audit"]:
             handled[message.queue][message.logic_offset] = message.value
         for queue in (0, 1):
-            found = await whole(reader, queue)
-            assert [one.logic_offset for one in found] == list(range(len(found)))
-            assert {one.logic_offset: one.value for one in found} == handled[queue]
-            assert len({one.partition_id for one in found}) == 6
+            messages = await whole(reader, queue)
+            assert [message.logic_offset for message in messages] == list(range(len(messages)))
+            assert {message.logic_offset: message.value for message in messages} == handled[queue]
+            assert len({message.partition_id for message in messages}) == 6
             progress = await reader.progress(queue, "audit")
-            assert progress.max_offset == len(found)
-            assert await reader.bounds(queue) == (0, len(found))
+            assert progress.max_offset == len(messages)
+            assert await reader.bounds(queue) == (0, len(messages))
     await shared_cluster.check_history("moving", load.sent)
 
 
 async def test_segments_of_one_message_and_of_none(shared_cluster: Cluster):
-    """What is sealed with one message stays readable; one without any is passed over; the numbers go on."""
+    """A sealed segment of one message stays readable; an empty segment is passed over; offsets continue."""
     await shared_cluster.create("short", partitions=1, static=True)
     async with QueueReader(shared_cluster.meta, subject="short") as reader:
         assert await reader.bounds(0) == (0, 0)
@@ -101,22 +101,22 @@ async def test_segments_of_one_message_and_of_none(shared_cluster: Cluster):
             if number:
                 await move(shared_cluster, reader, 0, await other(reader, 0))
             await send(shared_cluster, "short", *values)
-        found = await whole(reader, 0)
-        assert [(one.logic_offset, one.value) for one in found] == [
+        messages = await whole(reader, 0)
+        assert [(message.logic_offset, message.value) for message in messages] == [
             (0, b"0"), (1, b"1"), (2, b"2"), (3, b"3"),
         ]  # fmt: skip
-        assert [one.queue for one in found] == [0] * 4
+        assert [message.queue for message in messages] == [0] * 4
         slice_ = await reader.read(0, 2)
-        assert [one.value for one in slice_.messages] == [b"2"]
+        assert [message.value for message in slice_.messages] == [b"2"]
         assert slice_.next_offset == 3
-        starts = [one.partition.logic_start for one in (await reader.queues())[0].segments]
+        starts = [segment.partition.logic_start for segment in (await reader.queues())[0].segments]
         assert starts[-1] == 3
         with pytest.raises(ClosedError):
-            await found[0].ack()
+            await messages[0].ack()
     seen: list[Message] = []
     async with Consumer(shared_cluster.meta, subject="short", group="g", handler=seen.append):
         await eventually(lambda: len(seen) >= 4)
-    assert [one.logic_offset for one in seen] == [0, 1, 2, 3]
+    assert [message.logic_offset for message in seen] == [0, 1, 2, 3]
 
 
 async def test_offsets_by_time_over_segments(shared_cluster: Cluster):
@@ -141,7 +141,9 @@ async def test_offsets_by_time_over_segments(shared_cluster: Cluster):
 async def test_group_reads_every_segment_when_it_stopped_before_three_moves(
     shared_cluster: Cluster,
 ):
-    """It goes on at its cursor, in an earlier segment, and comes through all of them in order; cursor and lag say so."""
+    """
+    The group continues at its cursor in an earlier segment, and reads all segments in order; cursor and lag say so.
+    """
     await shared_cluster.create("stopped", partitions=1, static=True)
     values = [b"%d" % number for number in range(40)]
     await send(shared_cluster, "stopped", *values[:10])
@@ -159,21 +161,21 @@ async def test_group_reads_every_segment_when_it_stopped_before_three_moves(
             await send(shared_cluster, "stopped", *values[10 * number : 10 * number + 10])
         progress = await reader.progress(0, "g")
         assert (progress.cursor, progress.max_offset, progress.lag) == (7, 40, 33)
-        fresh = await reader.progress(0, "nobody")
+        fresh = await reader.progress(0, "new")
         assert (fresh.cursor, fresh.lag) == (0, 40)
         async with Consumer(meta, subject="stopped", group="g", handler=seen.append):
             await eventually(lambda: len(seen) >= 40)
         progress = await reader.progress(0, "g")
         assert (progress.cursor, progress.lag) == (40, 0)
-    assert [one.value for one in seen] == values
-    assert [one.logic_offset for one in seen] == list(range(40))
+    assert [message.value for message in seen] == values
+    assert [message.logic_offset for message in seen] == list(range(40))
 
 
 async def test_bad_requests(shared_cluster: Cluster):
-    """Each has an error of its own, and nothing changes."""
+    """Each bad request has an error of its own and changes nothing."""
     route = await shared_cluster.create("fixed", partitions=2, static=True)
     await shared_cluster.create("loose", partitions=2)
-    first, second = (one.partition_id for one in route.partitions)
+    first, second = (partition.partition_id for partition in route.partitions)
     network = HttpNetwork()
     meta = MetaClient(network, [shared_cluster.meta])
     try:
@@ -230,10 +232,10 @@ async def test_the_commands(shared_cluster: Cluster):
         await move(shared_cluster, reader, 0, await other(reader, 0))
     await send(shared_cluster, "cmd", b"c")
     ((shown,),) = [
-        one["queues"] for one in await answer(shared_cluster, "subject", "queues", "cmd")
+        subject["queues"] for subject in await answer(shared_cluster, "subject", "queues", "cmd")
     ]
     assert (shown["queue"], shown["min_offset"], shown["max_offset"]) == (0, 0, 3)
-    assert [(one["logic_start"], one["logic_end"]) for one in shown["segments"]] == [
+    assert [(segment["logic_start"], segment["logic_end"]) for segment in shown["segments"]] == [
         (0, 2),
         (2, None),
     ]
@@ -241,12 +243,12 @@ async def test_the_commands(shared_cluster: Cluster):
     assert "[2, …" in table.stdout
     lines = await keylane(shared_cluster, "queue", "read", "cmd", "0", "--offset", "1")
     assert lines.stdout == "0:1 k b\n0:2 k c\n"
-    (one,) = await answer(shared_cluster, "queue", "read", "cmd", "0", "--count", "1")
-    assert (one["logic_offset"], one["value"]) == (0, "a")
-    (found,) = await answer(
+    (message,) = await answer(shared_cluster, "queue", "read", "cmd", "0", "--count", "1")
+    assert (message["logic_offset"], message["value"]) == (0, "a")
+    (lookup,) = await answer(
         shared_cluster, "queue", "offsets", "cmd", "0", "--at", "1970-01-02T00:00:00"
     )
-    assert (found["min_offset"], found["max_offset"], found["offset"]) == (0, 3, 0)
+    assert (lookup["min_offset"], lookup["max_offset"], lookup["offset"]) == (0, 3, 0)
     for words, text in (
         (("subject", "resize", "cmd", "--partitions", "2"), "StaticSubjectError"),
         (("queue", "read", "cmd", "0", "--offset", "9"), "not in [0, 3]"),

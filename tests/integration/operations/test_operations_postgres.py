@@ -1,4 +1,4 @@
-"""Transactions of operations that meet on PostgreSQL: one waits for the other, sees what it did, and never crosses it."""
+"""Concurrent transactions of operations on PostgreSQL: one waits for the other and sees what the other did."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TTL_MS = 600_000
 
 
 class Meeting:
-    """One transaction that is kept open, and a database in which others are begun meanwhile."""
+    """A transaction that is kept open, and a database in which others are begun meanwhile."""
 
     def __init__(self, engine: AsyncEngine, first: AsyncConnection, database: SqlDatabase) -> None:
         self._engine = engine
@@ -52,7 +52,7 @@ class Meeting:
     async def second(
         self, work: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> asyncio.Task[Any]:
-        """Begun and, as far as can be seen, waiting; a deadlock is not tried again."""
+        """Begin a transaction and wait until it seems to be blocked; a deadlock is not retried."""
 
         async def run() -> Any:
             async with self._engine.begin() as connection:
@@ -96,15 +96,16 @@ def begin(connection: Connection, ask: Reshape) -> list[int]:
 
 
 def move(connection: Connection) -> list[int]:
-    """One partition of `s` to g3."""
-    one = read_route(connection, "s").partitions[0].partition_id
+    """Move a partition of `s` to g3."""
+    partition_id = read_route(connection, "s").partitions[0].partition_id
     return begin(
-        connection, Reshape(kind=OperationKind.MOVE, partition_ids=(one,), broker_group="g3")
+        connection,
+        Reshape(kind=OperationKind.MOVE, partition_ids=(partition_id,), broker_group="g3"),
     )
 
 
 async def test_evacuation_sees_a_plan_that_was_uncommitted_when_it_began(meeting: Meeting):
-    """It waits for the move, and is refused for it."""
+    """The second operation waits for the move, and is refused because of it."""
     await meeting.first(move)
     evacuation = await meeting.second(begin, EVACUATE)
     await meeting.commit()
@@ -115,7 +116,7 @@ async def test_evacuation_sees_a_plan_that_was_uncommitted_when_it_began(meeting
 async def test_evacuation_sees_a_creation_that_was_uncommitted_when_it_began(
     meeting: Meeting,
 ):
-    """It waits for the plan of the new subject, and is refused for it."""
+    """The operation waits for the plan of the new subject, and is refused because of it."""
     await meeting.first(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
     evacuation = await meeting.second(begin, EVACUATE)
     await meeting.commit()
@@ -124,7 +125,7 @@ async def test_evacuation_sees_a_creation_that_was_uncommitted_when_it_began(
 
 
 async def test_plan_sees_a_cordon_that_was_uncommitted_when_it_began(meeting: Meeting):
-    """A move waits for the evacuation of its target, and is refused; a new subject goes elsewhere."""
+    """A move waits for the evacuation of its target, and is refused; a new subject uses other broker groups."""
     await meeting.first(begin, EVACUATE)
     moving = await meeting.second(move)
     ask = CreateSubject(subject="new", partitions=3)
@@ -135,11 +136,11 @@ async def test_plan_sees_a_cordon_that_was_uncommitted_when_it_began(meeting: Me
     await creation
     await meeting.write(open_subject, "new")
     route = await meeting.write(read_route, "new")
-    assert {one.broker_group for one in route.partitions} == {"g1", "g2"}
+    assert {partition.broker_group for partition in route.partitions} == {"g1", "g2"}
 
 
 async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting):
-    """The second waits for the first, and finds nothing to do; what is open afterwards covers everything once."""
+    """The second waits for the first, and finds nothing to do; the open partitions cover every LP once."""
     await meeting.write(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
     subject = await meeting.write(find_subject, "new")
     report = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1")
@@ -151,11 +152,11 @@ async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting
     assert not await second
     await meeting.write(open_subject, "new")
     route = await meeting.write(read_route, "new")
-    assert {one.broker_group for one in route.partitions} == {"g1", "g2"}
+    assert {partition.broker_group for partition in route.partitions} == {"g1", "g2"}
 
 
 async def test_cancel_and_round_lock_in_one_order(meeting: Meeting):
-    """What a driver notes while a cancel is half-way waits, changes nothing of it, and crosses it nowhere."""
+    """A driver's round waits for a cancel that is half-way, and changes nothing of it."""
     (operation_id,) = await meeting.write(move)
     operation = await meeting.write(claim_operation, operation_id, driver="d", lease_ms=60_000)
     for table, here in (
@@ -163,10 +164,10 @@ async def test_cancel_and_round_lock_in_one_order(meeting: Meeting):
         (operations, operations.c.operation_id == operation_id),
     ):
         await meeting.first(Connection.execute, sa.select(table).where(here).with_for_update())
-    hosted = dict.fromkeys(one.partition_id for one in operation.todo)
+    hosted = dict.fromkeys(partition.partition_id for partition in operation.todo)
     noted = await meeting.second(finish_round, operation_id, hosted)
     await meeting.first(cancel_operation, operation_id)
     await meeting.commit()
     await noted
     left = await meeting.write(claim_operation, operation_id, driver="d", lease_ms=60_000)
-    assert [one.partition_id for one in left.todo] == list(hosted)
+    assert [partition.partition_id for partition in left.todo] == list(hosted)

@@ -1,4 +1,4 @@
-"""Moves of a logic queue that are cut short, and sources that are dead: the offsets go on all the same."""
+"""Moves of a logic queue that are interrupted, and dead sources: logic offsets continue."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 
 
 async def begin(meta: MetaClient, ask: Reshape) -> OperationView:
-    """Begin, as soon as the metaserver knows the brokers."""
-    until = time.monotonic() + 20
+    """Begin a move as soon as the metaserver knows the brokers."""
+    until = time.monotonic() + 60
     while True:
         try:
             return (await meta.reshape(ask)).operations[0]
@@ -57,8 +57,8 @@ async def begin(meta: MetaClient, ask: Reshape) -> OperationView:
 
 def contiguous(queue: QueueView) -> bool:
     """Each segment begins where the one before it ended, the first at 0."""
-    starts = [one.partition.logic_start for one in queue.segments]
-    ends = [one.logic_end for one in queue.segments]
+    starts = [segment.partition.logic_start for segment in queue.segments]
+    ends = [segment.logic_end for segment in queue.segments]
     return [*starts, None] == [0, *ends]
 
 
@@ -67,20 +67,20 @@ def other(queue: QueueView) -> str:
 
 
 async def check(cluster: Cluster, load: Load, subject: str) -> None:
-    """Order kept, and the queue's offsets are those of the messages that were handled, all of them."""
+    """The order holds, and the queue has the logic offsets of all handled messages."""
     load.check()
-    seen = sorted(one.logic_offset for one in load.handled["audit"])
+    seen = sorted(message.logic_offset for message in load.handled["audit"])
     assert seen == list(range(load.count))
     await cluster.check_history(subject, load.sent)
     async with meta_of(cluster) as meta:
         checks = (await meta.verify()).checks
-    assert not [one.violations for one in checks if one.violations]
+    assert not [check.violations for check in checks if check.violations]
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
 async def test_a_metaserver_killed_after_any_step(cluster: Cluster, step: str):
-    """The move goes on where it was, a second one is refused meanwhile, and no logic offset is missing."""
+    """The move continues in its state, a second move is refused meanwhile, and no logic offset is missing."""
     await cluster.create("cut", partitions=1, static=True)
     program = cluster.meta_program
     async with (
@@ -116,7 +116,7 @@ async def test_a_metaserver_killed_after_any_step(cluster: Cluster, step: str):
 
 @pytest.mark.crash
 async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
-    """Evacuated without its source, a static subject is held, best_tried or not; it goes on when the source is back."""
+    """A static subject evacuated without its source waits, best_tried or not, and continues when the source is back."""
     await cluster.create("held", partitions=1, static=True, strategy="best_tried")
     async with (
         Load(cluster.meta, "held", keys=30) as load,
@@ -129,10 +129,10 @@ async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
         source = before.segments[-1].partition.broker_group
         broker = cluster.brokers[int(source[1:]) - 1]
         broker.kill()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while any(
-            one["available"] and one["broker_group"] == source
-            for one in (await meta.health()).details["brokers"]
+            broker["available"] and broker["broker_group"] == source
+            for broker in (await meta.health()).details["brokers"]
         ):
             assert time.monotonic() < until
             await asyncio.sleep(0.05)
@@ -151,7 +151,7 @@ async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
 
 
 async def test_static_queue_survives_a_lost_database(tmp_path: Path):
-    """Made anew from the brokers: static, the same queues with the same logic offsets, and the next move goes on."""
+    """The rebuilt subject is static and has the same queues and logic offsets; the next move continues them."""
     cluster = Cluster(tmp_path)
     try:
         await cluster.create("lost", partitions=2, static=True)
@@ -177,7 +177,7 @@ async def test_static_queue_survives_a_lost_database(tmp_path: Path):
             shutil.rmtree(tmp_path / "meta-0")
             command = [sys.executable, "-m", "keylane.cli", "meta", "rebuild", "--output=json"]
             command += [f"--data={tmp_path / 'meta-0'}"]
-            command += [f"--broker={one.address}" for one in cluster.brokers]
+            command += [f"--broker={broker.address}" for broker in cluster.brokers]
             done = await asyncio.to_thread(
                 subprocess.run, command, capture_output=True, text=True, check=False
             )
@@ -191,7 +191,7 @@ async def test_static_queue_survives_a_lost_database(tmp_path: Path):
             load.check()
             assert all(contiguous(queue) for queue in await reader.queues())
             verified = (await meta.verify()).checks
-            assert not [one.violations for one in verified if one.violations]
+            assert not [check.violations for check in verified if check.violations]
     finally:
         cluster.stop()
 
@@ -200,8 +200,8 @@ def places(queues: list[QueueView]) -> list[list[tuple[int, int, int | None]]]:
     """Partition id, logic start and logic end of each segment of each queue."""
     return [
         [
-            (one.partition.partition_id, one.partition.logic_start, one.logic_end)
-            for one in queue.segments
+            (segment.partition.partition_id, segment.partition.logic_start, segment.logic_end)
+            for segment in queue.segments
         ]
         for queue in queues
     ]

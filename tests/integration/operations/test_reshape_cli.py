@@ -26,10 +26,10 @@ async def answer(cluster: Cluster, *words: str) -> Any:
 
 
 async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Cluster):
-    """A dry run changes nothing; the command ends with the operation done; history draws who continues whom."""
+    """A dry run changes nothing; the command ends when the operation is done; `history` draws the lineage."""
     await shared_cluster.create("drawn", partitions=1)
     planned = await answer(shared_cluster, "resize", "drawn", "--partitions", "2", "--dry-run")
-    assert [one["operation_id"] for one in planned] == [0]
+    assert [operation["operation_id"] for operation in planned] == [0]
     assert len((await answer(shared_cluster, "history", "drawn"))["partitions"]) == 1
 
     done = await keylane(shared_cluster, "resize", "drawn", "--partitions", "2")
@@ -39,7 +39,7 @@ async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Clu
     assert again.stdout == "nothing to do\n"
 
     whole, left, right = (await answer(shared_cluster, "history", "drawn"))["partitions"]
-    ids = [str(one["partition"]["partition_id"]) for one in (left, right)]
+    ids = [str(child["partition"]["partition_id"]) for child in (left, right)]
     (merged,) = await answer(shared_cluster, "merge", *ids)
     (child,) = merged["children"]
     groups = {"g1", "g2"} - {child["broker_group"]}
@@ -47,7 +47,7 @@ async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Clu
         shared_cluster, "move", str(child["partition_id"]), "--to", groups.pop()
     )
     shown = await answer(shared_cluster, "operations", "drawn")
-    assert [one["kind"] for one in shown] == ["move", "merge", "resize"]
+    assert [operation["kind"] for operation in shown] == ["move", "merge", "resize"]
 
     names = [whole["partition"]["name"], *("drawn.p1", "drawn.p2", "drawn.p3", "drawn.p4")]
     drawn = (await keylane(shared_cluster, "history", "drawn")).stdout.splitlines()
@@ -86,7 +86,10 @@ async def test_command_ends_with_the_error_of_a_refused_request(
 
 
 async def test_evacuation_says_that_its_group_is_cordoned(tmp_path: Path):
-    """When it is begun, canceled, done, and when there was nothing to do; beside the JSON and in it."""
+    """
+    The ids are printed when the operation is begun, canceled, done, and when there is nothing to do; with JSON and in
+    it.
+    """
     cluster = Cluster(tmp_path, 2)
     cordoned = "g2 gets no new partitions until: keylane broker uncordon g2"
     try:

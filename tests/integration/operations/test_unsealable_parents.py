@@ -1,4 +1,4 @@
-"""A parent's broker answers, and could not seal: nothing is sealed before all parents can be."""
+"""A parent's broker answers, and cannot seal: no parent is sealed before all parents can be sealed."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class House:
         await self.start(group, port)
 
     async def reported(self, count: int) -> None:
-        """So many brokers take new partitions."""
+        """Wait until `count` brokers take new partitions."""
         until = time.monotonic() + 60
         while True:
             brokers = (await self.meta.health()).details.get("brokers", [])
-            if sum(bool(one["available"]) for one in brokers) == count:
+            if sum(bool(broker["available"]) for broker in brokers) == count:
                 return
             assert time.monotonic() < until, brokers
             await asyncio.sleep(0.05)
@@ -87,10 +87,12 @@ class House:
 
     async def on(self, group: str) -> Partition:
         """The open partition of a broker group."""
-        (one,) = (
-            one for one in (await self.route()).open_partitions() if one.broker_group == group
+        (partition,) = (
+            partition
+            for partition in (await self.route()).open_partitions()
+            if partition.broker_group == group
         )
-        return one
+        return partition
 
     async def begin(self, ask: Reshape) -> OperationView:
         (view,) = (await self.meta.reshape(ask)).operations
@@ -105,11 +107,13 @@ class House:
         return view
 
     async def look(self, view: OperationView) -> OperationView:
-        found = (await self.meta.operations("s")).operations
-        return next(one for one in found if one.operation_id == view.operation_id)
+        operations = (await self.meta.operations("s")).operations
+        return next(
+            operation for operation in operations if operation.operation_id == view.operation_id
+        )
 
     async def waits(self, view: OperationView) -> OperationView:
-        """The operation, as soon as it says what it waits for."""
+        """The operation, as soon as it names the reason why it waits."""
         until = time.monotonic() + 60
         while not view.problem:
             assert time.monotonic() < until, view
@@ -117,13 +121,13 @@ class House:
             view = await self.look(view)
         return view
 
-    async def takes_messages(self, one: Partition) -> bool:
-        assert one.address is not None
-        broker = BrokerClient(self.network, one.address)
+    async def takes_messages(self, partition: Partition) -> bool:
+        assert partition.address is not None
+        broker = BrokerClient(self.network, partition.address)
         try:
             self._sequence += 1
-            data = batch(partition_id=one.partition_id, sequence=self._sequence - 1, count=1)
-            answer, _ = await broker.call(Append(one.partition_id), data)
+            data = batch(partition_id=partition.partition_id, sequence=self._sequence - 1, count=1)
+            answer, _ = await broker.call(Append(partition.partition_id), data)
         except StaleRouteError:
             return False
         finally:
@@ -131,7 +135,7 @@ class House:
         return isinstance(answer, Appended)
 
     async def break_disk(self, group: str) -> None:
-        """A write fails: the broker takes none before it is started again, and nothing new is planned there."""
+        """After a failed write the broker takes no writes until it is restarted, and no partition is planned there."""
         store = self.brokers[group].store
 
         def fail(*_args: object, **_named: object) -> None:
@@ -142,7 +146,9 @@ class House:
         with pytest.raises(FlushFailedError):
             await durable
         dry = replace(THREE, dry_run=True)
-        while any(one.broker_group == group for one in (await self.begin(dry)).children):
+        while any(
+            partition.broker_group == group for partition in (await self.begin(dry)).children
+        ):
             await asyncio.sleep(0.02)
 
 
@@ -157,17 +163,19 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def test_evacuation_moves_a_broker_that_takes_no_messages(house: House):
-    """A disk that is too full for messages has room for seals: what is open there goes elsewhere."""
+    """A disk that is too full for messages has room for seals: its open partitions move elsewhere."""
     commit = house.brokers["g2"].store.commit
-    commit.hold("the disk is 90 % full, and 90 % is the limit")
+    commit.refuse_messages("the disk is 90 % full, and 90 % is the limit")
     commit.hold = lambda _reason: None  # type: ignore[method-assign]
     view = await house.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g2"))
     await house.until(view, OperationState.DONE)
-    assert {one.broker_group for one in (await house.route()).open_partitions()} == {"g1"}
+    assert {partition.broker_group for partition in (await house.route()).open_partitions()} == {
+        "g1"
+    }
 
 
 async def test_no_parent_is_sealed_when_one_cannot_be(house: House):
-    """The operation stays in its plan and says why; the healthy parent takes messages; a cancel frees the subject."""
+    """The operation stays in PLAN and says why; the healthy parent takes messages; a cancel frees the subject."""
     healthy, broken = await house.on("g1"), await house.on("g2")
     store = house.brokers["g2"].store
     store.state.lose(store.state.partition(broken.partition_id), 0, -1, position=0)
@@ -185,7 +193,7 @@ async def test_no_parent_is_sealed_when_one_cannot_be(house: House):
 
 
 async def test_operation_continues_when_the_broker_can_seal_again(house: House):
-    """After a failed write a broker seals nothing; started again it does, and the operation comes to its end."""
+    """After a failed write a broker seals nothing; after its restart it seals, and the operation is done."""
     healthy = await house.on("g1")
     await house.break_disk("g2")
     view = await house.waits(await house.begin(THREE))

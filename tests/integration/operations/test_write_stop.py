@@ -98,10 +98,10 @@ class House:
             )
             await self.database.write(report_broker, report, ttl_ms=60_000)
         catalogue = Catalogue(self.database, network, self.settings)
-        self.members = GroupService(self.database, self.settings)
+        self.groups = GroupService(self.database, self.settings)
         self.driver = OperationDriver(
             self.database, network, self.settings,
-            catalogue=catalogue, members=self.members, driver="d", rng=random.Random(1),
+            catalogue=catalogue, groups=self.groups, driver="d", rng=random.Random(1),
         )  # fmt: skip
         stack.push_async_callback(self.driver.stop)
         await catalogue.create(CreateSubject(subject="s", partitions=2))
@@ -147,11 +147,13 @@ async def test_group_is_told_before_the_route_changes_when_it_is_made_during_sea
     async def join() -> None:
         for broker in house.brokers:
             broker.when_sealed = None
-        await house.members.join(Join(subject="s", group="late", session="a" * 16, ttl_ms=10_000))
+        await house.groups.join(Join(subject="s", group="late", session="a" * 16, ttl_ms=10_000))
 
     house.brokers[0].when_sealed = join
     events = await house.resize()
-    journal = [one for one in events if one in {"claim_operation", "finish_round", SEAL, ROUTE}]
+    journal = [
+        event for event in events if event in {"claim_operation", "finish_round", SEAL, ROUTE}
+    ]
     assert journal[-6:] == [
         SEAL,
         SEAL,

@@ -1,4 +1,4 @@
-"""`keylane meta`: a metaserver's database is lost and made anew from the brokers, while clients wait."""
+"""`keylane meta`: a metaserver's database is lost and rebuilt from the brokers, while clients wait."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ class Lost:
         )
 
     def rebuild(self, *more: str) -> subprocess.CompletedProcess[str]:
-        brokers = [f"--broker={one.address}" for one in self.cluster.brokers]
+        brokers = [f"--broker={broker.address}" for broker in self.cluster.brokers]
         return self.keylane("meta", "rebuild", *self.where, *brokers, "--output=json", *more)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def lost(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lost]:
     on_server = request.param == "postgresql"
-    found = Lost(tmp_path, request.getfixturevalue("postgres") if on_server else None)
+    lost = Lost(tmp_path, request.getfixturevalue("postgres") if on_server else None)
     try:
-        yield found
+        yield lost
     finally:
-        found.cluster.stop()
+        lost.cluster.stop()
 
 
 async def resize(meta: MetaClient, subject: str, partitions: int) -> None:
@@ -91,33 +91,35 @@ async def resize(meta: MetaClient, subject: str, partitions: int) -> None:
 
 
 def lasting(route: Route) -> list[tuple[object, ...]]:
-    """What of a route must not change."""
+    """The facts of a route that must not change."""
     return [
         (
-            one.partition_id,
-            one.name,
-            one.queue,
-            one.range_start,
-            one.range_end,
-            one.broker_group,
-            one.state,
-            one.parents,
+            partition.partition_id,
+            partition.name,
+            partition.queue,
+            partition.range_start,
+            partition.range_end,
+            partition.broker_group,
+            partition.state,
+            partition.parents,
         )
-        for one in route.partitions
+        for partition in route.partitions
     ]
 
 
 async def at_brokers(cluster: Cluster) -> dict[int, PartitionStatus]:
     network = HttpNetwork()
     try:
-        lists = [await BrokerClient(network, one.address).partitions() for one in cluster.brokers]
+        lists = [
+            await BrokerClient(network, broker.address).partitions() for broker in cluster.brokers
+        ]
     finally:
         await network.close()
-    return {one.partition_id: one for found in lists for one in found.partitions}
+    return {status.partition_id: status for hosted in lists for status in hosted.partitions}
 
 
 def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None:
-    """Per key everything came, in the order of sending; what was not acked may have come again."""
+    """Each key has all its values, in the order of sending; values that were not acked may come again."""
     seen: dict[bytes, list[bytes]] = {}
     for message in handled:
         values = seen.setdefault(message.key, [])
@@ -127,7 +129,7 @@ def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None
 
 
 async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
-    """Same routes, cursors and tokens not lower, order kept, by producers and consumers that never ended."""
+    """Routes stay, cursors and tokens are not lower, and the order holds, for producers and consumers that ran on."""
     cluster = lost.cluster
     await cluster.create("flights", partitions=3, strategy="strict", retention=Retention.TIME)
     await cluster.create("quiet", partitions=2, strategy="best_tried")
@@ -166,26 +168,26 @@ async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
         send(500)
         done = await asyncio.to_thread(lost.rebuild)
         assert done.returncode == 0, done.stderr
-        told = {one["subject"]: one for one in json.loads(done.stdout)}
+        told = {subject["subject"]: subject for subject in json.loads(done.stdout)}
         assert told["quiet"]["order_strategy"] == "best_tried"
         assert told["flights"]["partitions"] == len(cursors_before) - 2
         cluster.meta_program.restart()
         send(500)
-        await eventually(lambda: len({one.value for one in handled}) >= 3_000, seconds=40)
+        await eventually(lambda: len({message.value for message in handled}) >= 3_000, seconds=60)
 
         route = await meta.route("flights")
         owners = (await meta.group("flights", "g")).owners
     assert_order(handled, sent)
     assert lasting(route) == lasting(route_before)
     assert route.version > route_before.version
-    before = {one.partition.partition_id: one.token for one in owners_before}
-    for one in owners:
-        if one.partition.state is PartitionState.OPEN:
-            assert one.token > max(before.values())
+    before = {partition.partition.partition_id: partition.token for partition in owners_before}
+    for owner in owners:
+        if owner.partition.state is PartitionState.OPEN:
+            assert owner.token > max(before.values())
     assert (await meta.subject("flights")).retention is Retention.TIME
     for partition_id, after in (await at_brokers(cluster)).items():
         assert after.facts.retention is RETENTIONS[after.subject]
-        old = {one.group: one for one in cursors_before[partition_id].groups}
+        old = {group.group: group for group in cursors_before[partition_id].groups}
         assert after.facts == cursors_before[partition_id].facts
         for group in after.groups:
             if group.group in old:
@@ -198,7 +200,7 @@ async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
 
 
 async def test_rebuild_refuses(lost: Lost) -> None:
-    """A database with subjects is left alone; a broker left out, or silent, is named and nothing is written."""
+    """A database with subjects is not changed. A missing or silent broker is named, and nothing is written."""
     cluster = lost.cluster
     await cluster.create("s", partitions=2)
     again = lost.rebuild()
@@ -206,8 +208,8 @@ async def test_rebuild_refuses(lost: Lost) -> None:
     assert "not empty" in json.loads(again.stderr)["message"]
 
     lost.lose()
-    one = f"--broker={cluster.brokers[0].address}"
-    partly = lost.keylane("meta", "rebuild", *lost.where, one)
+    option = f"--broker={cluster.brokers[0].address}"
+    partly = lost.keylane("meta", "rebuild", *lost.where, option)
     assert partly.returncode == 1
     assert "name every broker" in partly.stderr
     silent = lost.rebuild("--broker=127.0.0.1:1")
@@ -230,12 +232,12 @@ def test_verify_shows_every_check(lost: Lost) -> None:
     assert sum(f"V{number:02} " in shown.stdout for number in range(1, 14)) == 13
     for broker in cluster.brokers:
         broker.kill()
-    found = lost.keylane("meta", "verify", "--meta", cluster.meta, "--output=json")
+    verified = lost.keylane("meta", "verify", "--meta", cluster.meta, "--output=json")
     for broker in cluster.brokers:
         broker.restart()
-    assert found.returncode == 1
-    checks = json.loads(found.stdout)["checks"]
-    assert [one["name"] for one in checks if one["violations"]] == ["hosted-as-known"]
+    assert verified.returncode == 1
+    checks = json.loads(verified.stdout)["checks"]
+    assert [check["name"] for check in checks if check["violations"]] == ["hosted-as-known"]
 
 
 def test_migrate_makes_the_schema(tmp_path: Path) -> None:

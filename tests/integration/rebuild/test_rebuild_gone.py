@@ -31,9 +31,11 @@ async def keylane(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_cluster_continues_without_a_removed_broker(cluster: Cluster, tmp_path: Path) -> None:
-    """The group goes on where it was, the missing partition is named, and `meta verify` finds nothing."""
+    """The group continues at its cursors, the gone partition is named, and `meta verify` finds no fault."""
     route = await cluster.create("s", partitions=2, strategy="strict")
-    away = [one.partition_id for one in route.partitions if one.broker_group == "g1"]
+    away = [
+        partition.partition_id for partition in route.partitions if partition.broker_group == "g1"
+    ]
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta])
     handled: list[Message] = []
@@ -59,7 +61,9 @@ async def test_cluster_continues_without_a_removed_broker(cluster: Cluster, tmp_
     done = await keylane("meta", "rebuild", *where, "--gone=g1", "--output=json")
     assert done.returncode == 0, done.stderr
     (subject,) = json.loads(done.stdout)
-    assert subject["gone"] == [{"partition_id": one, "unread_by": []} for one in away]
+    assert subject["gone"] == [
+        {"partition_id": partition_id, "unread_by": []} for partition_id in away
+    ]
     assert f"partition {away[0]} of 's' is gone" in done.stderr
     cluster.meta_program.restart()
 

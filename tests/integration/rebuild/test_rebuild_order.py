@@ -1,4 +1,4 @@
-"""`keylane meta rebuild` while a group has a backlog, and what continues it is empty: nothing overtakes the backlog."""
+"""`keylane meta rebuild` while a group has a backlog before an empty child: no message overtakes the backlog."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ BACKLOG, LATER = 100, 10
 pytestmark = pytest.mark.cluster(meta_settings="expire_ms = 200\n")
 
 
-async def moved(cluster: Cluster, network: HttpNetwork, one: Partition) -> Partition:
-    """What continues the partition on the other broker, once that has heard of the group."""
+async def moved(cluster: Cluster, network: HttpNetwork, partition: Partition) -> Partition:
+    """Move a partition to the other broker; returns the child, once its broker knows the group."""
     at = {"g1": 0, "g2": 1}
-    target = "g2" if one.broker_group == "g1" else "g1"
-    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(one.partition_id,), broker_group=target)
+    target = "g2" if partition.broker_group == "g1" else "g1"
+    ask = Reshape(
+        kind=OperationKind.MOVE, partition_ids=(partition.partition_id,), broker_group=target
+    )
     (done,) = await cluster.reshape(ask)
     (child,) = done.children
     broker = BrokerClient(network, cluster.brokers[at[target]].address)
@@ -69,9 +71,9 @@ async def test_backlog_behind_an_empty_partition_is_handled_first(
         again.append(int(message.value))
         await asyncio.sleep(0.01)
 
-    one = Consumer(cluster.meta, subject="s", group="g", handler=slow, settings=SLOW)
+    first = Consumer(cluster.meta, subject="s", group="g", handler=slow, settings=SLOW)
     other = Consumer(cluster.meta, subject="s", group="g", handler=slow, settings=SLOW)
-    async with one, other:
+    async with first, other:
         await eventually(lambda: BACKLOG + LATER - 1 in again and BACKLOG - 1 in again, seconds=60)
     seen = list(dict.fromkeys(again))
     assert seen == list(range(seen[0], BACKLOG + LATER))

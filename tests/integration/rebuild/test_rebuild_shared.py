@@ -1,4 +1,4 @@
-"""`keylane meta rebuild` after the progress of a shared group was set: it is a shared group still."""
+"""`keylane meta rebuild` after a reset of a shared group: the group is still shared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SETTINGS = ConsumerSettings(ttl_ms=1_500)
 
 
 async def test_shared_group_continues_from_its_cursor_after_a_rebuild(tmp_path: Path) -> None:
-    """Every partition was set, none acquired since, and the database lost: shared consumers get all of it again."""
+    """
+    Every partition was reset and none acquired since, then the database lost: shared consumers get all messages
+    again.
+    """
     cluster = Cluster(tmp_path, 2)
     network = HttpNetwork()
     try:
@@ -45,7 +48,7 @@ async def test_shared_group_continues_from_its_cursor_after_a_rebuild(tmp_path: 
 
         handled.clear()
         async with consumer():
-            await eventually(lambda: len({one.value for one in handled}) == 20, seconds=60)
+            await eventually(lambda: len({message.value for message in handled}) == 20, seconds=60)
         assert (await meta.group("s", "g")).strategy is ConsumeStrategy.SHARED
     finally:
         await network.close()

@@ -27,7 +27,11 @@ async def test_reset_leaves_out_abandoned_partitions_on_a_silent_broker(tmp_path
         try:
             meta = MetaClient(network, [cluster.meta])
             route = await meta.route("s")
-            there = {one.partition_id for one in route.partitions if one.broker_group == "g2"}
+            there = {
+                partition.partition_id
+                for partition in route.partitions
+                if partition.broker_group == "g2"
+            }
             handled: list[Message] = []
             async with Producer(cluster.meta) as producer:
                 for number in range(100):
@@ -36,7 +40,7 @@ async def test_reset_leaves_out_abandoned_partitions_on_a_silent_broker(tmp_path
                 cluster.meta, subject="s", group="g", handler=handled.append, settings=SETTINGS
             ):
                 await eventually(lambda: len(handled) == 100)
-            kept = {one.value for one in handled if one.partition_id not in there}
+            kept = {message.value for message in handled if message.partition_id not in there}
             assert 0 < len(kept) < 100
 
             cluster.brokers[1].kill()
@@ -48,7 +52,8 @@ async def test_reset_leaves_out_abandoned_partitions_on_a_silent_broker(tmp_path
 
             async def opened() -> bool:
                 return all(
-                    one.broker_group == "g1" for one in (await meta.route("s")).open_partitions()
+                    partition.broker_group == "g1"
+                    for partition in (await meta.route("s")).open_partitions()
                 )
 
             while not await opened():
@@ -58,22 +63,22 @@ async def test_reset_leaves_out_abandoned_partitions_on_a_silent_broker(tmp_path
                 await meta.reset_group("s", "g", named)
             done = await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
             assert set(done.left_out) == there
-            assert {one.partition_id for one in done.cursors}.isdisjoint(there)
+            assert {cursor.partition_id for cursor in done.cursors}.isdisjoint(there)
             again: list[Message] = []
             async with Consumer(
                 cluster.meta, subject="s", group="g", handler=again.append, settings=SETTINGS
             ):
-                await eventually(lambda: {one.value for one in again} == kept)
+                await eventually(lambda: {message.value for message in again} == kept)
             cluster.brokers[1].restart()  # and what it has is drained there
             done = await reset_once(meta)
-            assert {one.partition_id for one in done.cursors} >= there
+            assert {cursor.partition_id for cursor in done.cursors} >= there
         finally:
             await network.close()
 
 
 async def reset_once(meta: MetaClient) -> GroupReset:
     """The whole subject, as soon as every broker has reported itself."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 done = await meta.reset_group("s", "g", ResetGroup(to=ResetTo.LATEST))

@@ -41,14 +41,14 @@ async def handled(cluster: Cluster, group: str, wanted: list[bytes]) -> None:
     ):
         await eventually(lambda: len(seen) >= len(wanted), what=f"all for {group}")
         await asyncio.sleep(0.2)
-    assert sorted({one.value for one in seen}) == sorted(wanted)
+    assert sorted({message.value for message in seen}) == sorted(wanted)
 
 
 async def dies_when_granted(meta: MetaClient, group: str) -> None:
     """A consumer is granted what there is, and is never heard of again, by no broker ever."""
     session = group.encode().hex().rjust(16, "0")
     await meta.join(Join(subject="orders", group=group, session=session, ttl_ms=1_500))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (await meta.heartbeat(Heartbeat(session=session))).grants:
             await asyncio.sleep(0.05)
 
@@ -60,7 +60,7 @@ async def cleaned(cluster: Cluster) -> None:
         program.kill()
         program.restart()
         broker = BrokerClient(network, program.address)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 seen = (await broker.health()).details
                 if seen["first_position"] or seen["retention"] not in {
@@ -93,9 +93,9 @@ async def test_lagging_group_finds_all_of_a_moved_partition(cluster: Cluster):
     await dies_when_granted(meta, "dead")
     first = await send(cluster, 0)
     await handled(cluster, "alive", first)
-    (one,) = (await meta.route("orders")).open_partitions()
-    to = "g2" if one.broker_group == "g1" else "g1"
-    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(one.partition_id,), broker_group=to)
+    (partition,) = (await meta.route("orders")).open_partitions()
+    to = "g2" if partition.broker_group == "g1" else "g1"
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(partition.partition_id,), broker_group=to)
     await cluster.reshape(ask)
     cluster.meta_program.kill()
     cluster.meta_program.restart()
@@ -104,5 +104,5 @@ async def test_lagging_group_finds_all_of_a_moved_partition(cluster: Cluster):
     await cleaned(cluster)
     await handled(cluster, "dead", first + second)
     checks = (await meta.verify()).checks
-    assert not [one.violations for one in checks if one.violations]
+    assert not [check.violations for check in checks if check.violations]
     await network.close()

@@ -23,7 +23,7 @@ PARTITIONS = 2
 async def moved(meta: MetaClient, subject: str, to: str) -> None:
     """A new subject's partitions are continued elsewhere."""
     view = await meta.create_subject(CreateSubject(subject=subject, partitions=2 * PARTITIONS))
-    ids = tuple(one.partition_id for one in view.route.partitions)
+    ids = tuple(partition.partition_id for partition in view.route.partitions)
     await meta.reshape(Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group=to))
     while (await meta.operations(subject)).operations[0].state is not OperationState.DONE:
         await asyncio.sleep(0.02)
@@ -58,11 +58,11 @@ async def test_broker_that_refuses_a_group_blocks_no_other(
             assert max(deaf.hosted) < min(hearing.hosted)
             for subject, letter in (("first", "b"), ("second", "c")):
                 await meta.join(Join(subject=subject, group="g", session=letter * 16))
-            while hearing.known != {one: {"g"} for one in hearing.hosted}:
+            while hearing.known != {partition_id: {"g"} for partition_id in hearing.hosted}:
                 await asyncio.sleep(0.05)
             assert deaf.known == {}
             deaf.deaf = False
-            while deaf.known != {one: {"g"} for one in deaf.hosted}:
+            while deaf.known != {partition_id: {"g"} for partition_id in deaf.hosted}:
                 await asyncio.sleep(0.05)
 
 
@@ -80,7 +80,7 @@ async def test_broker_that_asks_for_the_groups_of_a_partition_is_told(tmp_path: 
         await broker.start()
         stack.push_async_callback(broker.stop)
         await broker.report(meta)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for subject in ("empty", "read"):
                 await meta.create_subject(CreateSubject(subject=subject, partitions=2))
             await meta.join(Join(subject="read", group="g", session="d" * 16))

@@ -28,7 +28,7 @@ async def removed(partition: Partition) -> None:
     network = HttpNetwork()
     broker = BrokerClient(network, partition.address)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await broker.partition(partition.partition_id)).first_offset < 2:
                 await asyncio.sleep(0.05)
     finally:
@@ -71,12 +71,12 @@ async def test_slow_consumer_continues_at_the_first_message_left(
         await removed(route.partitions[0])
         await producer.send("aged", b"last", key=b"k")
         gate.set()
-        await eventually(lambda: seen[-1].value == b"last", seconds=30)
+        await eventually(lambda: seen[-1].value == b"last", seconds=60)
         (held,) = consumer.assignment
         async with Admin(cluster.meta) as admin:
             (counted,) = (await admin.describe_group("aged", "g")).partitions
         await describe_group(cluster.meta, OutputFormat.TABLE, subject="aged", group="g")
-    first, *rest = (one.offset for one in seen)
+    first, *rest = (message.offset for message in seen)
     assert first == 0
     assert rest == list(range(rest[0], COUNT + 1))
     assert rest[0] > 1

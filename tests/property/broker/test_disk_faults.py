@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import pytest
 
-from keylane.broker.store.line import WAITING_MAX
+from keylane.broker.store.admission import WAITING_MAX
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import KeylaneError, OverloadedError
 from sim.machines.clock import ManualClock

@@ -4,6 +4,9 @@ Each store has the shape of a real one (segments, trails, snapshots, the index o
 byte that is served is the one that was acked at this offset; what is whole is served, whatever happened elsewhere;
 what is missing is missed loudly, but for the end of a log of which nothing proves that it was durable; partitions
 that the damage did not touch take appends.
+
+`make test` cuts the log at the edges of all fields and at every eighth byte, and flips every third bit of a record;
+`make proof` leaves out no byte and no bit.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ import pytest
 
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.log.commit_log import segment_path
-from keylane.protocol.record import Kind
+from keylane.protocol.record import HEADER_BYTES, Kind
 from sim.damage import FIRST_SNAPSHOT, Found, Owed, Whole, check, check_twice, fill, image, started
 from sim.machines.disk import SimDisk
 
 BLOCK = 4096
 LAST = 64
+FIELDS = (0, 4, 8, 12, 13, 14, 15, 16, 20, 24, 32, 40, 48, 56, 64, 72, 80, 84, 88, HEADER_BYTES)
+"""Where the fields of a record's header begin, and its body."""
 _STORES: dict[int, Whole] = {}
 
 
@@ -142,15 +147,26 @@ def spoiled(files: Found, rng: random.Random) -> Found:
 
 
 # ── the claims ────────────────────────────────────────────────────────────────────────────────────────────
+def edges(whole: Whole) -> set[int]:
+    """Of the last records: where each field and the body begin, and the bytes beside the ends of header and body."""
+    last = whole.records[-LAST:]
+    fields = {one.position + field for one in last for field in FIELDS}
+    ends = [one.position + end for one in last for end in (HEADER_BYTES, one.length)]
+    return fields | {end + step for end in ends for step in (-1, 1)}
+
+
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("trail", [True, False])
-async def test_truncated_at_every_byte_of_the_last_records(trail):
+async def test_truncated_at_every_byte_of_the_last_records(trail, every):
     """Cut anywhere in the last 64 records, all before is served; the rest is missed loudly if a trail proves it."""
     whole = await whole_store()
     first = whole.records[-LAST].position
     assert len(set(whole.base_of[-LAST:])) > 1
+    positions = range(first, whole.end)
+    chosen = sorted({*positions[::every], *(edges(whole) & set(positions))})
     stores = 0
-    for position in range(first, whole.end):
+    for position in chosen:
         files = truncated(whole, position)
         owed = Owed(whole, files if trail else without(files, ".trail"))
         assert owed.cut_from == whole.end if trail else owed.cut_from <= position
@@ -159,11 +175,13 @@ async def test_truncated_at_every_byte_of_the_last_records(trail):
         else:
             await check_twice(owed)
         stores += 1
-    assert stores == whole.end - first > 2000
+    assert stores == len(chosen) > 2000 // every
+    assert every > 1 or stores == whole.end - first > 2000
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("part", ["before the snapshots", "after them"])
-async def test_every_flipped_bit_of_one_record(part):
+async def test_every_flipped_bit_of_one_record(part, every):
     """Every bit of a batch, each in a store of its own: only that batch is missed."""
     whole = await whole_store()
     start = 0 if part == "before the snapshots" else whole.reached[-1]
@@ -174,7 +192,7 @@ async def test_every_flipped_bit_of_one_record(part):
     )
     record, base = whole.records[index], whole.base_of[index]
     first = 8 * (record.position - base)
-    for bit in range(first, first + 8 * record.length):
+    for bit in range(first, first + 8 * record.length, every):
         owed = Owed(whole, flipped(whole.files, segment_path(base), bit))
         assert (owed.broken, owed.hurt) == ({index}, {record.partition_id})
         assert owed.cut_from == whole.end

@@ -28,16 +28,16 @@ def some_owners(
 ) -> dict[PartitionId, SessionId]:
     """Any state a group may be in: some owners dead, some partitions free, in any order of age."""
     known = [*sessions, SessionId("dead-1"), SessionId("dead-2")]
-    owned = [one for one in partitions if rng.random() < 0.8]
+    owned = [partition_id for partition_id in partitions if rng.random() < 0.8]
     rng.shuffle(owned)
-    return {one: rng.choice(known) for one in owned}
+    return {partition_id: rng.choice(known) for partition_id in owned}
 
 
 def fewest_moves(
     owners: dict[PartitionId, SessionId], sessions: list[SessionId], partitions: int
 ) -> int:
     """The number of owned partitions that have to move, by quotas alone."""
-    held = sorted((list(owners.values()).count(one) for one in sessions), reverse=True)
+    held = sorted((list(owners.values()).count(session) for session in sessions), reverse=True)
     share, larger = divmod(partitions, len(sessions))
     return sum(max(0, count - share - (index < larger)) for index, count in enumerate(held))
 
@@ -54,7 +54,7 @@ def test_allocation_is_complete_and_balanced(
     assert dealt.keys() == set(all_ids)
     shares = Counter(dealt.values())
     assert set(shares) <= set(live)
-    loads = [shares[one] for one in live]
+    loads = [shares[session] for session in live]
     assert max(loads) - min(loads) <= 1
 
 
@@ -66,7 +66,11 @@ def test_allocation_moves_no_more_than_needed(
     live, all_ids = names(sessions), ids(partitions)
     owners = some_owners(rng, live, all_ids)
     dealt = allocate(live, all_ids, current=owners, preferred={})
-    moved = [one for one, owner in owners.items() if owner in live and dealt[one] != owner]
+    moved = [
+        partition_id
+        for partition_id, owner in owners.items()
+        if owner in live and dealt[partition_id] != owner
+    ]
     assert len(moved) == fewest_moves(owners, live, partitions)
 
 
@@ -90,9 +94,11 @@ def test_leaving_session_moves_only_its_own_partitions(
     live, all_ids = names(sessions), ids(partitions)
     before = allocate(live, all_ids, current={}, preferred={})
     gone = rng.choice(live)
-    rest = [one for one in live if one != gone]
+    rest = [session for session in live if session != gone]
     after = allocate(rest, all_ids, current=before, preferred={})
-    assert all(after[one] == owner for one, owner in before.items() if owner != gone)
+    assert all(
+        after[partition_id] == owner for partition_id, owner in before.items() if owner != gone
+    )
 
 
 @given(counts, counts, rng)
@@ -101,11 +107,11 @@ def test_free_partition_goes_to_its_parents_owner_up_to_its_share(
 ) -> None:
     """Only as many as the owner's share allows."""
     live, all_ids = names(sessions), ids(partitions)
-    heirs = {one: rng.choice(live) for one in all_ids}
+    heirs = {partition_id: rng.choice(live) for partition_id in all_ids}
     dealt = allocate(live, all_ids, current={}, preferred=heirs)
     share = -(-partitions // sessions)
     for session in live:
-        liked = [one for one, heir in heirs.items() if heir == session]
-        got = sum(dealt[one] == session for one in liked)
+        liked = [partition_id for partition_id, heir in heirs.items() if heir == session]
+        got = sum(dealt[partition_id] == session for partition_id in liked)
         assert got >= min(len(liked), partitions // sessions)
         assert got <= share

@@ -110,10 +110,10 @@ class LeaseMachine(RuleBasedStateMachine):
     def run(self, work: Callable[..., Any], *args: Any, cut: bool = False, **kwargs: Any) -> Any:
         try:
             with self.engine.begin() as connection:
-                found = work(connection, *args, **kwargs)
+                result = work(connection, *args, **kwargs)
                 if cut:
                     raise CutOffError
-                return found
+                return result
         except CutOffError:
             return None
 
@@ -201,9 +201,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(some=st.sets(st.sampled_from(SESSIONS), min_size=1))
     def renew(self, some: set[str]) -> None:
         renewed = self.run(renew_sessions, sorted(some))
-        assert renewed.keys() == {one for one in some if self.alive(one)}
-        for one in renewed:
-            self.ends_at[one] = self.clock.now_ms + self.ttl_ms[one]
+        assert renewed.keys() == {session for session in some if self.alive(session)}
+        for session in renewed:
+            self.ends_at[session] = self.clock.now_ms + self.ttl_ms[session]
 
     @precondition(lambda self: self.group_id)
     @rule(cut=sometimes)
@@ -214,14 +214,16 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(target=tokens, data=st.data())
     def read(self, data: st.DataObject) -> Any:
         """A client reads its grants; it may still use old ones much later."""
-        session = data.draw(st.sampled_from([one for one in SESSIONS if self.alive(one)]))
+        session = data.draw(
+            st.sampled_from([session for session in SESSIONS if self.alive(session)])
+        )
         grants = self.run(read_grants, session)
         assert grants.version >= self.versions.get(session, 0)
         self.versions[session] = grants.version
-        for one in grants.grants:
-            assert self.owners[one.partition.partition_id] == (session, one.token)
+        for grant in grants.grants:
+            assert self.owners[grant.partition.partition_id] == (session, grant.token)
         return multiple(
-            *((session, one.partition.partition_id, one.token) for one in grants.grants)
+            *((session, grant.partition.partition_id, grant.token) for grant in grants.grants)
         )
 
     @rule(known=tokens, thief=st.sampled_from(SESSIONS))
@@ -319,7 +321,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """The session's grants do not count any more."""
         self.ends_at.pop(session, None)
         self.versions.pop(session, None)
-        self.owners = {key: one for key, one in self.owners.items() if one[0] != session}
+        self.owners = {key: owner for key, owner in self.owners.items() if owner[0] != session}
 
     # ── what must hold ────────────────────────────────────────────────────────────────────────────────
     @invariant()
@@ -365,16 +367,18 @@ class LeaseMachine(RuleBasedStateMachine):
             self.release_withdrawn()
             self.grants_are_rightful()
         view = self.run(read_group, "s", GROUP)
-        owners = {one.partition.partition_id: one.session for one in view.owners if one.session}
+        owners = {
+            owner.partition.partition_id: owner.session for owner in view.owners if owner.session
+        }
         wanted = {
             key
             for key, parents in self.parents.items()
             if parents <= self.drained and key not in self.drained
         }
         assert owners.keys() == wanted
-        live = [one for one in SESSIONS if self.alive(one)]
+        live = [session for session in SESSIONS if self.alive(session)]
         assert view.sessions == len(live)
-        loads = [list(owners.values()).count(one) for one in live]
+        loads = [list(owners.values()).count(session) for session in live]
         assert max(loads) - min(loads) <= 1
         count = self.run(
             lambda connection: connection.execute(

@@ -31,11 +31,11 @@ lengths = st.lists(
 
 def chain_of(sizes: list[tuple[int, int, int]]) -> list[Segment]:
     """Segments of (messages, how many of them retention has removed, offsets that are lost before them)."""
-    found = []
+    chain = []
     start = 0
     for number, (count, gone, lost) in enumerate(sizes, 1):
         start += lost
-        found.append(
+        chain.append(
             Segment(
                 partition_id=number,
                 logic_start=start,
@@ -44,15 +44,15 @@ def chain_of(sizes: list[tuple[int, int, int]]) -> list[Segment]:
             )
         )
         start += count
-    return found
+    return chain
 
 
 def messages(chain: list[Segment]) -> list[tuple[int, int, int]]:
     """(logic offset, partition id, offset) of every message still there: the model."""
     return [
-        (one.logic_start + offset, one.partition_id, offset)
-        for one in chain
-        for offset in range(one.first_offset, one.next_offset)
+        (segment.logic_start + offset, segment.partition_id, offset)
+        for segment in chain
+        for offset in range(segment.first_offset, segment.next_offset)
     ]
 
 
@@ -71,9 +71,9 @@ def test_logic_offset_and_physical_cursors_are_inverse(sizes, logic):
     """After a reset to an offset the group has acked every message below it, and reads the first at or above it."""
     chain = chain_of(sizes)
     cursors = physical_cursors(chain, logic)
-    for one, cursor in zip(chain, cursors, strict=True):
-        assert one.first_offset <= cursor <= one.next_offset
-    at = {one.partition_id: cursor for one, cursor in zip(chain, cursors, strict=True)}
+    for segment, cursor in zip(chain, cursors, strict=True):
+        assert segment.first_offset <= cursor <= segment.next_offset
+    at = {segment.partition_id: cursor for segment, cursor in zip(chain, cursors, strict=True)}
     left = [where for where, partition_id, offset in messages(chain) if offset >= at[partition_id]]
     assert left == [where for where, _, _ in messages(chain) if where >= logic]
     assert logic_cursor(chain, at) == (left[0] if left else queue_max(chain))
@@ -96,19 +96,20 @@ def test_offset_at_a_time_is_the_bound_asked_for(sizes, data):
     """LOWER is the first message at or after a time, UPPER the last at or before it, as a scan would find."""
     chain = chain_of(sizes)
     times: dict[tuple[int, int], int] = {}
-    for one in chain:  # within a partition times never fall; the clocks of two brokers may differ
+    # Within a partition times never fall; the clocks of two brokers may differ.
+    for segment in chain:
         drawn = data.draw(
-            st.lists(st.integers(0, 20), min_size=one.next_offset, max_size=one.next_offset)
+            st.lists(st.integers(0, 20), min_size=segment.next_offset, max_size=segment.next_offset)
         )
-        times |= {(one.partition_id, offset): at for offset, at in enumerate(sorted(drawn))}
+        times |= {(segment.partition_id, offset): at for offset, at in enumerate(sorted(drawn))}
     at_ms = data.draw(st.integers(0, 21))
 
-    def look_up(one: Segment, bound: TimeBound) -> int | None:
-        offsets = range(one.first_offset, one.next_offset)
+    def look_up(segment: Segment, bound: TimeBound) -> int | None:
+        offsets = range(segment.first_offset, segment.next_offset)
         if bound is TimeBound.LOWER:
-            hits = [key for key in offsets if times[one.partition_id, key] >= at_ms]
+            hits = [key for key in offsets if times[segment.partition_id, key] >= at_ms]
             return min(hits, default=None)
-        hits = [key for key in offsets if times[one.partition_id, key] <= at_ms]
+        hits = [key for key in offsets if times[segment.partition_id, key] <= at_ms]
         return max(hits, default=None)
 
     every = [(where, times[number, offset]) for where, number, offset in messages(chain)]
@@ -118,8 +119,8 @@ def test_offset_at_a_time_is_the_bound_asked_for(sizes, data):
         (TimeBound.LOWER, min(later, default=None)),
         (TimeBound.UPPER, max(earlier, default=None)),
     ):
-        found = [look_up(one, bound) for one in chain]
-        assert logic_offset_at(chain, found, bound) == expected
+        looked_up = [look_up(segment, bound) for segment in chain]
+        assert logic_offset_at(chain, looked_up, bound) == expected
 
 
 @given(lengths, st.integers(-1, 70))

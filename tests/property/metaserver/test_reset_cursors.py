@@ -15,29 +15,31 @@ from keylane.protocol.routing import Partition, PartitionState
 @st.composite
 def lineages(draw: st.DrawFn) -> list[PartitionOffsets]:
     """Partitions of a subject that was changed at random; parents have lower ids."""
-    found: list[PartitionOffsets] = []
+    lineage: list[PartitionOffsets] = []
     for number in range(1, draw(st.integers(2, 9))):
         parents = draw(st.sets(st.integers(1, number - 1), max_size=3)) if number > 1 else set()
-        found.append(one(draw, number, tuple(sorted(parents)), queue=number))
-    return found
+        lineage.append(partition_offsets(draw, number, tuple(sorted(parents)), queue=number))
+    return lineage
 
 
 @st.composite
 def chains(draw: st.DrawFn) -> list[PartitionOffsets]:
     """One or two queues, each a chain of partitions with ids that are mixed."""
-    found: list[PartitionOffsets] = []
+    lineage: list[PartitionOffsets] = []
     last: dict[int, PartitionOffsets] = {}
     for number in range(1, draw(st.integers(2, 9))):
         queue = draw(st.integers(0, 1))
         before = last.get(queue)
         parents = () if before is None else (before.partition.partition_id,)
         start = 0 if before is None else before.partition.logic_start + before.next_offset
-        last[queue] = one(draw, number, parents, queue=queue, logic_start=start)
-        found.append(last[queue])
-    return found
+        last[queue] = partition_offsets(draw, number, parents, queue=queue, logic_start=start)
+        lineage.append(last[queue])
+    return lineage
 
 
-def one(draw: st.DrawFn, number: int, parents: tuple[int, ...], **more: int) -> PartitionOffsets:
+def partition_offsets(
+    draw: st.DrawFn, number: int, parents: tuple[int, ...], **more: int
+) -> PartitionOffsets:
     count = draw(st.integers(0, 6))
     first = draw(st.integers(0, count))
     at_time = draw(st.none() | st.integers(first, count - 1)) if first < count else None
@@ -65,10 +67,10 @@ targets = st.sampled_from(
 )
 
 
-def check_no_gap(found: list[PartitionOffsets], cursors: dict[int, int]) -> None:
+def check_no_gap(lineage: list[PartitionOffsets], cursors: dict[int, int]) -> None:
     """A child of a partition that is not acked to its end begins at its first message, and so do its own children."""
     behind: set[int] = set()
-    for each in found:
+    for each in lineage:
         number = each.partition.partition_id
         assert each.first_offset <= cursors[number] <= each.next_offset
         after = not behind.isdisjoint(each.partition.parents)
@@ -79,11 +81,11 @@ def check_no_gap(found: list[PartitionOffsets], cursors: dict[int, int]) -> None
 
 
 @given(lineages(), targets)
-def test_cursors_without_queues_leave_no_child_ahead_of_its_parents(found, ask):
+def test_cursors_without_queues_leave_no_child_ahead_of_its_parents(lineage, ask):
     """Earliest is every first message, latest every end, a time never beyond a parent that is not at its end."""
-    cursors = new_cursors(ask, found, static=False)
-    check_no_gap(found, cursors)
-    for each in found:
+    cursors = new_cursors(ask, lineage, static=False)
+    check_no_gap(lineage, cursors)
+    for each in lineage:
         cursor = cursors[each.partition.partition_id]
         if ask.to is ResetTo.EARLIEST:
             assert cursor == each.first_offset
@@ -94,11 +96,11 @@ def test_cursors_without_queues_leave_no_child_ahead_of_its_parents(found, ask):
 
 
 @given(chains(), targets)
-def test_cursors_of_queues_are_set_queue_by_queue(found, ask):
+def test_cursors_of_queues_are_set_queue_by_queue(lineage, ask):
     """The first partition with a message of that time has the cursor; the later ones are read whole."""
-    cursors = new_cursors(ask, found, static=True)
-    for queue in {each.partition.queue for each in found}:
-        chain = [each for each in found if each.partition.queue == queue]
+    cursors = new_cursors(ask, lineage, static=True)
+    for queue in {each.partition.queue for each in lineage}:
+        chain = [each for each in lineage if each.partition.queue == queue]
         check_no_gap(chain, cursors)
         if ask.to is ResetTo.TIME:
             hit = next((each for each in chain if each.at_time is not None), None)
@@ -111,9 +113,9 @@ def test_cursors_of_queues_are_set_queue_by_queue(found, ask):
 
 
 @given(chains(), st.integers(0, 60))
-def test_queue_is_set_to_an_offset_in_it_only(found, offset):
+def test_queue_is_set_to_an_offset_in_it_only(lineage, offset):
     """A queue is set to a logic offset in it, and to no other."""
-    chain = [each for each in found if each.partition.queue == 0]
+    chain = [each for each in lineage if each.partition.queue == 0]
     assume(chain)
     left = [
         each.partition.logic_start + at
@@ -137,12 +139,12 @@ def test_queue_is_set_to_an_offset_in_it_only(found, offset):
 
 
 @given(lineages())
-def test_children_are_set_before_their_parents(found):
+def test_children_are_set_before_their_parents(lineage):
     """Every partition is in one generation, after all its children."""
-    order = generations([each.partition for each in found])
+    order = generations([each.partition for each in lineage])
     place = {number: index for index, ids in enumerate(order) for number in ids}
-    assert sorted(place) == [each.partition.partition_id for each in found]
-    for each in found:
+    assert sorted(place) == [each.partition.partition_id for each in lineage]
+    for each in lineage:
         for parent in each.partition.parents:
             assert place[each.partition.partition_id] < place[parent]
 

@@ -49,42 +49,54 @@ def subjects(draw: st.DrawFn) -> list[OpenPartition]:
 
 def after(current: list[OpenPartition], plan: Plan) -> list[tuple[int, int, str]]:
     """The open ranges once the plan is done, by range; checks what holds for every plan."""
-    sealed = [one for one in current if one.partition_id in plan.sealed]
+    sealed = [partition for partition in current if partition.partition_id in plan.sealed]
     assert len(sealed) == len(plan.sealed)
-    kept = [one for one in current if one not in sealed]
-    found = sorted((one.range_start, one.range_end, one.broker_group) for one in kept) + [
-        (one.range_start, one.range_end, one.broker_group) for one in plan.children
+    kept = [partition for partition in current if partition not in sealed]
+    opened = sorted(
+        (partition.range_start, partition.range_end, partition.broker_group) for partition in kept
+    ) + [
+        (partition.range_start, partition.range_end, partition.broker_group)
+        for partition in plan.children
     ]
-    found.sort()
+    opened.sort()
     edge = 0
-    for start, end, _group in found:
+    for start, end, _group in opened:
         assert start == edge
         assert end > start
         edge = end
     assert edge == LOGICAL_PARTITIONS
     for child in plan.children:
         overlapping = {
-            one.partition_id
-            for one in sealed
-            if one.range_start < child.range_end and child.range_start < one.range_end
+            partition.partition_id
+            for partition in sealed
+            if partition.range_start < child.range_end and child.range_start < partition.range_end
         }
         assert set(child.parents) == overlapping
         assert overlapping
-    places = {(one.range_start, one.range_end, one.broker_group) for one in sealed}
-    children = {(one.range_start, one.range_end, one.broker_group) for one in plan.children}
+    places = {
+        (partition.range_start, partition.range_end, partition.broker_group) for partition in sealed
+    }
+    children = {
+        (partition.range_start, partition.range_end, partition.broker_group)
+        for partition in plan.children
+    }
     assert not places & children, "a partition was sealed to begin again in its own place"
-    return found
+    return opened
 
 
 @given(subjects(), st.integers(1, 40), hosts)
 def test_resize_ends_in_the_exact_split_and_keeps_equal_ranges(current, count, groups):
     """The ranges are those of the exact split; a partition that has such a range stays."""
     plan = plan_resize(current, count, groups)
-    found = after(current, plan)
-    assert [(start, end) for start, end, _ in found] == split_ranges(count)
+    opened = after(current, plan)
+    assert [(start, end) for start, end, _ in opened] == split_ranges(count)
     wanted = set(split_ranges(count))
-    stays = {one.partition_id for one in current if (one.range_start, one.range_end) in wanted}
-    assert stays == {one.partition_id for one in current} - set(plan.sealed)
+    stays = {
+        partition.partition_id
+        for partition in current
+        if (partition.range_start, partition.range_end) in wanted
+    }
+    assert stays == {partition.partition_id for partition in current} - set(plan.sealed)
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.sets(st.sampled_from(GROUPS), min_size=1))
@@ -102,9 +114,11 @@ def test_repeated_resize_stays_balanced(first, second, names):
         for number, (start, end) in enumerate(split_ranges(first))
     ]
     plan = plan_resize(current, second, groups)
-    found = after(current, plan)
-    counts = Counter(group for _start, _end, group in found)
-    kept = Counter(one.broker_group for one in current if one.partition_id not in plan.sealed)
+    opened = after(current, plan)
+    counts = Counter(group for _start, _end, group in opened)
+    kept = Counter(
+        partition.broker_group for partition in current if partition.partition_id not in plan.sealed
+    )
     fewest = min(counts[group] for group in groups)
     assert all(counts[group] - fewest <= 1 or counts[group] == kept[group] for group in groups)
 
@@ -112,14 +126,14 @@ def test_repeated_resize_stays_balanced(first, second, names):
 @given(subjects(), st.data(), hosts)
 def test_split_cuts_a_partition_in_the_middle(current, data, groups):
     """Two children of one parent, their ranges within one of each other; the others stay."""
-    one = data.draw(st.sampled_from(current))
-    if one.range_end - one.range_start == 1:
+    partition = data.draw(st.sampled_from(current))
+    if partition.range_end - partition.range_start == 1:
         with pytest.raises(InvalidRequestError):
-            plan_split(current, one.partition_id, groups)
+            plan_split(current, partition.partition_id, groups)
         return
-    plan = plan_split(current, one.partition_id, groups)
+    plan = plan_split(current, partition.partition_id, groups)
     after(current, plan)
-    assert plan.sealed == (one.partition_id,)
+    assert plan.sealed == (partition.partition_id,)
     sizes = [child.range_end - child.range_start for child in plan.children]
     assert len(sizes) == 2
     assert abs(sizes[0] - sizes[1]) <= 1
@@ -144,18 +158,20 @@ def test_merge_takes_neighbours_only(current, data, groups):
 @given(subjects(), st.data(), st.sampled_from(GROUPS))
 def test_move_changes_the_broker_group_only(current, data, target):
     """Each partition has one child of its range and queue on the target; partitions on the target stay."""
-    ids = data.draw(st.sets(st.sampled_from([one.partition_id for one in current]), min_size=1))
+    ids = data.draw(
+        st.sets(st.sampled_from([partition.partition_id for partition in current]), min_size=1)
+    )
     plan = plan_move(current, ids, target)
     after(current, plan)
     moved = {
-        one.partition_id
-        for one in current
-        if one.partition_id in ids and one.broker_group != target
+        partition.partition_id
+        for partition in current
+        if partition.partition_id in ids and partition.broker_group != target
     }
     assert set(plan.sealed) == moved
-    by_id = {one.partition_id: one for one in current}
+    by_id = {partition.partition_id: partition for partition in current}
     for child in plan.children:
-        (parent,) = (by_id[one] for one in child.parents)
+        (parent,) = (by_id[parent_id] for parent_id in child.parents)
         assert (child.range_start, child.range_end) == (parent.range_start, parent.range_end)
         assert child.queue == parent.queue
         assert child.broker_group == target
@@ -164,15 +180,17 @@ def test_move_changes_the_broker_group_only(current, data, target):
 @given(subjects(), st.sampled_from(GROUPS), hosts)
 def test_evacuation_empties_its_source(current, source, groups):
     """No partition is open on the group afterwards; the others stay; without another group it is refused."""
-    concerned = {one.partition_id for one in current if one.broker_group == source}
+    concerned = {
+        partition.partition_id for partition in current if partition.broker_group == source
+    }
     if concerned and not set(groups) - {source}:
         with pytest.raises(NotEnoughBrokersError):
             plan_evacuation(current, source, groups)
         return
     plan = plan_evacuation(current, source, groups)
-    found = after(current, plan)
+    opened = after(current, plan)
     assert set(plan.sealed) == concerned
-    assert source not in {group for _start, _end, group in found}
+    assert source not in {group for _start, _end, group in opened}
 
 
 @pytest.mark.parametrize("count", [0, -1, LOGICAL_PARTITIONS + 1])

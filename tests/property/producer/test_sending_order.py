@@ -46,7 +46,9 @@ class Sending:
     @property
     def home(self) -> int:
         place = logical_partition(self.key)
-        return next(one for one, (start, end) in RANGES.items() if start <= place < end)
+        return next(
+            partition_id for partition_id, (start, end) in RANGES.items() if start <= place < end
+        )
 
 
 def break_or_mend(network: ScriptedNetwork, what: str, partition_id: int) -> None:
@@ -66,9 +68,9 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
     clock = Machine(loop, "p", rate=1.0, boot_s=10.0)
     sent: list[Sending] = []
 
-    async def settle(one: Sending, future) -> None:
-        one.receipt = await future
-        one.took_ms = clock.boot_ms() - one.sent_ms
+    async def settle(sending: Sending, future) -> None:
+        sending.receipt = await future
+        sending.took_ms = clock.boot_ms() - sending.sent_ms
 
     async with Producer(
         "meta:1",
@@ -83,10 +85,10 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
         tasks = []
         for what, whom in plan:
             if what == "send":
-                one = Sending(whom, b"%d" % len(sent), clock.boot_ms())
-                sent.append(one)
-                future = producer.send("s", one.value, key=whom)
-                tasks.append(asyncio.create_task(settle(one, future)))
+                sending = Sending(whom, b"%d" % len(sent), clock.boot_ms())
+                sent.append(sending)
+                future = producer.send("s", sending.value, key=whom)
+                tasks.append(asyncio.create_task(settle(sending, future)))
             elif what == "wait":
                 await asyncio.sleep(whom / 1000)
             else:
@@ -100,9 +102,9 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
 def outcome(plan, strategy: OrderStrategy, seed: int):
     loop = SimLoop(random.Random(seed))
     try:
-        found = loop.run_until_complete(run(loop, plan, strategy, seed))
+        sent_and_network = loop.run_until_complete(run(loop, plan, strategy, seed))
         assert not loop.faults
-        return found
+        return sent_and_network
     finally:
         loop.dispose()
 
@@ -116,15 +118,15 @@ def test_an_inversion_is_due_and_declared_under_best_tried(plan, seed):
     """
     sent, network = outcome(plan, OrderStrategy.BEST_TRIED, seed)
     instant = {place: index for index, place in enumerate(network.history)}
-    for one in sent:
-        assert one.receipt is not None
-        place = (one.receipt.partition_id, one.receipt.offset)
-        assert network.stored[place[0]][place[1]] == one.value
-        copies = sum(values.count(one.value) for values in network.stored.values())
-        assert copies == 1 or one.receipt.duplicate == "possible"
-        assert one.key or not one.receipt.reordered
-        assert not one.key or one.receipt.reordered or place[0] == one.home
-    for older, newer in combinations([one for one in sent if one.key], 2):
+    for sending in sent:
+        assert sending.receipt is not None
+        place = (sending.receipt.partition_id, sending.receipt.offset)
+        assert network.stored[place[0]][place[1]] == sending.value
+        copies = sum(values.count(sending.value) for values in network.stored.values())
+        assert copies == 1 or sending.receipt.duplicate == "possible"
+        assert sending.key or not sending.receipt.reordered
+        assert not sending.key or sending.receipt.reordered or place[0] == sending.home
+    for older, newer in combinations([sending for sending in sent if sending.key], 2):
         if older.key != newer.key:
             continue
         first, second = older.receipt, newer.receipt
@@ -153,16 +155,16 @@ def test_best_tried_keeps_the_order_when_failures_are_short(strategy, plan, seed
                 ("wait", 300),
             ]  # longer than a pause between tries
     sent, network = outcome(short, strategy, seed)
-    for one in sent:
-        assert one.receipt is not None
-        assert not one.receipt.reordered
-        assert one.receipt.duplicate != "possible"
-        copies = sum(values.count(one.value) for values in network.stored.values())
+    for sending in sent:
+        assert sending.receipt is not None
+        assert not sending.receipt.reordered
+        assert sending.receipt.duplicate != "possible"
+        copies = sum(values.count(sending.value) for values in network.stored.values())
         assert copies == 1
     for key in KEYS[1:]:
-        wanted = [one.value for one in sent if one.key == key]
-        found = [value for values in network.stored.values() for value in values if value in wanted]
-        assert found == wanted
+        wanted = [sending.value for sending in sent if sending.key == key]
+        order = [value for values in network.stored.values() for value in values if value in wanted]
+        assert order == wanted
 
 
 @settings(max_examples=60, deadline=None)
@@ -171,12 +173,12 @@ def test_strict_stores_each_message_once_and_in_order(plan, seed):
     """It does so for every failure of any length."""
     sent, network = outcome(plan, OrderStrategy.STRICT, seed)
     stored = [value for values in network.stored.values() for value in values]
-    assert sorted(stored) == sorted(one.value for one in sent)
+    assert sorted(stored) == sorted(sending.value for sending in sent)
     for key in KEYS[1:]:
-        wanted = [one.value for one in sent if one.key == key]
-        found = [value for value in stored if value in wanted]
-        assert found == wanted
-    for one in sent:
-        assert one.receipt is not None
-        assert not one.receipt.reordered
-        assert one.receipt.duplicate != "possible"
+        wanted = [sending.value for sending in sent if sending.key == key]
+        order = [value for value in stored if value in wanted]
+        assert order == wanted
+    for sending in sent:
+        assert sending.receipt is not None
+        assert not sending.receipt.reordered
+        assert sending.receipt.duplicate != "possible"

@@ -27,6 +27,19 @@ def test_a_wait_is_between_half_a_step_and_the_whole(first_ms, max_ms, factor, a
     assert int(step / 2) <= wait <= max(1, step)
 
 
+@given(st.lists(st.sampled_from(["next_ms", "skip", "reset"])), st.integers(0, 2**32))
+def test_pauses_follow_the_failures_in_a_row(steps, seed):
+    """Each pause is that of its number among the failures since the last success, with one draw for each."""
+    backoff = Backoff(first_ms=10, max_ms=900)
+    pauses, rng = backoff.pauses(random.Random(seed)), random.Random(seed)
+    failures = 0
+    for step in steps:
+        failures = 0 if step == "reset" else failures + 1
+        expected = backoff.wait_ms(failures, rng) if step == "next_ms" else None
+        assert getattr(pauses, step)() == expected
+        assert pauses.failures == failures
+
+
 def test_the_same_rng_give_the_same_waits():
     """Nothing but the generator passed in decides: a simulation can replay it."""
     first, again = random.Random(7), random.Random(7)

@@ -43,7 +43,7 @@ def test_a_batch_reads_back_as_it_was_written(
 ):
     """Whatever the messages, the batch gives back their columns, wherever it lies in a buffer."""
     sent_at_ns, keys, values, properties = (list(column) for column in zip(*rows, strict=True))
-    packed = [pack_properties(one) for one in properties]
+    packed = [pack_properties(mapping) for mapping in properties]
     data = encode_batch(
         partition_id=partition_id,
         sent_at_ns=sent_at_ns,
@@ -60,12 +60,12 @@ def test_a_batch_reads_back_as_it_was_written(
     assert (header.partition_id, header.producer_id) == (partition_id, producer)
     assert (header.producer_epoch, header.sequence) == (epoch, sequence)
     assert (header.first_sent_at_ns, header.last_sent_at_ns) == (sent_at_ns[0], sent_at_ns[-1])
-    found = columns(around, header, len(pre))
-    assert found.blob == data
-    assert found.sent_at_ns.tolist() == sent_at_ns
-    assert slices(found.blob, found.key_edges) == keys
-    assert slices(found.blob, found.value_edges) == values
-    unpacked = [unpack_properties(one) for one in slices(found.blob, found.property_edges)]
+    cut = columns(around, header, len(pre))
+    assert cut.blob == data
+    assert cut.sent_at_ns.tolist() == sent_at_ns
+    assert slices(cut.blob, cut.key_edges) == keys
+    assert slices(cut.blob, cut.value_edges) == values
+    unpacked = [unpack_properties(mapping) for mapping in slices(cut.blob, cut.property_edges)]
     assert unpacked == properties
 
 
@@ -93,12 +93,12 @@ def test_a_record_with_right_checksums_and_any_body_is_columns_or_a_typed_error(
     """A hostile sender can make the checksums right, and still gets no further than a typed error."""
     record = encode_record(body, kind=Kind.MESSAGES, count=count, partition_id=partition)
     try:
-        found = columns(record, check_batch(record))
+        cut = columns(record, check_batch(record))
     except CorruptBatchError:
         return
-    assert found.property_edges[-1] == len(record)
-    assert len(found.key_edges) == len(found.value_edges) == len(found.property_edges) == count + 1
-    assert found.key_edges[0] == HEADER_BYTES + 20 * count
+    assert cut.property_edges[-1] == len(record)
+    assert len(cut.key_edges) == len(cut.value_edges) == len(cut.property_edges) == count + 1
+    assert cut.key_edges[0] == HEADER_BYTES + 20 * count
 
 
 @given(

@@ -144,13 +144,13 @@ class MetaHost(Host):
             catalogue=catalogue,
             holder=f"{self.name}.{self.starts}",
         )
-        members = GroupService(database, META_SETTINGS, announce=announcer.announce)
+        groups = GroupService(database, META_SETTINGS, announce=announcer.announce)
         operations = OperationDriver(
             database,
             network,
             META_SETTINGS,
             catalogue=catalogue,
-            members=members,
+            groups=groups,
             driver=f"{self.name}.{self.starts}",
             rng=self.rng,
             after_step=self._stepped,
@@ -168,12 +168,12 @@ class MetaHost(Host):
             after_step=self._stepped,
         )
         verify_service = VerifyService(database, network)
-        routes = control_routes(catalogue, members, health, operations, verify_service, resetter)
+        routes = control_routes(catalogue, groups, health, operations, verify_service, resetter)
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
         attendant = Attendant(
             database,
-            members,
+            groups,
             catalogue,
             META_SETTINGS,
             operations,

@@ -15,8 +15,8 @@ from keylane.broker.partition.partition import Group, HostedPartition
 from keylane.broker.partition.records import CursorBody
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.log import recovery
+from keylane.broker.store.admission import AdmissionQueue
 from keylane.broker.store.group_commit import GroupCommit
-from keylane.broker.store.line import Line
 from keylane.broker.store.store import Store
 from keylane.broker.store.tail_cache import TailCache
 from keylane.protocol.errors import ProducerFencedError, SequenceGapError, SequenceReusedError
@@ -60,11 +60,11 @@ def line_waits_for_a_commit(patches: Patches) -> None:
                 try:
                     yield
                 finally:
-                    self.let_in = lambda: None
+                    self.admit = lambda: None
         finally:
-            vars(self).pop("let_in", None)
+            vars(self).pop("admit", None)
 
-    real = patches.set(Line, "turn", turn)
+    real = patches.set(AdmissionQueue, "turn", turn)
 
 
 def fence_not_durable(patches: Patches) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from keylane.metaserver.rebuild.plan import plan_rebuild
-from keylane.metaserver.rebuild.rows import RebuiltSubject, Source
+from keylane.metaserver.rebuild.rows import BrokerSource, RebuiltSubject
 from keylane.protocol.control import (
     GroupStatus,
     HostPartition,
@@ -74,11 +74,11 @@ def heard(one: PartitionStatus) -> PartitionStatus:
     return msgspec.structs.replace(one, groups=(group,))
 
 
-def source(*found: PartitionStatus, group: str = "g1", broker_id: str = "") -> Source:
+def source(*found: PartitionStatus, group: str = "g1", broker_id: str = "") -> BrokerSource:
     hosted = PartitionStatusList(
         broker_group=group, partitions=list(found), broker_id=broker_id or f"id-{group}"
     )
-    return Source(address=f"{group}:1", hosted=hosted)
+    return BrokerSource(address=f"{group}:1", hosted=hosted)
 
 
 def rebuilt(*found: PartitionStatus) -> RebuiltSubject:

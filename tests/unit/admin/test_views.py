@@ -69,8 +69,8 @@ def test_lag_is_unknown_when_one_partition_is():
     owners = [OwnerView(partition=partition(number), token=0) for number in (1, 2)]
     described = views.describe_group(group_view(*owners), {1: status(1), 2: "no answer"})
     assert described.lag is None
-    assert [one.lag for one in described.partitions] == [20, None]
-    assert [one.problem for one in described.partitions] == [None, "no answer"]
+    assert [partition.lag for partition in described.partitions] == [20, None]
+    assert [partition.problem for partition in described.partitions] == [None, "no answer"]
 
 
 def test_subject_is_described_by_range():
@@ -82,7 +82,7 @@ def test_subject_is_described_by_range():
     )
     view = SubjectView(subject="s", order_strategy=OrderStrategy.STRICT, route=route)
     described = views.describe_subject(view, {5: status(5), 7: "no answer"})
-    assert [one.partition_id for one in described.partitions] == [5, 7]
-    assert [one.next_offset for one in described.partitions] == [30, None]
-    assert [one.problem for one in described.partitions] == [None, "no answer"]
+    assert [partition.partition_id for partition in described.partitions] == [5, 7]
+    assert [partition.next_offset for partition in described.partitions] == [30, None]
+    assert [partition.problem for partition in described.partitions] == [None, "no answer"]
     assert described.route_version == 3

@@ -62,7 +62,9 @@ async def test_registration_reports_until_it_is_accepted_and_then_keeps_reportin
     await asyncio.gather(task, return_exceptions=True)
 
     assert loop.problem == ""
-    assert [one.address for one in desk.reports[:3]] == [f"127.0.0.1:{n}" for n in range(3)]
+    assert [sent_report.address for sent_report in desk.reports[:3]] == [
+        f"127.0.0.1:{n}" for n in range(3)
+    ]
 
 
 async def test_its_problem_can_be_read(monkeypatch):

@@ -152,16 +152,16 @@ async def test_batches_come_back_as_they_were_sent(cache_bytes):
         await desk.append(data)
         await desk.append(batch(partition_id=2, sequence=2 * number), 2)
     offset = 0
-    found = []
+    bodies = []
     while offset < 400:
         answer, payload = await desk.read(offset, bytes_max=3 * len(sent[0]) + 50)
         assert len(payload) <= 3 * len(sent[0]) + 50
         headers = batch_starts(payload)
         assert headers[0][1].base_offset == offset
         assert headers[-1][1].next_offset == answer.upto
-        found += [payload[start + 96 : start + one.length] for start, one in headers]
+        bodies += [payload[start + 96 : start + header.length] for start, header in headers]
         offset = answer.upto
-    assert found == [data[96:] for data in sent]
+    assert bodies == [data[96:] for data in sent]
 
     answer, payload = await desk.read(0, bytes_max=1)
     assert (answer.upto, answer.first_offset, answer.next_offset) == (10, 0, 400)

@@ -20,7 +20,14 @@ def test_settings_report_every_problem_at_once():
         )
 
     text = caught.value.message
-    for part in ("group:", "port:", "colour: no such", "host: text", "nowhere", "data: missing"):
+    for part in (
+        "group:",
+        "port must",
+        "colour: no such",
+        "host must",
+        "nowhere",
+        "data is missing",
+    ):
         assert part in text
     assert caught.value.problems == 6
 
@@ -30,17 +37,17 @@ def test_flags_win_over_the_file(tmp_path):
     config = tmp_path / "broker.toml"
     config.write_text('group = "g2"\nport = 7100\nsegment_bytes = 65536\nmeta = ["127.0.0.1:1"]\n')
 
-    found = broker_settings({"group": "g1", "data": "d", "port": None, "meta": None}, config)
+    settings = broker_settings({"group": "g1", "data": "d", "port": None, "meta": None}, config)
 
-    assert found == BrokerSettings(
+    assert settings == BrokerSettings(
         group="g1", data=Path("d"), meta=("127.0.0.1:1",), port=7100, segment_bytes=65536
     )
 
 
 def test_several_metaservers():
     """Addresses are separated by commas."""
-    found = broker_settings(GOOD | {"meta": "127.0.0.1:7000, 127.0.0.1:7001"})
-    assert found.meta == ("127.0.0.1:7000", "127.0.0.1:7001")
+    settings = broker_settings(GOOD | {"meta": "127.0.0.1:7000, 127.0.0.1:7001"})
+    assert settings.meta == ("127.0.0.1:7000", "127.0.0.1:7001")
 
 
 @pytest.mark.parametrize("text", ["group = ", "\ufffd\x00", 'group = "g1"\nport = true\n'])

@@ -96,8 +96,8 @@ ABOVE = [
 )  # fmt: skip
 def test_messages_that_a_reset_repeats_or_passes_are_no_anomaly(what, events):
     """Set back it is all owed again, set on the rest is; an unanswered one was done or was not."""
-    found = check_history([*LOG, *events])
-    assert not found.total, (what, found.examples)
+    findings = check_history([*LOG, *events])
+    assert not findings.total, (what, findings.examples)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_messages_that_a_reset_repeats_or_passes_are_no_anomaly(what, events):
 )  # fmt: skip
 def test_reset_does_not_excuse(what, anomaly, events):
     """Behind the cursor it set everything is owed, in order, to owners above its token."""
-    found = check_history([*LOG, *events])
-    assert found.counts[anomaly], (what, found.examples)
+    findings = check_history([*LOG, *events])
+    assert findings.counts[anomaly], (what, findings.examples)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_reset_does_not_excuse(what, anomaly, events):
 )  # fmt: skip
 def test_messages_removed_by_retention_are_no_anomaly(what, events):
     """Messages that every known group has handled may be removed, and are not owed any more."""
-    found = check_history([*LOG, *events])
-    assert not found.total, (what, found.examples)
+    findings = check_history([*LOG, *events])
+    assert not findings.total, (what, findings.examples)
 
 
 @pytest.mark.parametrize(
@@ -167,5 +167,5 @@ def test_messages_removed_by_retention_are_no_anomaly(what, events):
 )  # fmt: skip
 def test_retention_must_not_remove(what, anomaly, events):
     """What a known group has not handled stays, and what stays is owed."""
-    found = check_history([*LOG, *events])
-    assert found.counts[anomaly], (what, found.examples)
+    findings = check_history([*LOG, *events])
+    assert findings.counts[anomaly], (what, findings.examples)

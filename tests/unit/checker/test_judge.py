@@ -128,8 +128,8 @@ BAD = {
 
 def test_a_good_run_is_clean():
     """Nothing is found where nothing is wrong."""
-    found = check_history(good())
-    assert not found.total, found.examples
+    findings = check_history(good())
+    assert not findings.total, findings.examples
 
 
 def test_every_anomaly_has_a_case():
@@ -243,7 +243,7 @@ def test_repeated_release_releases_nothing_newer():
     running = [started(0, 2, ours=True), LetGo(A, 1, 1), ended(0, 2), Dropped(A, 1, 0)]
     history = [sent(0), settled(0), *again, *running, stored(0)]
     assert not _kinds(history)
-    assert _kinds([LetGo(A, 1, 2) if one == LetGo(A, 1, 1) else one for one in history]) == {
+    assert _kinds([LetGo(A, 1, 2) if event == LetGo(A, 1, 1) else event for event in history]) == {
         "two grants"
     }
 
@@ -302,7 +302,7 @@ def test_a_million_events_are_one_pass():
     events.append(stored(count + 1, count - 1, keys[-1]))
     assert len(events) > 1_000_000
     began = time.process_time()
-    found = check_history(events)
+    findings = check_history(events)
     took = time.process_time() - began
     assert took < 20, f"{len(events):,} events judged in {took:.1f} s of the processor"
-    assert found.counts["lost"] == 1
+    assert findings.counts["lost"] == 1

@@ -27,7 +27,7 @@ def test_a_message_comes_back_from_its_json(key, value, properties):
     message = Message("s", key, value, 5, 2, 7, packed_properties=packed)
     line = message_json(message)
     assert parse_line(line.encode(), JSON) == Outgoing(key, value, properties)
-    assert not any(ord(one) < 32 or 127 <= ord(one) < 160 for one in line)
+    assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in line)
 
 
 @pytest.mark.parametrize(

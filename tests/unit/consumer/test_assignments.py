@@ -166,7 +166,7 @@ async def test_new_address_of_a_broker_reaches_the_client():
 
 
 async def test_partition_without_a_broker_gets_no_client_until_it_has_one():
-    """There is nobody to pull from."""
+    """There is no broker to pull from."""
     side = Side()
     side.give(grant(1, address=None))
     assert not side.made

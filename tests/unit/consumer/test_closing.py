@@ -1,12 +1,15 @@
-"""A consumer that is closed while another task opens it."""
+"""How consumers end: closed while they open, and never begun without a handler."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import pytest
+
 from keylane import Consumer, ConsumerSettings, Message
 from keylane.protocol.control import Done, Grants, Joined
+from keylane.protocol.errors import HandlerTypeError
 from keylane.rpc.environment import Environment
 from keylane.rpc.network import Network
 
@@ -53,3 +56,19 @@ async def test_close_ends_a_consumer_when_another_task_is_opening_it():
         await asyncio.wait_for(consumer.close(), 10)
         await asyncio.wait_for(running, 10)
         assert network.calls.count("join") == network.calls.count("leave") == 1
+
+
+async def test_run_refuses_a_consumer_without_a_handler():
+    """No message would reach any code; while the consumer is open, an iteration may take the messages."""
+    network = SlowMetaserver()
+    consumer = Consumer(
+        "127.0.0.1:7000", subject="s", group="g", _environment=Environment(network=network)
+    )
+    with pytest.raises(HandlerTypeError, match="without a handler"):
+        await consumer.run()
+    assert network.calls == []
+    async with consumer:
+        running = asyncio.create_task(consumer.run())
+        await asyncio.sleep(0.02)
+        await consumer.close()
+        await asyncio.wait_for(running, 10)

@@ -32,17 +32,17 @@ async def attending(
         folder=folder, url=None, clock=SystemClock(), boot="boot", broker_ttl_ms=10_000
     ) as database:
         catalogue = Catalogue(database, network, settings)
-        members = GroupService(database, settings)
+        groups = GroupService(database, settings)
         operations = OperationDriver(
             database,
             network,
             settings,
             catalogue=catalogue,
-            members=members,
+            groups=groups,
             driver="d",
             rng=random.Random(1),
         )
-        attendant = Attendant(database, members, catalogue, settings, operations, duties)
+        attendant = Attendant(database, groups, catalogue, settings, operations, duties)
         task = asyncio.create_task(attendant.run())
         try:
             yield task

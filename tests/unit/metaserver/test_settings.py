@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane.metaserver.settings import MetaserverSettings, prepare_folder, read_settings
+from keylane.metaserver.settings import MetaserverSettings, metaserver_settings, prepare_folder
 from keylane.protocol.errors import ConfigError, DataFolderError
 
 
@@ -14,8 +14,8 @@ def test_settings_prefer_a_flag_to_the_file_to_the_default(tmp_path: Path) -> No
     """A flag wins over the file, the file over the default."""
     file = tmp_path / "meta.toml"
     file.write_text('data = "/somewhere"\nport = 7100\npoll_ms = 250\n')
-    found = read_settings({"port": 7200, "host": None}, file)
-    assert found == MetaserverSettings(data=Path("/somewhere"), port=7200, poll_ms=250)
+    settings = metaserver_settings({"port": 7200, "host": None}, file)
+    assert settings == MetaserverSettings(data=Path("/somewhere"), port=7200, poll_ms=250)
 
 
 def test_error_names_every_impossible_setting() -> None:
@@ -29,7 +29,7 @@ def test_error_names_every_impossible_setting() -> None:
         "host": "",
     }
     with pytest.raises(ConfigError) as raised:
-        read_settings(bad)
+        metaserver_settings(bad)
     for name in bad.keys() - {"data"}:
         assert name in raised.value.message
     assert raised.value.problems == 5
@@ -37,10 +37,10 @@ def test_error_names_every_impossible_setting() -> None:
 
 def test_error_names_unknown_and_missing_settings() -> None:
     """A misspelt setting and a missing folder are both named."""
-    with pytest.raises(ConfigError, match=r"'prot'.*data"):
-        read_settings({"prot": 1})
+    with pytest.raises(ConfigError, match=r"prot: no such setting; data is missing"):
+        metaserver_settings({"prot": 1})
     with pytest.raises(ConfigError, match="data must be"):
-        read_settings({"data": 5})
+        metaserver_settings({"data": 5})
 
 
 def test_broker_ttl_is_refused_when_it_is_below_two_heartbeats() -> None:
@@ -55,9 +55,9 @@ def test_settings_file_is_refused_when_it_is_no_toml(tmp_path: Path, text: bytes
     file = tmp_path / "meta.toml"
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=r"meta\.toml"):
-        read_settings({}, file)
+        metaserver_settings({}, file)
     with pytest.raises(ConfigError, match="missing"):
-        read_settings({}, tmp_path / "missing.toml")
+        metaserver_settings({}, tmp_path / "missing.toml")
 
 
 def test_data_folder_is_refused_when_it_cannot_be_created(tmp_path: Path) -> None:

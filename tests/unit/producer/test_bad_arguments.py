@@ -9,6 +9,7 @@ import pytest
 from keylane import Consumer, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.producer.settings import ProducerSettings
+from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Health
 from keylane.protocol.errors import ConfigError, InvalidNameError, InvalidRequestError
 from keylane.rpc.environment import Environment
@@ -55,6 +56,40 @@ def test_settings_are_refused_when_they_are_not_numbers():
         ProducerSettings(batch_bytes="many")
     with pytest.raises(ConfigError, match="concurrency must be a whole number from"):
         ConsumerSettings(concurrency=None)
+
+
+@pytest.mark.parametrize("settings", [5, {}, {"ttl_ms": 5_000}])
+def test_settings_are_refused_when_they_are_of_another_class(settings):
+    """Both clients refuse such settings when they are made, not when they are opened."""
+    with pytest.raises(ConfigError, match="settings must be ProducerSettings"):
+        Producer("127.0.0.1:7000", settings=settings)
+    with pytest.raises(ConfigError, match="settings must be ConsumerSettings"):
+        Consumer("127.0.0.1:7000", subject="s", group="g", settings=settings)
+
+
+@pytest.mark.parametrize(
+    "values", [{"first_ms": -1}, {"max_ms": 0}, {"factor": 0.5}, {"factor": "2"}]
+)
+def test_pauses_are_refused_when_they_cannot_be_counted(values):
+    """A backoff that could not give a pause is refused when it is made, not at the first failure."""
+    (name,) = values
+    with pytest.raises(ConfigError, match=f"{name} must be a"):
+        Backoff(**values)
+    for kind, field in (
+        (ProducerSettings, "backoff"),
+        (ConsumerSettings, "backoff"),
+        (ConsumerSettings, "handler_backoff"),
+    ):
+        with pytest.raises(ConfigError, match=f"{field} must be a Backoff"):
+            kind(**{field: 50})
+
+
+@pytest.mark.parametrize("name", [5, b"name", "n" * 513, "a\0b", "a\ud800"])
+def test_a_name_is_refused_when_no_metaserver_takes_it(name):
+    """A consumer refuses such a name when it is made, not when it joins."""
+    with pytest.raises(ConfigError, match="name must be text of at most 512 characters"):
+        Consumer("127.0.0.1:7000", subject="s", group="g", name=name)
+    Consumer("127.0.0.1:7000", subject="s", group="g", name="ein Name, ü" + "n" * 500)
 
 
 @pytest.mark.parametrize(

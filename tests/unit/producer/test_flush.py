@@ -115,7 +115,7 @@ async def test_close_logs_messages_given_up_when_it_is_cancelled(caplog):
 
 @pytest.mark.parametrize("third", [(b"k", b"v", b"more"), None, b"k"])
 async def test_send_all_tells_what_is_queued_when_an_element_is_no_pair(third):
-    """The messages before it are sent; the caller learns how many, and goes on from there."""
+    """The messages before it are sent; the caller learns how many, and can continue from there."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         with pytest.raises(PartlyQueuedError) as told:

@@ -37,7 +37,9 @@ async def test_held_messages_are_declared_reordered_when_they_go_elsewhere():
         await eventually(lambda: network.asked)
         network.unreachable.add("broker-3")  # 1 and 2 are merged into 3, whose broker is silent
         network.route = route_over({3: (0, 682), 4: (682, 1024)}, version=2, strategy=BEST_TRIED)
-        await eventually(lambda: 3 in [one.partition.partition_id for one in sender.executors])
+        await eventually(
+            lambda: 3 in [executor.partition.partition_id for executor in sender.executors]
+        )
         futures.append(producer.send("s", b"1", key=right))  # finds out that 3 does not answer
         await eventually(lambda: sender.careful)
         futures.append(producer.send("s", b"2", key=left))  # held behind the first

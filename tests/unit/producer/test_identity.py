@@ -102,11 +102,11 @@ async def send_one(producer: Producer) -> None:
 
 def refusals(producer: Producer) -> list[str]:
     """The errors of each call in a new event loop, and of `send` without a loop."""
-    found = [
+    errors = [
         error_of(lambda call=call: asyncio.run(call(producer)))
         for call in (send_one, flush, ask_room)
     ]
-    return [*found, error_of(lambda: producer.send("s", b"elsewhere", key=b"k"))]
+    return [*errors, error_of(lambda: producer.send("s", b"elsewhere", key=b"k"))]
 
 
 def test_a_forked_producer_is_refused():
@@ -121,9 +121,9 @@ def test_a_forked_producer_is_refused():
     loop.run_until_complete(queue())  # the batch that gathers is in both processes
 
     def child() -> list[str]:
-        found = refusals(producer)
+        errors = refusals(producer)
         asyncio.run(close(producer))
-        return [*found, error_of(lambda: asyncio.run(producer.__aenter__()))]
+        return [*errors, error_of(lambda: asyncio.run(producer.__aenter__()))]
 
     assert Child(child).result() == ["ForkedError"] * 5
     loop.run_until_complete(send_some(producer, b"2"))
@@ -137,11 +137,11 @@ def test_another_loop_or_thread_is_refused():
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)
-    found = [*refusals(producer), error_of(lambda: asyncio.run(close(producer)))]
-    thread = threading.Thread(target=lambda: found.extend(refusals(producer)))
+    errors = [*refusals(producer), error_of(lambda: asyncio.run(close(producer)))]
+    thread = threading.Thread(target=lambda: errors.extend(refusals(producer)))
     thread.start()
     thread.join()
-    assert found == ["OtherLoopError"] * 9
+    assert errors == ["OtherLoopError"] * 9
 
     network.lost.add(1)
 
@@ -164,49 +164,49 @@ def test_another_loop_or_thread_is_refused():
 def twins(network: ScriptedNetwork) -> list[Producer]:
     """Two producers whose first id is the same, as after a copy of a whole machine."""
     first = random.Random(5).getrandbits(63)
-    found = []
+    producers = []
     for number in (1, 2):
         draws = iter((first, 100 + number))
         identity = lambda _bits, draws=draws: next(draws)  # noqa: E731
-        found.append(
+        producers.append(
             Producer(
                 "meta:1",
                 settings=SINGLE,
                 _environment=Environment(network=network, draw_identity=identity),
             )
         )
-    return found
+    return producers
 
 
 async def test_producers_of_one_id_store_everything_in_order(caplog):
     """A broker refuses the second one's batches; it logs that, takes another id, and each message is stored once."""
     network = ScriptedNetwork()
-    one, other = twins(network)
-    async with one, other:
-        await send_some(one, b"a0", b"a1", b"a2")
+    first, other = twins(network)
+    async with first, other:
+        await send_some(first, b"a0", b"a1", b"a2")
         with caplog.at_level(logging.WARNING, logger="keylane.producer"):
             futures = []
             for number in range(6):
                 futures.append(other.send("s", b"b%d" % number, key=b"k"))
                 await asyncio.sleep(0)
             receipts = [await future for future in futures]
-        await send_some(one, b"a3")
-        assert other.stats.failed == one.stats.failed == 0
+        await send_some(first, b"a3")
+        assert other.stats.failed == first.stats.failed == 0
     assert not any(receipt.duplicate for receipt in receipts)
-    found = network.stored[1]
-    assert sorted(found) == [b"a0", b"a1", b"a2", b"a3", *(b"b%d" % n for n in range(6))]
+    stored = network.stored[1]
+    assert sorted(stored) == [b"a0", b"a1", b"a2", b"a3", *(b"b%d" % n for n in range(6))]
     for name in (b"a", b"b"):
-        own = [value for value in found if value.startswith(name)]
+        own = [value for value in stored if value.startswith(name)]
         assert own == sorted(own)
-    assert any("used by another producer" in one.getMessage() for one in caplog.records)
+    assert any("used by another producer" in record.getMessage() for record in caplog.records)
 
 
 async def test_batches_behind_a_refused_batch_are_not_stored_when_an_id_is_shared():
     """A batch with the next sequence is not stored when an older batch of the same producer was refused."""
     network = ScriptedNetwork()
-    one, other = twins(network)
-    async with one, other:
-        await send_some(one, b"a0")
+    first, other = twins(network)
+    async with first, other:
+        await send_some(first, b"a0")
         futures = [other.send("s", b"b%d" % number, key=b"k") for number in range(3)]
         for future in futures:
             await future
@@ -219,18 +219,18 @@ def test_a_send_in_another_thread_is_refused_while_a_batch_gathers():
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)
 
-    def send_elsewhere(found: list[str]) -> None:
-        found.append(error_of(lambda: producer.send("s", b"elsewhere", key=b"k")))
-        found.append(error_of(lambda: producer.send("s", b"elsewhere")))
+    def send_elsewhere(errors: list[str]) -> None:
+        errors.append(error_of(lambda: producer.send("s", b"elsewhere", key=b"k")))
+        errors.append(error_of(lambda: producer.send("s", b"elsewhere")))
 
     async def send_beside_a_thread() -> list[str]:
-        found: list[str] = []
+        errors: list[str] = []
         future = producer.send("s", b"1", key=b"k")
-        thread = threading.Thread(target=send_elsewhere, args=(found,))
+        thread = threading.Thread(target=send_elsewhere, args=(errors,))
         thread.start()
         thread.join()
         await future
-        return found
+        return errors
 
     assert loop.run_until_complete(send_beside_a_thread()) == ["OtherLoopError"] * 2
     loop.run_until_complete(producer.close())

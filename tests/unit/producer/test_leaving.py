@@ -85,7 +85,7 @@ async def test_a_receipt_is_reordered_only_for_messages_that_left_when_a_batch_m
         assert (await asyncio.wait_for(producer.send("s", b"1", key=LEFT), 30)).reordered
         keys = [LEFT, RIGHT, b"", LEFT, RIGHT]
         futures = [producer.send("s", b"2", key=key) for key in keys]
-        batches = {future.batch for future in futures}
+        batches = {future._batch for future in futures}
         receipts = [await asyncio.wait_for(future, 30) for future in futures]
 
     assert len(batches) == 1
@@ -204,7 +204,7 @@ async def test_receipts_of_healthy_partitions_come_when_another_is_silent_from_t
     network.unreachable.add("broker-1")
     async with producer_on(network) as producer:
         futures = {key: producer.send("s", b"1", key=key) for key in (LEFT, RIGHT)}
-        assert futures[LEFT].batch is futures[RIGHT].batch
+        assert futures[LEFT]._batch is futures[RIGHT]._batch
         assert (await asyncio.wait_for(futures[RIGHT], 30)).partition_id == 2
         assert (futures[RIGHT].done(), futures[LEFT].done()) == (True, False)
         network.unreachable.clear()

@@ -113,9 +113,12 @@ async def test_a_message_is_sent_to_the_moved_broker_when_another_has_its_addres
         await eventually(lambda: network.history_asks > 0)
         await asyncio.sleep(0.05)
         network.history_late.set()
-        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+        receipts = [await asyncio.wait_for(future, 30) for future in (older, newer)]
 
-    assert [(one.partition_id, one.duplicate) for one in receipts] == [(1, True), (2, False)]
+    assert [(receipt.partition_id, receipt.duplicate) for receipt in receipts] == [
+        (1, True),
+        (2, False),
+    ]
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
@@ -133,9 +136,12 @@ async def test_a_message_waits_for_a_silent_broker_when_another_has_its_address(
         await eventually(lambda: network.history_asks > 2)
         assert not older.done()
         network.past = [msgspec.structs.replace(left, address="elsewhere")]
-        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+        receipts = [await asyncio.wait_for(future, 30) for future in (older, newer)]
 
-    assert [(one.partition_id, one.duplicate) for one in receipts] == [(1, True), (2, False)]
+    assert [(receipt.partition_id, receipt.duplicate) for receipt in receipts] == [
+        (1, True),
+        (2, False),
+    ]
 
 
 async def test_close_ends_when_the_metaserver_never_answers():

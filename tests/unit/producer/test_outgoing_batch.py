@@ -6,7 +6,7 @@ import pytest
 
 from keylane.producer.given_up import GivenUp, Untold
 from keylane.producer.outgoing_batch import OutgoingBatch
-from keylane.producer.send_future import SendFuture
+from keylane.producer.send_future import BatchFuture
 from keylane.protocol.batch import check_batch, columns
 from keylane.protocol.errors import Fate, NoPartitionError, NotSentError
 from keylane.protocol.message import Receipt, pack_properties
@@ -42,17 +42,17 @@ async def test_properties_that_begin_late_stay_with_their_message():
     data = batch.pack(partition_id=7, producer_id=1, producer_epoch=0, sequence=0)
     cut = columns(data, check_batch(data))
 
-    found = [
+    packed_column = [
         cut.blob[start:end]
         for start, end in zip(cut.property_edges, cut.property_edges[1:], strict=False)
     ]
-    assert found == [b"", b"", packed]
+    assert packed_column == [b"", b"", packed]
 
 
 async def test_receipts_count_up_from_the_first_offset():
     """One answer of the broker gives each message its own offset."""
     batch = filled(3)
-    futures = [SendFuture(batch, index) for index in range(3)]
+    futures = [BatchFuture(batch, index) for index in range(3)]
     batch.settle(Receipt(7, 100, "fsync"))
 
     assert [(await future).offset for future in futures] == [100, 101, 102]
@@ -63,13 +63,13 @@ async def test_an_unknown_offset_stays_unknown():
     batch = filled(2)
     batch.settle(Receipt(7, -1, "fsync", duplicate=True))
 
-    assert (await SendFuture(batch, 1)).offset == -1
+    assert (await BatchFuture(batch, 1)).offset == -1
 
 
 async def test_a_future_gives_its_own_receipt_when_its_batch_was_split_twice():
     """After a route change split a batch twice, each future has the receipt of its own message."""
     batch = filled(4)
-    futures = [SendFuture(batch, index) for index in range(4)]
+    futures = [BatchFuture(batch, index) for index in range(4)]
     even, odd, last = new_batch(), new_batch(), new_batch()
     for index in range(4):
         (even, odd)[index % 2].adopt(batch, index)
@@ -91,7 +91,7 @@ async def test_other_waiters_continue_when_one_is_cancelled():
     batch = filled(2)
 
     async def wait(index: int) -> Receipt:
-        return await SendFuture(batch, index)
+        return await BatchFuture(batch, index)
 
     waiters = [asyncio.create_task(wait(index)) for index in range(2)]
     await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_a_future_wakes_when_its_own_message_is_settled():
     batch = filled(3)
 
     async def wait(index: int) -> Receipt:
-        return await SendFuture(batch, index)
+        return await BatchFuture(batch, index)
 
     waiters = [asyncio.create_task(wait(index)) for index in range(3)]
     await asyncio.sleep(0)
@@ -122,7 +122,7 @@ async def test_a_future_wakes_when_its_own_message_is_settled():
         assert (receipt.partition_id, receipt.offset) == (index, 10 + index)
         for _ in range(3):
             await asyncio.sleep(0)
-        assert [one.done() for one in waiters].count(True) == (1, 2, 0).index(index) + 1
+        assert [waiter.done() for waiter in waiters].count(True) == (1, 2, 0).index(index) + 1
 
 
 async def test_a_doubtful_message_fails_as_unknown_when_it_left_its_partition():
@@ -134,7 +134,7 @@ async def test_a_doubtful_message_fails_as_unknown_when_it_left_its_partition():
     moved.adopt(origin, 0)
     moved.adopt(origin, 1)
     moved.adopt(other, 0)
-    moved.settle(GivenUp(NotSentError("nobody there"), Untold()))
+    moved.settle(GivenUp(NotSentError("no broker there"), Untold()))
     for batch, index, fate in (
         (origin, 0, Fate.UNKNOWN),
         (origin, 1, Fate.UNKNOWN),

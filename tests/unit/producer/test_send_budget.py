@@ -6,7 +6,7 @@ import pytest
 
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_budget import SendBudget
-from keylane.producer.send_future import SendFuture
+from keylane.producer.send_future import BatchFuture
 from keylane.protocol.errors import Fate, NotSentError
 from keylane.protocol.message import Receipt
 
@@ -62,18 +62,18 @@ async def test_flush_counts_messages_when_a_whole_batch_is_given_up():
     """Of 100 messages that failed together, an awaited future leaves 99 untold; each is told once."""
     budget = SendBudget(1 << 20)
     batch = entered(budget, 100)
-    cause = NotSentError("nobody there")
+    cause = NotSentError("no broker there")
     budget.give_up(batch, cause)
     for _ in range(2):
         with pytest.raises(NotSentError):
-            await SendFuture(batch, 7)
+            await BatchFuture(batch, 7)
     told = budget.untold()
     assert told is not None
     assert (told.details, told.fate) == ({"messages": 99, "unknown": 0}, Fate.NOT_DONE)
     assert told.__cause__ is cause
     assert budget.untold() is None
     with pytest.raises(NotSentError):
-        await SendFuture(batch, 8)
+        await BatchFuture(batch, 8)
     assert budget.untold() is None
 
 
@@ -85,7 +85,7 @@ async def test_flush_counts_every_batch_when_hundreds_are_given_up():
         budget.give_up(batch, NotSentError())
     for batch in batches[:400]:
         with pytest.raises(NotSentError):
-            await SendFuture(batch, 0)
+            await BatchFuture(batch, 0)
     told = budget.untold()
     assert told is not None
     assert told.messages == 100
@@ -96,13 +96,13 @@ async def test_an_error_is_new_for_each_future_when_a_batch_is_given_up():
     budget = SendBudget(1 << 20)
     doubtful, certain = entered(budget, 2), entered(budget, 1)
     doubtful.doubtful = True
-    cause = NotSentError("nobody there")
+    cause = NotSentError("no broker there")
     budget.give_up(doubtful, cause)
     budget.give_up(certain, cause)
     seen = []
     for batch, index in ((doubtful, 0), (doubtful, 1), (doubtful, 1), (certain, 0)):
-        with pytest.raises(NotSentError, match="nobody there") as caught:
-            await SendFuture(batch, index)
+        with pytest.raises(NotSentError, match="no broker there") as caught:
+            await BatchFuture(batch, index)
         seen.append(caught.value)
     assert len({id(error) for error in seen}) == 4
     assert [error.fate for error in seen] == [Fate.UNKNOWN] * 3 + [Fate.NOT_DONE]

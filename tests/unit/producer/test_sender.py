@@ -122,10 +122,10 @@ async def test_unsent_messages_follow_the_new_route_when_their_broker_is_gone():
         await eventually(lambda: not executor.state.available)
         network.route = network.route_to(2, version=2, group="another")
         newer = producer.send("s", b"2", key=b"k")
-        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+        receipts = [await asyncio.wait_for(future, 30) for future in (older, newer)]
         await eventually(executor._task.done)
 
-    assert [one.partition_id for one in receipts] == [2, 2]
+    assert [receipt.partition_id for receipt in receipts] == [2, 2]
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
@@ -138,10 +138,27 @@ async def test_pauses_do_not_grow_while_batches_are_stored():
     async with producer_on(network, settings) as producer:
         futures = [producer.send("s", b"%d" % number, key=b"k") for number in range(20)]
         await asyncio.wait_for(asyncio.gather(*futures), 30)
-        (executor,) = producer._senders["s"].executors
-        assert executor.retries > 3
+        assert producer.stats.retries > 3
 
     assert network.stored == {1: [b"%d" % number for number in range(20)]}
+
+
+async def test_retries_are_kept_when_their_partition_leaves_the_route():
+    """`stats.retries` counts since the producer was opened, over all partitions that it ever sent to."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.unreachable.add("broker-1")
+        future = producer.send("s", b"1", key=b"k")
+        await eventually(lambda: producer.stats.retries > 2)
+        network.unreachable.clear()
+        await future
+        retries = producer.stats.retries
+        sender = producer._senders["s"]
+        network.route = network.route_to(2, version=2)
+        await eventually(lambda: [*sender._executors] == [2])
+        assert producer.stats.retries >= retries
+    assert producer.stats.retries >= retries
 
 
 async def test_a_route_is_ignored_when_it_is_older():
@@ -174,7 +191,11 @@ async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
             network.route = network.route_to(3, version=10)
             await eventually(
                 lambda: (
-                    3 in [one.partition.partition_id for one in producer._senders["s"].executors]
+                    3
+                    in [
+                        executor.partition.partition_id
+                        for executor in producer._senders["s"].executors
+                    ]
                 )
             )
             await producer.send("s", b"2", key=b"k")
@@ -210,7 +231,6 @@ async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers()
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1)
     async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=b"k")
-        (executor,) = producer._senders["s"].executors
         network.mute.add(1)
         futures = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
         await eventually(lambda: len(network.stored[1]) == 3)
@@ -222,11 +242,11 @@ async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers()
         network.unknown.clear()
         futures.append(producer.send("s", b"3", key=b"k"))
         receipts = [await asyncio.wait_for(future, 30) for future in futures]
-        assert executor.retries
+        assert producer.stats.retries
 
     assert network.stored == {1: [b"0", b"1", b"2", b"3"]}
-    assert [one.offset for one in receipts] == [1, 2, 3]
-    assert not any(one.reordered for one in receipts)
+    assert [receipt.offset for receipt in receipts] == [1, 2, 3]
+    assert not any(receipt.reordered for receipt in receipts)
 
 
 async def test_the_metaserver_is_asked_rarely_when_a_partition_fails_often():
@@ -260,9 +280,9 @@ async def test_a_moved_broker_is_found_when_the_route_does_not_list_it():
         network.past.append(msgspec.structs.replace(left, address="elsewhere"))
         network.sealed.add(1)
         network.route = network.route_to(2, version=2, group="another")
-        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+        receipts = [await asyncio.wait_for(future, 30) for future in (older, newer)]
 
-    assert [one.partition_id for one in receipts] == [2, 2]
+    assert [receipt.partition_id for receipt in receipts] == [2, 2]
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 

@@ -69,6 +69,9 @@ async def test_a_message_in_flight_fails_as_unknown_when_it_times_out():
         for future in (same_batch, again):
             await asyncio.wait_for(future, 30)
         await asyncio.wait_for(producer.flush(), 30)
+        with pytest.raises(DeliveryTimeoutError) as again_told:
+            late.result()
+        assert again_told.value.fate is Fate.UNKNOWN, "an outcome is final"
         assert (producer.stats.acked, producer.stats.failed) == (3, 2)
 
     assert network.stored == {1: [b"0", b"1", b"1", b"2"]}

@@ -82,11 +82,9 @@ def test_a_batch_in_the_middle_of_other_bytes_is_read_at_its_start():
     assert (header.count, header.sequence) == (3, 0)
     after = check_batch(memoryview(data), 5 + header.length)
     assert (after.count, after.sequence) == (1, 3)
-    found = columns(data, header, 5)
-    assert found.blob == batch(3)
-    assert [
-        found.blob[a:b] for a, b in zip(found.key_edges, found.key_edges[1:], strict=False)
-    ] == [
+    cut = columns(data, header, 5)
+    assert cut.blob == batch(3)
+    assert [cut.blob[a:b] for a, b in zip(cut.key_edges, cut.key_edges[1:], strict=False)] == [
         b"k0",
         b"k1",
         b"k2",
@@ -109,9 +107,9 @@ def test_batches_one_after_another_are_all_found():
     """`batch_starts` finds each batch, and a tail that is none is an error."""
     parts = [batch(2), batch(1, sequence=2), batch(5, sequence=3)]
     data = b"".join(parts)
-    found = batch_starts(data)
-    assert [start for start, _ in found] == [0, len(parts[0]), len(parts[0]) + len(parts[1])]
-    assert [header.count for _, header in found] == [2, 1, 5]
+    batches = batch_starts(data)
+    assert [start for start, _ in batches] == [0, len(parts[0]), len(parts[0]) + len(parts[1])]
+    assert [header.count for _, header in batches] == [2, 1, 5]
     assert batch_starts(b"") == []
     with pytest.raises(CorruptBatchError):
         batch_starts(data + b"\0")
@@ -158,9 +156,9 @@ def test_a_whole_record_that_is_no_message_batch_is_refused(record, reason):
 def test_a_record_that_nobody_could_read_is_not_made():
     """The longest record reads back; one that is a byte longer is a typed error when it is made."""
     body = bytes(RECORD_BYTES_MAX - HEADER_BYTES)
-    found = read_record(encode_record(body, kind=Kind.STATE))
-    assert isinstance(found, Header)
-    assert found.length == RECORD_BYTES_MAX
+    header = read_record(encode_record(body, kind=Kind.STATE))
+    assert isinstance(header, Header)
+    assert header.length == RECORD_BYTES_MAX
     with pytest.raises(MessageTooLargeError):
         encode_record(body + b"\0", kind=Kind.STATE)
 

@@ -36,7 +36,9 @@ def test_every_endpoint_is_in_a_table_once():
         assert len({(endpoint.method, endpoint.path) for endpoint in table}) == len(table)
 
 
-@pytest.mark.parametrize("endpoint", EVERY.values(), ids=lambda one: f"{one.method} {one.path}")
+@pytest.mark.parametrize(
+    "endpoint", EVERY.values(), ids=lambda endpoint: f"{endpoint.method} {endpoint.path}"
+)
 def test_endpoint_is_whole(endpoint):
     """Only a POST has a body, and what changes the cluster is not open to those who may only read."""
     assert endpoint.method in {"GET", "POST"}

@@ -154,6 +154,6 @@ def test_every_error_says_what_it_is():
 def test_every_error_explains_itself(kind):
     """`help` of an error says when it is raised, in a docstring of its own; all but the root have a hint."""
     assert kind.__doc__
-    assert kind.__doc__ not in {one.__doc__ for one in KINDS if one is not kind}
+    assert kind.__doc__ not in {other.__doc__ for other in KINDS if other is not kind}
     assert "hint" in vars(kind) or kind is KeylaneError
     assert kind.hint or kind is KeylaneError

@@ -62,7 +62,10 @@ def test_the_table_sends_each_logical_partition_to_its_range(count):
     parts = [partition(n + 1, a, b) for n, (a, b) in enumerate(split_ranges(count))]
     table = route_table(route(*reversed(parts)))
     assert len(table) == LOGICAL_PARTITIONS
-    assert all(one.range_start <= number < one.range_end for number, one in enumerate(table))
+    assert all(
+        partition.range_start <= number < partition.range_end
+        for number, partition in enumerate(table)
+    )
 
 
 def test_sealed_planned_and_expired_partitions_take_nothing():
@@ -74,7 +77,7 @@ def test_sealed_planned_and_expired_partitions_take_nothing():
         )
     ]
     table = route_table(route(*old, partition(9, 0, 1024)))
-    assert {one.partition_id for one in table} == {9}
+    assert {partition.partition_id for partition in table} == {9}
 
 
 @pytest.mark.parametrize(

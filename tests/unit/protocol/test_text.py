@@ -32,11 +32,13 @@ def test_printable_text_has_no_control_character():
     """Of all of Unicode nothing is left that moves a cursor, ends a line or turns the writing; the rest is as it was."""
     everything = "".join(map(chr, range(0x11_0000)))
     shown = printable(everything)
-    assert not any(unicodedata.category(one) in {"Cc", "Cs", "Zl", "Zp"} for one in shown)
     assert not any(
-        unicodedata.bidirectional(one)
+        unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"} for character in shown
+    )
+    assert not any(
+        unicodedata.bidirectional(character)
         in {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-        for one in shown
+        for character in shown
     )
     shown.encode()
     assert printable("Zoë → \N{SNOWMAN} \\n") == "Zoë → \N{SNOWMAN} \\n"

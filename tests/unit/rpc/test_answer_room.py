@@ -38,7 +38,7 @@ async def test_few_answers_of_a_connection_are_made_at_once():
     share = AnswerRoom(reads_max=2).share()
     tasks = asks(share, 1, 1, 1)
     await settled()
-    assert [one.done() for one in tasks] == [True, True, False]
+    assert [task.done() for task in tasks] == [True, True, False]
     share.settle(1, 1)
     await settled()
     assert tasks[2].done()
@@ -49,12 +49,12 @@ async def test_connections_take_turns_where_the_server_has_no_room():
     room = AnswerRoom(bytes_max=10, connection_bytes_max=100, reads_max=100)
     full, greedy, modest = room.share(), room.share(), room.share()
     await full.take(10)
-    many, one = asks(greedy, 5, 5, 5), asks(modest, 5)
+    many, single = asks(greedy, 5, 5, 5), asks(modest, 5)
     await settled()
     assert room.short
     full.settle(10, 0)
     await settled()
-    assert [task.done() for task in [*many, *one]] == [True, False, False, True]
+    assert [task.done() for task in [*many, *single]] == [True, False, False, True]
     greedy.settle(5, 0)
     modest.settle(5, 0)
     await settled()
@@ -71,7 +71,7 @@ async def test_an_answer_larger_than_all_room_is_made_alone():
 
 
 async def test_room_is_free_again_when_its_answers_are_cancelled():
-    """Answers that are cancelled, before or after they had room, leave nothing held and nobody waiting."""
+    """Answers that are cancelled, before or after they had room, hold no room, and no other answer waits for them."""
     room = AnswerRoom(bytes_max=10)
     first, second = room.share(), room.share()
 

@@ -110,7 +110,7 @@ async def test_a_fault_of_the_server_is_told_without_its_secrets(channel, caplog
 
 
 async def test_no_answer_in_time_leaves_the_outcome_unknown(channel, desk):
-    """A deadline that passes raises OutcomeUnknownError; the late answer harms nobody."""
+    """A deadline that passes raises OutcomeUnknownError; the late answer does no harm."""
     before = time.monotonic()
     with pytest.raises(OutcomeUnknownError, match="within 60 ms"):
         await channel.call(Read(1, 7, 0), timeout_ms=60)
@@ -142,7 +142,7 @@ async def test_a_frame_over_the_limit_is_refused_before_it_is_sent(channel, desk
 
 
 async def test_an_answer_over_the_limit_is_refused_by_the_server(channel, desk):
-    """A handler's answer too large for a frame becomes a typed refusal; the connection goes on."""
+    """A handler's answer too large for a frame becomes a typed refusal; the connection stays open."""
     desk.let_go.set()
     with pytest.raises(MessageTooLargeError):
         await channel.call(Read(1, 7, FRAME_BYTES_MAX), timeout_ms=5_000)
@@ -266,7 +266,7 @@ async def test_calls_of_a_broker_client_that_cannot_open_were_not_sent(network):
 
 
 async def test_an_overloaded_handler_is_just_a_refusal(network):
-    """An error that says "later" reaches the caller as that, and the connection goes on."""
+    """An error that says "later" reaches the caller as that, and the connection stays open."""
 
     async def busy(_request, _payload):
         raise OverloadedError(in_flight=3)

@@ -19,8 +19,8 @@ async def test_a_broker_has_one_client(server, serve):
     connections = Connections(None, timeout_ms=5_000)
     connections.open()
     other = await serve()
-    for one in (server, server, other):
-        await appended(connections, one.address)
+    for broker in (server, server, other):
+        await appended(connections, broker.address)
     assert (server.connections, other.connections) == (1, 1)
     await connections.close()
     assert connections.network is None

@@ -183,7 +183,7 @@ async def test_a_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
 async def test_bad_input_is_a_typed_answer(
     client, server, meta, caplog, method, path, body, status
 ):
-    """Bad JSON, a body too large, an unknown path: an ErrorBody with its status, and the server goes on."""
+    """Bad JSON, a body too large, an unknown path: an ErrorBody with its status, and the server serves on."""
     async with (
         aiohttp.ClientSession() as session,
         session.request(
@@ -347,7 +347,7 @@ async def test_calls_at_the_same_time_each_try_every_address(network, server):
 
 
 async def test_call_is_not_sent_when_no_address_answers(network):
-    """When nobody answers the call was not sent, and every address stays in the list."""
+    """When no metaserver answers, the call was not sent, and every address stays in the list."""
     client = MetaClient(network, ["127.0.0.1:1", "127.0.0.1:2"])
     with pytest.raises(NotSentError):
         await client.health()
@@ -406,13 +406,13 @@ async def test_a_machine_that_takes_no_connection_was_sent_nothing(network, monk
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
         address = deaf.getsockname()
         waiting = [socket.socket() for _ in range(4)]
-        for one in waiting:
-            one.setblocking(False)
-            one.connect_ex(address)
+        for waiter in waiting:
+            waiter.setblocking(False)
+            waiter.connect_ex(address)
         with pytest.raises(NotSentError, match="timed out"):
             await MetaClient(network, [f"127.0.0.1:{address[1]}"]).leave(Leave(session="s"))
-        for one in waiting:
-            one.close()
+        for waiter in waiting:
+            waiter.close()
 
 
 async def test_a_broker_answers_control_calls_on_the_same_port(network, serve):

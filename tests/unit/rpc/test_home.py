@@ -24,52 +24,52 @@ def connections() -> Connections:
     return Connections(None, timeout_ms=1_000, what="thing")
 
 
-async def opened(one: Connections) -> None:
-    one.open()
+async def opened(client: Connections) -> None:
+    client.open()
 
 
 def test_a_home_is_entered_once():
-    """Whoever is open is not opened; whoever was closed is."""
+    """An open client is not opened again; a closed one is."""
 
     async def twice() -> None:
-        one = connections()
+        client = connections()
         for _ in range(2):
             with pytest.raises(ClosedError):
-                one.home.check()
-            one.open()
-            one.home.check()
+                client.home.check()
+            client.open()
+            client.home.check()
             with pytest.raises(AlreadyOpenError):
-                one.open()
-            await one.close()
-        one.home.check_not_elsewhere()
+                client.open()
+            await client.close()
+        client.home.check_not_elsewhere()
 
     asyncio.run(twice())
 
 
 def test_another_event_loop_is_refused_by_name():
     """In another loop of the thread, and once the first loop has ended; then it may be opened again."""
-    one = connections()
+    client = connections()
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
 
     async def check() -> None:
-        one.home.check()
+        client.home.check()
 
     try:
-        first.run_until_complete(opened(one))
+        first.run_until_complete(opened(client))
         first.run_until_complete(check())
         with pytest.raises(OtherLoopError, match="in another event loop"):
             second.run_until_complete(check())
         with pytest.raises(OtherLoopError):
-            one.home.check()
+            client.home.check()
         with pytest.raises(OtherLoopError):
-            second.run_until_complete(one.close())
-        first.run_until_complete(one.network.close())
+            second.run_until_complete(client.close())
+        first.run_until_complete(client.network.close())
         first.close()
         with pytest.raises(OtherLoopError, match="has ended"):
             second.run_until_complete(check())
-        second.run_until_complete(opened(one))
+        second.run_until_complete(opened(client))
         second.run_until_complete(check())
-        second.run_until_complete(one.close())
+        second.run_until_complete(client.close())
     finally:
         first.close()
         second.close()
@@ -77,57 +77,57 @@ def test_another_event_loop_is_refused_by_name():
 
 async def test_another_thread_is_refused_by_name():
     """With a loop of its own there, or without."""
-    one = connections()
-    one.open()
-    found: list[str] = []
+    client = connections()
+    client.open()
+    errors: list[str] = []
 
     async def check() -> None:
-        one.home.check_thread()
+        client.home.check_thread()
 
     def elsewhere() -> None:
-        found.append(error_of(one.home.check_thread))
-        found.append(error_of(lambda: asyncio.run(check())))
+        errors.append(error_of(client.home.check_thread))
+        errors.append(error_of(lambda: asyncio.run(check())))
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    await one.close()
-    assert found == ["OtherLoopError", "OtherLoopError"]
+    await client.close()
+    assert errors == ["OtherLoopError", "OtherLoopError"]
 
 
 def test_a_fork_is_refused_by_name():
-    """In the child nothing can be done with what was open, and closing it does nothing; the parent goes on."""
-    one, other = connections(), connections()
+    """In the child nothing can be done with what was open, and closing it does nothing; the parent uses it on."""
+    client, other = connections(), connections()
     told: list[str] = []
     loop = asyncio.new_event_loop()
 
     async def open_one() -> None:
-        one.open(on_fork=lambda: told.append("child"))
+        client.open(on_fork=lambda: told.append("child"))
 
     def child() -> list[str]:
-        asyncio.run(one.close())
+        asyncio.run(client.close())
         return [
             *told,
-            error_of(one.home.check),
-            error_of(one.home.check_thread),
-            error_of(lambda: asyncio.run(opened(one))),
+            error_of(client.home.check),
+            error_of(client.home.check_thread),
+            error_of(lambda: asyncio.run(opened(client))),
             error_of(lambda: asyncio.run(opened(other))),
         ]
 
     loop.run_until_complete(open_one())
     assert Child(child).result() == ["child", *["ForkedError"] * 3, ""]
     assert not told
-    loop.run_until_complete(one.close())
+    loop.run_until_complete(client.close())
     loop.close()
 
 
 def test_a_fork_of_what_was_closed_may_be_opened():
     """What was open once and is no more is as one that never was."""
-    one = connections()
+    client = connections()
 
     async def once() -> None:
-        one.open()
-        await one.close()
+        client.open()
+        await client.close()
 
     asyncio.run(once())
     assert Child(lambda: error_of(lambda: asyncio.run(once()))).result() == ""

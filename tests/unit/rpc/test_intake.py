@@ -98,7 +98,9 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, KeylaneError | None
     """Status and typed error of the next answer."""
     async with asyncio.timeout(10):
         lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-        length = next(int(one.split(":")[1]) for one in lines if one.startswith("content-length"))
+        length = next(
+            int(line.split(":")[1]) for line in lines if line.startswith("content-length")
+        )
         body = await reader.readexactly(length)
     status = int(lines[0].split()[1])
     return status, None if status == 200 else msgspec.json.decode(body, type=ErrorBody).error()

@@ -90,8 +90,8 @@ async def test_no_foreign_page_makes_a_control_call(serve):
             async with session.request(method, place, data=body, headers=foreign) as response:
                 assert response.status == 403
                 assert "Access-Control-Allow-Origin" not in response.headers
-                found = msgspec.json.decode(await response.read(), type=ErrorBody).error()
-                assert type(found) is OriginError
+                error = msgspec.json.decode(await response.read(), type=ErrorBody).error()
+                assert type(error) is OriginError
         assert not asked
         async with session.post(place, data=body) as response:
             assert response.status == 200

@@ -70,7 +70,7 @@ raise SystemExit(run_program(main))
 
 
 def test_ready_is_one_line_of_json(capfd):
-    """Whoever started a program reads one JSON line and knows where it serves."""
+    """The starter of a program learns from one JSON line where it serves."""
     say_ready("broker", "127.0.0.1:7001")
     out, _ = capfd.readouterr()
     assert json.loads(out) == {"ready": True, "program": "broker", "address": "127.0.0.1:7001"}

@@ -1,4 +1,4 @@
-"""Why a connection failed is told in plain words, whoever passed the error on."""
+"""The reason of a failed connection is told in plain words, whichever library passed it on."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def test_words(error, words):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_reason_says_refused_when_no_server_listens(network, host):
-    """Nobody listens: the error says so, and nothing of the library that tried."""
+    """The error says that no program listens, and no more of what the library says."""
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can be there
+        taken.bind(
+            ("127.0.0.1", 0)
+        )  # bound and not listening, so that no other program can listen there
         address = f"{host}:{taken.getsockname()[1]}"
         with pytest.raises(NotSentError) as caught:
             await network.control("GET", address, "/v1/health", Health, timeout_ms=5_000)

@@ -120,7 +120,7 @@ async def test_the_word_of_a_server_that_hangs_up_reaches_the_caller(network, se
     ids=["zeros", "lying length", "no upgrade", "long path", "silence"],
 )
 async def test_bytes_that_are_no_http_leave_the_server_serving(network, server, raw):
-    """Garbage on the port, or a connection dropped at once, disturbs nobody."""
+    """Garbage on the port, or a connection dropped at once, disturbs no other client."""
     neighbour = await network.open_channel(server.address, timeout_ms=2_000)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(raw)

@@ -1,4 +1,4 @@
-"""Clients that do not take their answers: they are told and let go, and nobody waits for them."""
+"""Clients that do not take their answers are told and disconnected, and no other client waits for them."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ def handled_by(number: int, handler: Callable[..., object] | int) -> Iterator[No
         signal.signal(number, before)
 
 
-async def told(one: StopSignals) -> None:
+async def told(signals: StopSignals) -> None:
     async with asyncio.timeout(5):
-        await one.event.wait()
+        await signals.event.wait()
 
 
 @BOTH
@@ -40,9 +40,9 @@ def test_a_signal_sets_the_event_and_the_handler_before_stands_again(number, new
 
     async def main() -> None:
         before = signal.getsignal(number)
-        with StopSignals() as one:
+        with StopSignals() as signals:
             asyncio.get_running_loop().call_later(0.05, signal.raise_signal, number)
-            await told(one)
+            await told(signals)
         assert signal.getsignal(number) is before
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -58,9 +58,9 @@ def test_handlers_of_the_users_loop_are_called_too(number, new_loop):
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(number, calls.append, "user")
-        with StopSignals() as one:
+        with StopSignals() as signals:
             signal.raise_signal(number)
-            await told(one)
+            await told(signals)
             await asyncio.sleep(0.05)
             assert calls == ["user"]
         signal.raise_signal(number)
@@ -76,9 +76,9 @@ def test_handlers_of_the_users_loop_are_called_too(number, new_loop):
 async def test_a_python_handler_is_called_for_each_signal(number):
     """A handler of the user's gets the first signal and, alone, the second."""
     calls: list[int] = []
-    with handled_by(number, lambda got, _frame: calls.append(got)), StopSignals() as one:
+    with handled_by(number, lambda got, _frame: calls.append(got)), StopSignals() as signals:
         signal.raise_signal(number)
-        await told(one)
+        await told(signals)
         assert calls == [number]
         signal.raise_signal(number)
         assert calls == [number, number]
@@ -86,10 +86,10 @@ async def test_a_python_handler_is_called_for_each_signal(number):
 
 async def test_an_ignored_signal_stays_ignored():
     """A process that was started to ignore it (nohup) is not ended by it."""
-    with handled_by(signal.SIGTERM, signal.SIG_IGN), StopSignals() as one:
+    with handled_by(signal.SIGTERM, signal.SIG_IGN), StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
         await asyncio.sleep(0.05)
-        assert not one.event.is_set()
+        assert not signals.event.is_set()
 
 
 async def test_every_open_one_is_told_and_the_last_puts_the_handler_back():
@@ -123,17 +123,17 @@ async def test_a_handler_installed_meanwhile_stays():
 
 def test_in_a_thread_nothing_is_installed():
     """Python lets only the main thread handle signals."""
-    found: list[object] = []
+    handlers: list[object] = []
 
     async def main() -> None:
         with StopSignals():
-            found.append(signal.getsignal(signal.SIGTERM))
+            handlers.append(signal.getsignal(signal.SIGTERM))
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     thread.join(10)
-    assert found == [before]
+    assert handlers == [before]
 
 
 STUCK = """

@@ -24,7 +24,7 @@ def test_two_options_are_enough():
 
 def test_every_option_is_understood():
     """Each option, in any case and with blanks around it, arrives as its own type."""
-    found = parse_options(
+    parsed = parse_options(
         {
             "META": "a:1, [::1]:2",
             "Subject": " flights ",
@@ -36,7 +36,7 @@ def test_every_option_is_understood():
             "gcfreeze": "FALSE",
         }
     )
-    assert found == ReadOptions(
+    assert parsed == ReadOptions(
         meta=("a:1", "[::1]:2"),
         subject="flights",
         partitions=frozenset({3, 4}),

@@ -49,7 +49,7 @@ def planned(chosen: ReadOptions) -> dict[int, tuple[int, int]]:
     """Two partitions: 3 holds [5, 20), 4 holds [0, 0)."""
     parts = select_partitions(route(partition(4), partition(3, "sealed")), chosen)
     ranges = plan_ranges(parts, {3: status(3, 5, 20), 4: status(4, 0, 0)}, chosen)
-    return {one.partition_id: (one.start, one.end) for one in ranges}
+    return {range_.partition_id: (range_.start, range_.end) for range_ in ranges}
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def planned(chosen: ReadOptions) -> dict[int, tuple[int, int]]:
 )
 def test_each_partition_has_one_pinned_range(chosen, ranges):
     """Every physical partition gets one half-open range of numbers, by id, empty ones too."""
-    found = planned(options(**chosen))
-    assert found == ranges
-    assert list(found) == sorted(found)
+    plan = planned(options(**chosen))
+    assert plan == ranges
+    assert list(plan) == sorted(plan)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_partitions_without_data_are_left_out():
     table = route(
         *(partition(n, s) for n, s in enumerate(["planned", "open", "sealed", "expired"], 1))
     )
-    assert [one.partition_id for one in select_partitions(table, options())] == [2, 3]
+    assert [partition.partition_id for partition in select_partitions(table, options())] == [2, 3]
     with pytest.raises(PartitionUnknownError):
         select_partitions(table, options(partitions=frozenset({4})))
 
@@ -135,7 +135,7 @@ def test_a_partition_whose_broker_is_away_is_told_at_planning():
     left = select_partitions(
         route(partition(3, address=None), partition(4)), options(partitions=frozenset({4}))
     )
-    assert [one.partition_id for one in left] == [4]
+    assert [partition.partition_id for partition in left] == [4]
 
 
 def test_a_partition_no_broker_knows_is_told_at_planning():

@@ -22,7 +22,7 @@ Sent = tuple[bytes, bytes, int, dict[str, str]]
 
 def batch(messages: list[Sent], base_offset: int, partition_id: int = PARTITION) -> bytes:
     keys, values, times, properties = (list(column) for column in zip(*messages, strict=True))
-    packed = [pack_properties(one) for one in properties]
+    packed = [pack_properties(mapping) for mapping in properties]
     record = bytearray(
         encode_batch(
             partition_id=partition_id,
@@ -51,8 +51,10 @@ def builder(start: int, end: int, columns=COLUMNS, batch_rows: int = 100) -> Row
 
 
 def taken(build: RowBuilder, *payloads: bytes) -> list[pa.RecordBatch]:
-    found = [one for payload in payloads for one in build.take(memoryview(payload))]
-    return [*found, *build.rest()]
+    batches = [
+        record_batch for payload in payloads for record_batch in build.take(memoryview(payload))
+    ]
+    return [*batches, *build.rest()]
 
 
 def plain(count: int, at: int = 0) -> list[Sent]:
@@ -82,29 +84,31 @@ messages = st.tuples(
 @settings(deadline=None)
 def test_the_rows_are_the_messages_of_the_range(batches, base, data):
     """Whatever the batches, cuts, joins and frames, the rows are the messages of the range in order."""
-    total = sum(len(one) for one in batches)
+    total = sum(len(batch) for batch in batches)
     start = base + data.draw(st.integers(0, len(batches[0]) - 1), label="start")
     end = data.draw(st.integers(start, base + total), label="end")
     batch_rows = data.draw(st.integers(1, 12), label="batch_rows")
     records, offset = [], base
-    for one in batches:
-        records.append(batch(one, offset))
-        offset += len(one)
+    for packed in batches:
+        records.append(batch(packed, offset))
+        offset += len(packed)
     cut = data.draw(st.integers(0, len(records)), label="frame")
     build = builder(start, end, batch_rows=batch_rows)
-    found = taken(build, b"".join(records[:cut]), b"".join(records[cut:]))
+    record_batches = taken(build, b"".join(records[:cut]), b"".join(records[cut:]))
     assert build.next_offset == end
-    for one in found:
-        one.validate(full=True)
-        assert one.schema.equals(arrow_schema())
-        assert 0 < one.num_rows < batch_rows + 7
-    table = pa.Table.from_batches(found, arrow_schema())
-    sent = [one for group in batches for one in group][start - base : end - base]
+    for record_batch in record_batches:
+        record_batch.validate(full=True)
+        assert record_batch.schema.equals(arrow_schema())
+        assert 0 < record_batch.num_rows < batch_rows + 7
+    table = pa.Table.from_batches(record_batches, arrow_schema())
+    sent = [row for group in batches for row in group][start - base : end - base]
     assert table["offset"].to_pylist() == list(range(start, end))
-    assert table["key"].to_pylist() == [one[0] for one in sent]
-    assert table["value"].to_pylist() == [one[1] for one in sent]
-    assert table["timestamp"].cast(pa.int64()).to_pylist() == [one[2] // 1_000 for one in sent]
-    assert [dict(one) for one in table["properties"].to_pylist()] == [one[3] for one in sent]
+    assert table["key"].to_pylist() == [row[0] for row in sent]
+    assert table["value"].to_pylist() == [row[1] for row in sent]
+    assert table["timestamp"].cast(pa.int64()).to_pylist() == [row[2] // 1_000 for row in sent]
+    assert [dict(partition) for partition in table["properties"].to_pylist()] == [
+        row[3] for row in sent
+    ]
     assert set(table["subject"].to_pylist()) <= {"flights"}
     assert set(table["partition"].to_pylist()) <= {PARTITION}
     assert sum(column.null_count for column in table.columns) == 0
@@ -112,19 +116,19 @@ def test_the_rows_are_the_messages_of_the_range(batches, base, data):
 
 def test_only_the_columns_asked_for_are_made():
     """The columns option decides names and order."""
-    (found,) = taken(builder(0, 5, columns=("value", "offset")), batch(plain(5), 0))
-    assert found.schema.names == ["value", "offset"]
-    assert found["value"].to_pylist() == [b"v0", b"v1", b"v2", b"v3", b"v4"]
+    (record_batch,) = taken(builder(0, 5, columns=("value", "offset")), batch(plain(5), 0))
+    assert record_batch.schema.names == ["value", "offset"]
+    assert record_batch["value"].to_pylist() == [b"v0", b"v1", b"v2", b"v3", b"v4"]
 
 
 def test_small_batches_are_joined_and_large_ones_are_not_copied():
     """Many small batches become one of about batch_rows; a batch alone is a view of the bytes received."""
     small = [batch(plain(1, n), n) for n in range(250)]
-    assert [one.num_rows for one in taken(builder(0, 250), b"".join(small))] == [100, 100, 50]
+    assert [batch.num_rows for batch in taken(builder(0, 250), b"".join(small))] == [100, 100, 50]
     record = batch(plain(100), 0)
     payload = memoryview(record)
-    (found,) = list(builder(0, 100).take(payload))
-    values = found["value"].buffers()[2]
+    (record_batch,) = list(builder(0, 100).take(payload))
+    values = record_batch["value"].buffers()[2]
     whole = pa.py_buffer(record)
     assert whole.address <= values.address < whole.address + whole.size
 
@@ -133,14 +137,14 @@ def test_large_values_end_an_arrow_batch_early(monkeypatch):
     """A batch of Arrow is limited in bytes too, so that no worker has to hold 16,384 large messages."""
     monkeypatch.setattr(rows_module, "BATCH_BYTES_MAX", 1_000)
     large = [batch([(b"k", bytes(400), 0, {})], n) for n in range(10)]
-    assert [one.num_rows for one in taken(builder(0, 10), b"".join(large))] == [3, 3, 3, 1]
+    assert [batch.num_rows for batch in taken(builder(0, 10), b"".join(large))] == [3, 3, 3, 1]
 
 
 def test_batches_after_the_end_are_left():
     """What a frame holds beyond the range is neither looked at nor yielded."""
     build = builder(2, 4)
-    (found,) = taken(build, batch(plain(5), 0) + batch(plain(5, 5), 5))
-    assert found["offset"].to_pylist() == [2, 3]
+    (record_batch,) = taken(build, batch(plain(5), 0) + batch(plain(5, 5), 5))
+    assert record_batch["offset"].to_pylist() == [2, 3]
     assert build.next_offset == 4
 
 

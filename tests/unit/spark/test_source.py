@@ -79,15 +79,15 @@ def reader(shelves: Shelves, **options: str) -> KeylaneReader:
     return made.reader(made.schema())
 
 
-def rows(found: KeylaneReader) -> pa.Table:
-    batches = [one for part in found.partitions() for one in found.read(part)]
-    return pa.Table.from_batches(batches, arrow_schema(found._options.columns))
+def rows(source: KeylaneReader) -> pa.Table:
+    batches = [record_batch for part in source.partitions() for record_batch in source.read(part)]
+    return pa.Table.from_batches(batches, arrow_schema(source._options.columns))
 
 
 def test_each_physical_partition_is_one_task(filled):
     """One InputPartition per physical partition, pinned, from one route and one status call."""
-    planned = [one.planned for one in reader(filled).partitions()]
-    assert [(one.partition_id, one.start, one.end) for one in planned] == [
+    planned = [part.planned for part in reader(filled).partitions()]
+    assert [(range_.partition_id, range_.start, range_.end) for range_ in planned] == [
         (3, 0, ROWS),
         (4, 0, 0),
         (9, 0, 10),
@@ -97,10 +97,10 @@ def test_each_physical_partition_is_one_task(filled):
 
 def test_the_rows_are_what_was_sent(filled):
     """Every message comes once, in order of offset within its partition, with all its columns."""
-    found = reader(filled, batchRows="128")
-    batches = [one for part in found.partitions() for one in found.read(part)]
-    assert max(one.num_rows for one in batches) < 128 + 19
-    assert min(one.num_rows for one in batches[:-2]) >= 128
+    source = reader(filled, batchRows="128")
+    batches = [record_batch for part in source.partitions() for record_batch in source.read(part)]
+    assert max(record_batch.num_rows for record_batch in batches) < 128 + 19
+    assert min(record_batch.num_rows for record_batch in batches[:-2]) >= 128
     table = pa.Table.from_batches(batches)
     assert table.schema.equals(arrow_schema())
     assert Counter(table["partition"].to_pylist()) == {3: ROWS, 9: 10}
@@ -124,34 +124,34 @@ def test_a_large_range_takes_several_reads(shelves, monkeypatch):
     """A range larger than one answer is read piece by piece, the next asked for before rows are built."""
     for number in range(60):
         shelves.shelf(3).put(*[Sent(b"k", bytes(100_000))] * 2, Sent(b"k", b"%d" % number))
-    found = reader(shelves, columns="offset,value", batchRows="1")
-    (part,) = found.partitions()
-    stream = found.read(part)
+    source = reader(shelves, columns="offset,value", batchRows="1")
+    (part,) = source.partitions()
+    stream = source.read(part)
     next(stream)
     for _ in range(100):
         if len(shelves.reads) == 2:
             break
         time.sleep(0.01)
     assert len(shelves.reads) == 2, "the second read is under way while the first is converted"
-    offsets = [0, 1, 2, *(o for one in stream for o in one["offset"].to_pylist())]
+    offsets = [0, 1, 2, *(o for record_batch in stream for o in record_batch["offset"].to_pylist())]
     assert offsets == list(range(180))
     assert len(shelves.reads) == -(-60 * 200_000 // PULL_BYTES_MAX)
 
 
 def test_an_empty_range_yields_nothing_and_asks_nothing(filled):
     """No rows, no batch, no call to the broker."""
-    found = reader(filled)
-    assert list(found.read(found.partitions()[1])) == []
-    assert list(reader(filled, start="latest").read(found.partitions()[1])) == []
+    source = reader(filled)
+    assert list(source.read(source.partitions()[1])) == []
+    assert list(reader(filled, start="latest").read(source.partitions()[1])) == []
     assert filled.reads == []
 
 
 def test_empty_list_of_partitions_reads_as_no_rows(shelves):
     """A subject without partitions plans an empty list; the one task Spark makes of it has no rows."""
-    found = reader(shelves)
-    assert found.partitions() == []
-    assert list(found.read(InputPartition(None))) == []
-    assert list(found.read(None)) == []
+    source = reader(shelves)
+    assert source.partitions() == []
+    assert list(source.read(InputPartition(None))) == []
+    assert list(source.read(None)) == []
 
 
 def test_the_snapshot_is_pinned_at_load_and_survives_pickling(filled):
@@ -160,20 +160,20 @@ def test_the_snapshot_is_pinned_at_load_and_survives_pickling(filled):
     schema = made.schema()
     filled.shelf(3).put(message(ROWS))
     again = pickle.loads(cloudpickle.dumps(made))
-    for one in (made, again):
-        assert [part.planned.end for part in one.reader(schema).partitions()] == [ROWS, 0, 10]
+    for loaded in (made, again):
+        assert [part.planned.end for part in loaded.reader(schema).partitions()] == [ROWS, 0, 10]
     assert filled.calls == ["route", "partitions"]
 
 
 def test_reader_and_partitions_survive_pickling(filled):
     """What Spark sends to its workers reads the same there."""
-    found = reader(filled, columns="offset,key")
-    parts = pickle.loads(pickle.dumps(found.partitions()))
-    assert parts[0].planned == found.partitions()[0].planned
-    there = pickle.loads(cloudpickle.dumps(found))
+    source = reader(filled, columns="offset,key")
+    parts = pickle.loads(pickle.dumps(source.partitions()))
+    assert parts[0].planned == source.partitions()[0].planned
+    there = pickle.loads(cloudpickle.dumps(source))
     assert isinstance(parts[0], KeylaneRange)
     assert pa.Table.from_batches(there.read(parts[0])).equals(
-        pa.Table.from_batches(found.read(found.partitions()[0]))
+        pa.Table.from_batches(source.read(source.partitions()[0]))
     )
 
 
@@ -192,10 +192,10 @@ def test_a_schema_of_the_users_own_is_refused(filled):
 
 def told(caught: pytest.ExceptionInfo[KeylaneError]) -> KeylaneError:
     """The error as found in a text like Spark's."""
-    found = error_in(f"[PYTHON_EXCEPTION] Traceback …\nkeylane.X: {caught.value}\n\nJVM stack\n")
-    assert type(found) is type(caught.value)
-    assert found.details == caught.value.details
-    return found
+    error = error_in(f"[PYTHON_EXCEPTION] Traceback …\nkeylane.X: {caught.value}\n\nJVM stack\n")
+    assert type(error) is type(caught.value)
+    assert error.details == caught.value.details
+    return error
 
 
 def test_bad_options_are_told_with_code_and_json(shelves):
@@ -243,10 +243,10 @@ def test_offsets_and_partitions_that_are_not_there_are_told_at_load(filled, opti
 
 def test_rows_gone_since_planning_are_told(filled):
     """Retention that passed the start of a planned range is an error with the first offset left."""
-    found = reader(filled, partitions="3")
+    source = reader(filled, partitions="3")
     filled.shelf(3).first_offset = 500
     with pytest.raises(OffsetOutOfRangeError) as caught:
-        list(found.read(found.partitions()[0]))
+        list(source.read(source.partitions()[0]))
     assert told(caught).details == {"offset": 0, "first_offset": 500, "next_offset": ROWS}
 
 
@@ -290,18 +290,18 @@ def test_a_broker_that_sends_something_else_is_found_out(filled, quick, spoil):
     """Damage, a hole, a lie about the end or another partition's batch: CorruptBatchError, no row too few."""
     filled.spoil = spoil
     start = '{"3": 700}' if spoil is skip else "earliest"
-    found = reader(filled, partitions="3", start=start, end='{"3": 999}')
+    source = reader(filled, partitions="3", start=start, end='{"3": 999}')
     with pytest.raises(CorruptBatchError) as caught:
-        list(found.read(found.partitions()[0]))
+        list(source.read(source.partitions()[0]))
     told(caught)
 
 
 def test_a_log_shorter_than_planned_is_told(filled):
     """A broker that no longer has the end of the range gives an error, not fewer rows."""
-    found = reader(filled, partitions="3")
+    source = reader(filled, partitions="3")
     del filled.shelf(3).batches[-3:]
     with pytest.raises(OffsetOutOfRangeError) as caught:
-        list(found.read(found.partitions()[0]))
+        list(source.read(source.partitions()[0]))
     assert told(caught).next_offset < ROWS
 
 
@@ -309,22 +309,22 @@ def test_a_log_shorter_than_planned_is_told(filled):
 def test_passing_error_is_waited_for(filled, quick, error):
     """A refusal that says "later" or "new route" is tried again, and the rows are whole."""
     filled.fail = [error] * (TRIES_MAX - 1)
-    found = reader(filled, partitions="3", columns="offset")
-    assert rows(found)["offset"].to_pylist() == list(range(ROWS))
+    source = reader(filled, partitions="3", columns="offset")
+    assert rows(source)["offset"].to_pylist() == list(range(ROWS))
     assert filled.calls.count("route") == 1 + TRIES_MAX - 1
 
 
 def test_persistent_error_is_raised_after_the_last_try(filled, quick):
     """After its last try the error itself is raised, marked; one that says "never" is raised at once."""
-    found = reader(filled, partitions="3")
+    source = reader(filled, partitions="3")
     filled.fail = [OverloadedError(in_flight=3)] * TRIES_MAX
     with pytest.raises(OverloadedError) as caught:
-        list(found.read(found.partitions()[0]))
+        list(source.read(source.partitions()[0]))
     assert told(caught).details == {"in_flight": 3}
     assert len(filled.reads) == TRIES_MAX
     filled.fail = [FencedError()]
     with pytest.raises(FencedError):
-        list(found.read(found.partitions()[0]))
+        list(source.read(source.partitions()[0]))
     assert len(filled.reads) == TRIES_MAX + 1
 
 
@@ -332,31 +332,31 @@ def test_a_broker_started_again_in_mid_read_is_ridden_out(shelves):
     """A broker that goes away between two reads and comes back at the same place loses no row."""
     for number in range(40):
         shelves.shelf(3).put(Sent(b"k", bytes(100_000)), Sent(b"k", b"%d" % number))
-    found = reader(shelves, columns="offset", batchRows="1")
-    stream = found.read(found.partitions()[0])
+    source = reader(shelves, columns="offset", batchRows="1")
+    stream = source.read(source.partitions()[0])
     offsets = next(stream)["offset"].to_pylist()
     shelves.hang_up()
     shelves.listen()
-    offsets += [offset for one in stream for offset in one["offset"].to_pylist()]
+    offsets += [offset for record_batch in stream for offset in record_batch["offset"].to_pylist()]
     assert offsets == list(range(80))
 
 
 def test_a_partition_whose_broker_moved_is_found_again(filled, quick):
     """A reader planned with an old address asks the metaserver where the broker is now."""
-    found = reader(filled, partitions="3", columns="offset")
+    source = reader(filled, partitions="3", columns="offset")
     filled.hang_up()
     filled.port = 0
     filled.listen()
-    found._options = replace(found._options, meta=(filled.address,))
-    assert rows(found)["offset"].to_pylist() == list(range(ROWS))
+    source._options = replace(source._options, meta=(filled.address,))
+    assert rows(source)["offset"].to_pylist() == list(range(ROWS))
 
 
 def test_a_reader_that_is_left_early_lets_its_connections_go(shelves):
     """A task that stops after a few rows, as LIMIT does, leaves nothing running."""
     for _ in range(40):
         shelves.shelf(3).put(Sent(b"k", bytes(200_000)))
-    found = reader(shelves, batchRows="1")
-    stream = found.read(found.partitions()[0])
+    source = reader(shelves, batchRows="1")
+    stream = source.read(source.partitions()[0])
     next(stream)
     stream.close()
     gc.collect()

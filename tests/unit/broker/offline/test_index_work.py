@@ -95,14 +95,14 @@ async def test_both_are_compared(folder):
     """Two indexes of one log agree; one that lacks or invents something is told."""
     files, kind = folder
     rebuild_index(files, OTHER[kind])
-    assert [one.problems for one in verify_indexes(files)] == [[], []]
+    assert [report.problems for report in verify_indexes(files)] == [[], []]
     queues = open_index(files, kind)
     (unit,) = queues.find(1, 298, end=299, bytes_max=1)
     queues.truncate(unit.position)
     queues.dispatch([(1, unit._replace(position=unit.position - 1))])
     queues.checkpoint(unit.end_position + 1000)
     queues.close()
-    wrong = {one.index: one.problems for one in verify_indexes(files)}
+    wrong = {report.index: report.problems for report in verify_indexes(files)}
     assert any("offset" in text or "log has" in text for text in wrong[kind])
 
 
@@ -120,7 +120,7 @@ async def test_an_unfinished_index_is_made_again(folder):
     files, kind = folder
     (Path(files.name()) / f"unfinished-{kind}").touch()
     (report,) = verify_indexes(files)
-    assert "trusted" in report.problems[0]
+    assert "incomplete" in report.problems[0]
     assert await read_all(files, kind) == BATCHES
     (report,) = verify_indexes(files)
     assert report.problems == []
@@ -136,7 +136,7 @@ async def test_a_deleted_index_is_made_again(folder):
 
 def contents(files, kind):
     root = Path(files.name()) / ("index" if kind == "file" else "rocksdb")
-    return {one.name: (one.stat().st_mtime_ns, one.read_bytes()) for one in root.iterdir()}
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in root.iterdir()}
 
 
 @pytest.mark.parametrize("what", ["nothing", "head", "half", "units"])
@@ -149,7 +149,7 @@ async def test_verify_changes_nothing(folder, what):
         "rocksdb": {"head": "rocksdb/MANIFEST*", "half": "rocksdb/MANIFEST*", "units": "rocksdb/*.sst"},
     }[kind].get(what)  # fmt: skip
     if name is not None:
-        path = max(root.glob(name), key=lambda one: one.stat().st_size)
+        path = max(root.glob(name), key=lambda file: file.stat().st_size)
         data = bytearray(path.read_bytes())
         data[60] ^= 0xFF
         path.write_bytes(data[: len(data) // 2] if what == "half" else data)

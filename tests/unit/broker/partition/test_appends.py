@@ -50,9 +50,9 @@ def test_the_next_sequence_is_stored():
 @pytest.mark.parametrize(("sequence", "count", "offset"), [(0, 2, 100), (2, 3, 102), (5, 1, 105)])
 def test_a_batch_sent_again_gets_its_offset_back(sequence, count, offset):
     """A batch that was stored is a duplicate at its old offset."""
-    found = decide_append(stored((0, 2), (2, 3), (5, 1)), header(sequence, count))
+    duplicate = decide_append(stored((0, 2), (2, 3), (5, 1)), header(sequence, count))
 
-    assert found == Duplicate(offset)
+    assert duplicate == Duplicate(offset)
 
 
 @pytest.mark.parametrize("stamps", [{"base_offset": 77}, {"position": 77}, {"appended_at_ms": 77}])

@@ -41,8 +41,10 @@ def test_the_ranges_are_what_was_lost():
             end = start + rng.randrange(1, 9)
             partition.lose(start, end, position=1)
             lost |= set(range(start, end))
-        assert {n for one in partition.lost for n in range(one.start, one.end)} == lost
-        ends = [edge for one in partition.lost for edge in one[:2]]
+        assert {
+            n for lost_range in partition.lost for n in range(lost_range.start, lost_range.end)
+        } == lost
+        ends = [edge for lost_range in partition.lost for edge in lost_range[:2]]
         assert ends == sorted(set(ends))
 
 
@@ -53,7 +55,7 @@ def test_very_many_losses_are_few_bytes():
     for number in range(20_000):
         partition.lose(4 * number, 4 * number + 2, position=number)
     assert len(partition.lost) == LOST_MAX
-    assert all(one.end - one.start == 2 for one in partition.lost[:-1])
+    assert all(lost_range.end - lost_range.start == 2 for lost_range in partition.lost[:-1])
     assert partition.lost[-1] == Lost(90_000, -1, 9)
     assert len(image_of(partition)) < 64 << 10
 
@@ -73,7 +75,7 @@ def test_many_holes_hide_nothing_else():
     assert "the one that matters" in told
     assert MORE in told
     assert len(told) < 200
-    assert sum(one.startswith("the log is damaged") for one in told) == HOLES_MAX
+    assert sum(text.startswith("the log is damaged") for text in told) == HOLES_MAX
     assert "partition 1 has lost 20 messages in 10 ranges" in "\n".join(told)
     assert told[-1] == "50 more partitions have lost messages"
 

@@ -13,7 +13,7 @@ A, B = "a" * 16, "b" * 16
 
 
 def hand_out(
-    one: InFlight,
+    messages: InFlight,
     acked: AckedOffsets,
     session: str = A,
     *,
@@ -22,7 +22,7 @@ def hand_out(
     now_ms: int = 0,
     hold_ms: int = 1_000,
 ) -> list[tuple[int, int]]:
-    return one.hand_out(
+    return messages.hand_out(
         acked,
         session,
         count_max=count_max,
@@ -34,149 +34,149 @@ def hand_out(
 
 def test_two_sessions_never_have_the_same_message():
     """Each gets the lowest messages nobody has."""
-    one, acked = InFlight(1), AckedOffsets()
-    assert hand_out(one, acked) == [(0, 10)]
-    assert hand_out(one, acked, B) == [(10, 20)]
-    assert hand_out(one, acked, readable_offset=25) == [(20, 25)]
-    assert hand_out(one, acked, B, readable_offset=25) == []
+    messages, acked = InFlight(1), AckedOffsets()
+    assert hand_out(messages, acked) == [(0, 10)]
+    assert hand_out(messages, acked, B) == [(10, 20)]
+    assert hand_out(messages, acked, readable_offset=25) == [(20, 25)]
+    assert hand_out(messages, acked, B, readable_offset=25) == []
 
 
 def test_acked_messages_are_never_handed_out():
     """Ranges acked above the cursor are left out, as after a restart of the broker."""
-    one, acked = InFlight(1), AckedOffsets(3, [(5, 7), (9, 10)])
-    assert hand_out(one, acked, count_max=5) == [(3, 5), (7, 9), (10, 11)]
+    messages, acked = InFlight(1), AckedOffsets(3, [(5, 7), (9, 10)])
+    assert hand_out(messages, acked, count_max=5) == [(3, 5), (7, 9), (10, 11)]
 
 
 def test_a_silent_session_delays_only_what_it_has():
     """At its deadline that is free again, and nothing before; the others go on meanwhile."""
-    one, acked = InFlight(1), AckedOffsets()
-    hand_out(one, acked, A, hold_ms=1_000)
-    assert hand_out(one, acked, B, now_ms=999) == [(10, 20)]
-    one.acked([(10, 20)])
+    messages, acked = InFlight(1), AckedOffsets()
+    hand_out(messages, acked, A, hold_ms=1_000)
+    assert hand_out(messages, acked, B, now_ms=999) == [(10, 20)]
+    messages.acked([(10, 20)])
     acked.add(10, 20)
-    assert one.due_ms == 1_000
-    assert hand_out(one, acked, B, now_ms=1_000) == [(0, 10)]
+    assert messages.due_ms == 1_000
+    assert hand_out(messages, acked, B, now_ms=1_000) == [(0, 10)]
 
 
 def test_acked_parts_of_an_expired_range_are_not_handed_out_again():
     """Only the rest of a range is handed out again."""
-    one, acked = InFlight(1), AckedOffsets()
-    hand_out(one, acked, A)
-    one.acked([(2, 4), (6, 10)])
+    messages, acked = InFlight(1), AckedOffsets()
+    hand_out(messages, acked, A)
+    messages.acked([(2, 4), (6, 10)])
     acked.add(2, 4)
     acked.add(6, 10)
-    assert one.held == [HandedOut(0, 2, A, 1_000), HandedOut(4, 6, A, 1_000)]
-    assert hand_out(one, acked, B, now_ms=1_000) == [(0, 2), (4, 6), (10, 16)]
+    assert messages.held == [HandedOut(0, 2, A, 1_000), HandedOut(4, 6, A, 1_000)]
+    assert hand_out(messages, acked, B, now_ms=1_000) == [(0, 2), (4, 6), (10, 16)]
 
 
 def test_given_back_is_free_at_once():
     """A session that leaves gives back what it has, and of nobody else's anything."""
-    one, acked = InFlight(1), AckedOffsets()
-    hand_out(one, acked, A)
-    hand_out(one, acked, B)
-    assert one.give_back(A)
-    assert not one.give_back(A)
-    assert one.held == [HandedOut(10, 20, B, 1_000)]
-    assert hand_out(one, acked, B) == [(0, 10)]
+    messages, acked = InFlight(1), AckedOffsets()
+    hand_out(messages, acked, A)
+    hand_out(messages, acked, B)
+    assert messages.give_back(A)
+    assert not messages.give_back(A)
+    assert messages.held == [HandedOut(10, 20, B, 1_000)]
+    assert hand_out(messages, acked, B) == [(0, 10)]
 
 
 def test_unread_messages_are_free_again_after_a_trim():
     """A read that brought less than was handed out gives the rest back."""
-    one, acked = InFlight(1), AckedOffsets(0, [(5, 7)])
-    ranges = hand_out(one, acked)
+    messages, acked = InFlight(1), AckedOffsets(0, [(5, 7)])
+    ranges = hand_out(messages, acked)
     assert ranges == [(0, 5), (7, 12)]
-    assert one.trim(A, ranges, upto=9) == [(0, 5), (7, 9)]
-    assert hand_out(one, acked, B, count_max=3) == [(9, 12)]
+    assert messages.trim(A, ranges, upto=9) == [(0, 5), (7, 9)]
+    assert hand_out(messages, acked, B, count_max=3) == [(9, 12)]
 
 
 def test_far_apart_is_not_one_read():
     """A range that comes long after the one before it is left for the next request."""
-    one, acked = InFlight(1), AckedOffsets(0, [(1, 90)])
-    assert hand_out(one, acked) == [(0, 1)]
-    assert hand_out(one, acked) == [(90, 100)]
+    messages, acked = InFlight(1), AckedOffsets(0, [(1, 90)])
+    assert hand_out(messages, acked) == [(0, 1)]
+    assert hand_out(messages, acked) == [(90, 100)]
 
 
 def test_there_is_no_deadline_when_no_message_is_in_flight():
     """Whoever waits, waits for messages only."""
-    one, acked = InFlight(1), AckedOffsets()
-    hand_out(one, acked)
-    one.acked([(0, 10)])
-    assert one.due_ms == NEVER_MS
+    messages, acked = InFlight(1), AckedOffsets()
+    hand_out(messages, acked)
+    messages.acked([(0, 10)])
+    assert messages.due_ms == NEVER_MS
 
 
 def test_a_session_has_a_limit():
     """One session cannot take everything."""
-    one, acked = InFlight(1), AckedOffsets()
+    messages, acked = InFlight(1), AckedOffsets()
     much = 10 * IN_FLIGHT_PER_SESSION_MAX
-    hand_out(one, acked, count_max=much, readable_offset=much)
-    assert one.count(A) == IN_FLIGHT_PER_SESSION_MAX
-    assert hand_out(one, acked, count_max=much, readable_offset=much) == []
-    assert hand_out(one, acked, B, count_max=1, readable_offset=much) != []
+    hand_out(messages, acked, count_max=much, readable_offset=much)
+    assert messages.count(A) == IN_FLIGHT_PER_SESSION_MAX
+    assert hand_out(messages, acked, count_max=much, readable_offset=much) == []
+    assert hand_out(messages, acked, B, count_max=1, readable_offset=much) != []
 
 
 def test_with_too_many_acked_ranges_only_the_lowest_gap_is_handed_out(monkeypatch):
     """The cursor has to rise before anything else is begun, and then all goes on."""
     monkeypatch.setattr(in_flight, "ACK_RANGES_MAX", 3)
-    one, acked = InFlight(1), AckedOffsets(0, [(2, 3), (4, 5), (6, 7)])
-    assert hand_out(one, acked) == [(0, 2)]
-    assert hand_out(one, acked, B) == []
-    one.acked([(0, 2)])
+    messages, acked = InFlight(1), AckedOffsets(0, [(2, 3), (4, 5), (6, 7)])
+    assert hand_out(messages, acked) == [(0, 2)]
+    assert hand_out(messages, acked, B) == []
+    messages.acked([(0, 2)])
     acked.add(0, 2)
-    assert hand_out(one, acked, B) == [(3, 4), (5, 6), (7, 15)]
+    assert hand_out(messages, acked, B) == [(3, 4), (5, 6), (7, 15)]
 
 
 def test_ranges_in_flight_have_a_limit(monkeypatch: pytest.MonkeyPatch):
     """Above it nothing is handed out until something is acked or free."""
     monkeypatch.setattr(in_flight, "IN_FLIGHT_RANGES_MAX", 2)
-    one, acked = InFlight(1), AckedOffsets()
-    assert hand_out(one, acked, count_max=1) == [(0, 1)]
-    assert hand_out(one, acked, count_max=1) == [(1, 2)]
-    assert hand_out(one, acked, count_max=1) == []
-    assert hand_out(one, acked, count_max=1, now_ms=1_000) == [(0, 1)]
+    messages, acked = InFlight(1), AckedOffsets()
+    assert hand_out(messages, acked, count_max=1) == [(0, 1)]
+    assert hand_out(messages, acked, count_max=1) == [(1, 2)]
+    assert hand_out(messages, acked, count_max=1) == []
+    assert hand_out(messages, acked, count_max=1, now_ms=1_000) == [(0, 1)]
 
 
 def test_a_silent_session_has_nothing_after_its_ttl():
     """All that it has is free then, however long it may be in flight; what others have is not."""
-    one, acked = InFlight(1), AckedOffsets()
-    one.enter(A, ttl_ms=300, now_ms=0)
-    one.enter(B, ttl_ms=5_000, now_ms=0)
-    assert hand_out(one, acked, A, hold_ms=60_000) == [(0, 10)]
-    assert hand_out(one, acked, B, hold_ms=60_000) == [(10, 20)]
-    assert one.due_ms == 300
-    assert hand_out(one, acked, B, now_ms=299, hold_ms=60_000) == [(20, 30)]
-    assert hand_out(one, acked, B, now_ms=300, hold_ms=60_000) == [(0, 10)]
-    assert one.count(A) == 0
-    assert one.due_ms == 5_000
+    messages, acked = InFlight(1), AckedOffsets()
+    messages.enter(A, ttl_ms=300, now_ms=0)
+    messages.enter(B, ttl_ms=5_000, now_ms=0)
+    assert hand_out(messages, acked, A, hold_ms=60_000) == [(0, 10)]
+    assert hand_out(messages, acked, B, hold_ms=60_000) == [(10, 20)]
+    assert messages.due_ms == 300
+    assert hand_out(messages, acked, B, now_ms=299, hold_ms=60_000) == [(20, 30)]
+    assert hand_out(messages, acked, B, now_ms=300, hold_ms=60_000) == [(0, 10)]
+    assert messages.count(A) == 0
+    assert messages.due_ms == 5_000
 
 
 def test_a_session_that_is_heard_keeps_what_it_has():
     """Each pull and each ack counts, an empty one too; the messages' own deadline stands all the same."""
-    one, acked = InFlight(1), AckedOffsets()
-    one.enter(A, ttl_ms=300, now_ms=0)
-    assert hand_out(one, acked, A, hold_ms=1_000) == [(0, 10)]
+    messages, acked = InFlight(1), AckedOffsets()
+    messages.enter(A, ttl_ms=300, now_ms=0)
+    assert hand_out(messages, acked, A, hold_ms=1_000) == [(0, 10)]
     for now_ms in range(100, 900, 200):
-        one.hear(A, ttl_ms=1, now_ms=now_ms)
-        assert hand_out(one, acked, B, now_ms=now_ms + 199, count_max=1) != [(0, 1)]
-    assert hand_out(one, acked, B, now_ms=1_000, count_max=1) == [(0, 1)]
+        messages.hear(A, ttl_ms=1, now_ms=now_ms)
+        assert hand_out(messages, acked, B, now_ms=now_ms + 199, count_max=1) != [(0, 1)]
+    assert hand_out(messages, acked, B, now_ms=1_000, count_max=1) == [(0, 1)]
 
 
 def test_a_session_that_is_heard_again_has_the_ttl_of_its_last_acquire():
     """One that did not acquire since it was silent has the ttl that it is given."""
-    one, acked = InFlight(1), AckedOffsets()
-    one.hear(A, ttl_ms=700, now_ms=0)
-    assert hand_out(one, acked, A, hold_ms=60_000) == [(0, 10)]
-    assert hand_out(one, acked, B, now_ms=699, count_max=1) == [(10, 11)]
-    assert hand_out(one, acked, B, now_ms=700, count_max=1) == [(0, 1)]
+    messages, acked = InFlight(1), AckedOffsets()
+    messages.hear(A, ttl_ms=700, now_ms=0)
+    assert hand_out(messages, acked, A, hold_ms=60_000) == [(0, 10)]
+    assert hand_out(messages, acked, B, now_ms=699, count_max=1) == [(10, 11)]
+    assert hand_out(messages, acked, B, now_ms=700, count_max=1) == [(0, 1)]
 
 
 def test_silent_sessions_are_forgotten(monkeypatch):
     """However many come and go without a word, those known are bounded, and none keeps messages for ever."""
     monkeypatch.setattr(in_flight, "SILENT_MAX", 10)
-    one, acked = InFlight(1), AckedOffsets()
+    messages, acked = InFlight(1), AckedOffsets()
     for number in range(100):
         session = f"session-{number}"
-        one.enter(session, ttl_ms=5, now_ms=number)
-        hand_out(one, acked, session, count_max=1, now_ms=number, hold_ms=60_000)
-        assert len(one._heard) <= 11
-    assert len(one.held) <= 6
-    assert one.empty(now_ms=1_000)
+        messages.enter(session, ttl_ms=5, now_ms=number)
+        hand_out(messages, acked, session, count_max=1, now_ms=number, hold_ms=60_000)
+        assert len(messages._heard) <= 11
+    assert len(messages.held) <= 6
+    assert messages.empty(now_ms=1_000)

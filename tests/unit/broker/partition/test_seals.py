@@ -51,7 +51,7 @@ async def office() -> Office:
 
 async def test_a_broker_that_holds_messages_back_seals(office):
     """A disk too full for messages has room for a seal; it could be sealed, and is, and says so after a restart."""
-    office.store.commit.hold("the disk is 90 % full")
+    office.store.commit.refuse_messages("the disk is 90 % full")
     with pytest.raises(BrokerReadOnlyError):
         await office.desk.append(batch())
     assert await office.unsealable() == ""

@@ -38,15 +38,15 @@ async def test_a_restart_finds_what_service_had():
     _, durable = desk.store.seal(2)
     await durable
 
-    found = open_store(disk, clock=clock).state
-    assert set(found.partitions) == {1, 2}
+    state = open_store(disk, clock=clock).state
+    assert set(state.partitions) == {1, 2}
     for partition_id, was in desk.store.state.partitions.items():
-        now = found.partition(partition_id)
+        now = state.partition(partition_id)
         for name in ("facts", "next_offset", "readable_offset", "appended_at_ms", "sealed"):
             assert getattr(now, name) == getattr(was, name), name
         assert now.producers == was.producers
         assert list(now.producers) == list(was.producers)
-    group = found.partition(1).groups["audit"]
+    group = state.partition(1).groups["audit"]
     assert (group.lock.fence, group.lock.session, group.durable_fence) == (4, "a" * 16, 4)
     assert (group.acked.cursor, group.acked.ranges) == (7, [(9, 11)])
     assert group.lock.holder(clock.boot_ms()) is None

@@ -18,23 +18,23 @@ from sim.machines.store import facts
 
 def full(partition_id: int = 9) -> HostedPartition:
     """A partition with everything in it."""
-    one = HostedPartition(facts(partition_id, parents=(3, 4), queue=7, range_start=5))
-    one.first_offset, one.next_offset, one.readable_offset = 2, 90, 90
-    one.appended_at_ms = 1_700_000_000_000
-    one.sealed = one.ended = True
+    partition = HostedPartition(facts(partition_id, parents=(3, 4), queue=7, range_start=5))
+    partition.first_offset, partition.next_offset, partition.readable_offset = 2, 90, 90
+    partition.appended_at_ms = 1_700_000_000_000
+    partition.sealed = partition.ended = True
     for number in (8, 3):
         latest = (StoredBatch(0, 4, 10), StoredBatch(4, 5, 14))
-        one.producers[number] = ProducerState(2, 9, latest)
-    one.apply_fence(FenceBody("audit", 6, "a" * 32))
-    one.groups["audit"].durable_fence = 6
-    one.apply_cursor(CursorBody("audit", 6, 40, [(42, 44), (50, 60)]))
-    one.lose(20, 25, position=777)
-    one.fences_lost = True
-    return one
+        partition.producers[number] = ProducerState(2, 9, latest)
+    partition.apply_fence(FenceBody("audit", 6, "a" * 32))
+    partition.groups["audit"].durable_fence = 6
+    partition.apply_cursor(CursorBody("audit", 6, 40, [(42, 44), (50, 60)]))
+    partition.lose(20, 25, position=777)
+    partition.fences_lost = True
+    return partition
 
 
-def same(one: HostedPartition, other: HostedPartition) -> bool:
-    return image_of(one) == image_of(other) and one.facts == other.facts
+def same(partition: HostedPartition, other: HostedPartition) -> bool:
+    return image_of(partition) == image_of(other) and partition.facts == other.facts
 
 
 def test_an_image_is_all_of_a_partition():
@@ -110,12 +110,12 @@ def test_a_partition_stays_warm_while_work_on_it_is_under_way():
     appending.next_offset += 1
     fencing.groups["audit"].lock.fence += 1
     sealing.ended = False
-    for one in (locked, appending, fencing, sealing):
-        table.add(one)
+    for partition in (locked, appending, fencing, sealing):
+        table.add(partition)
     for number in range(5, 40):
         table.add(full(number))
-    for one in (locked, appending, fencing, sealing):
-        assert table._warm[one.partition_id] is one
+    for partition in (locked, appending, fencing, sealing):
+        assert table._warm[partition.partition_id] is partition
 
 
 def test_a_new_partition_is_taken_back_wherever_it_is():

@@ -52,8 +52,10 @@ class House:
                 )
         for number in range(batches):
             self.clock.advance(HOUR)
-            for one in partitions:
-                await self.desk.append(batch(partition_id=one, sequence=2 * number), one)
+            for partition in partitions:
+                await self.desk.append(
+                    batch(partition_id=partition, sequence=2 * number), partition
+                )
 
     def first(self, partition_id=1):
         return self.store.state.partition(partition_id).first_offset
@@ -150,8 +152,8 @@ async def test_a_new_group_begins_at_the_first_message_there_is():
     await house.fill(batches=100)
     await house.cleaning.check()
     assert (await house.desk.acquire(1)).cursor == house.first() > 0
-    found, _ = await house.desk.pull(1, house.first())
-    assert found.upto > house.first()
+    payload, _ = await house.desk.pull(1, house.first())
+    assert payload.upto > house.first()
 
 
 async def test_size():

@@ -88,12 +88,14 @@ class House:
         return await self.run_commit(function, *args)
 
     async def fill(self, partitions=(1,)):
-        for one in partitions:
-            await self.desk.host(one)
+        for partition_id in partitions:
+            await self.desk.host(partition_id)
         for number in range(BATCHES):
             self.clock.advance(HOUR)
-            for one in partitions:
-                await self.desk.append(batch(partition_id=one, sequence=2 * number), one)
+            for partition_id in partitions:
+                await self.desk.append(
+                    batch(partition_id=partition_id, sequence=2 * number), partition_id
+                )
 
     def first(self, partition_id=1):
         return self.store.state.partition(partition_id).first_offset
@@ -137,9 +139,9 @@ async def test_a_kill_at_every_operation(kind, tmp_path):
             files.left = -1
             await house.store.close()
         files.close()
-        found = RoomyFiles(copy)
-        found.lock()
-        again = House(found, house.clock, index=kind)
+        copied_files = RoomyFiles(copy)
+        copied_files.lock()
+        again = House(copied_files, house.clock, index=kind)
         await again.agrees()
         if not killed:
             break
@@ -149,7 +151,7 @@ async def test_a_kill_at_every_operation(kind, tmp_path):
         assert again.store.log.first_position > 0
         assert again.first() > 0
         await again.store.close()
-        found.close()
+        copied_files.close()
         shutil.rmtree(life)
         shutil.rmtree(copy)
     assert kills > 8
@@ -166,14 +168,14 @@ async def test_readers_while_it_works(kind, tmp_path):
     told = []
 
     async def look(function, /, *args):
-        found = function(*args)
+        result = function(*args)
         for offset in (0, house.first()):
             try:
                 told.append((await house.desk.read(offset))[0].upto > offset)
             except OffsetOutOfRangeError:
                 told.append("out of range")
         assert await house.store.offset_at(partition, 0, TimeBound.LOWER) == house.first()
-        return found
+        return result
 
     house.run_commit = look
     assert await house.cleaning.check() > 0
@@ -195,10 +197,10 @@ async def test_a_group_that_comes_while_it_is_decided(moment):
     cursors = []
 
     async def late(*args):
-        found = await real(*args)
+        result = await real(*args)
         if not cursors:
             cursors.append((await house.desk.acquire(1)).cursor)
-        return found
+        return result
 
     setattr(cleaning, name, late)
     await cleaning.check()
@@ -220,10 +222,10 @@ async def test_a_group_that_is_set_back_while_it_is_decided():
     partition = house.store.state.partition(1)
 
     async def late(*args):
-        found = await floor(*args)
+        result = await floor(*args)
         if partition.groups["audit"].acked.cursor:
             await set_cursor(house.store, partition, SetCursor(group="audit", token=2, cursor=0))
-        return found
+        return result
 
     house.cleaning._floor = late
     await house.cleaning.check()
@@ -240,10 +242,10 @@ async def test_a_group_that_is_made_known_while_it_is_decided(told):
     partition = house.store.state.partition(1)
 
     async def late(*args):
-        found = await floor(*args)
+        result = await floor(*args)
         if told:
             await know_groups(house.store, partition, ["audit"])
-        return found
+        return result
 
     house.cleaning._floor = late
     await house.cleaning.check()
@@ -257,10 +259,10 @@ async def test_a_group_that_comes_after_the_decision():
     decide = house.cleaning._decide
 
     async def late(*args):
-        found = await decide(*args)
+        result = await decide(*args)
         assert house.first() == 0
         cursors.append((await house.desk.acquire(1)).cursor)
-        return found
+        return result
 
     cursors: list[int] = []
     house.cleaning._decide = late

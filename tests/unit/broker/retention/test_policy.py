@@ -25,8 +25,8 @@ def segments(*ages_h):
     ]
 
 
-def wanted(found, *, limits=LIMITS, disk=EMPTY):
-    return wanted_position(found, limits, disk, end=100 * len(found) + 50, now_ms=NOW) // 100
+def wanted(sealed, *, limits=LIMITS, disk=EMPTY):
+    return wanted_position(sealed, limits, disk, end=100 * len(sealed) + 50, now_ms=NOW) // 100
 
 
 def disk(percent, *, total=10_000):
@@ -51,11 +51,11 @@ def test_size():
 
 def test_three_quarters_full():
     """From 75 % on what has half its age goes, and no more once that is enough."""
-    found = segments(40, 37, 30)
-    assert wanted(found, disk=disk(74)) == 0
-    assert wanted(found, disk=disk(75)) == 1
-    assert wanted(found, disk=disk(76)) == 2
-    assert wanted(found, disk=disk(84)) == 2
+    sealed = segments(40, 37, 30)
+    assert wanted(sealed, disk=disk(74)) == 0
+    assert wanted(sealed, disk=disk(75)) == 1
+    assert wanted(sealed, disk=disk(76)) == 2
+    assert wanted(sealed, disk=disk(84)) == 2
 
 
 def test_85_percent_full():
@@ -73,9 +73,9 @@ def test_90_percent_full():
 
 def test_segments_stay_when_a_group_needs_them():
     """Nothing goes from the segment on that holds the first message a group has not acked."""
-    found = segments(80, 80, 80)
-    assert allowed_position(found, 300, None) == 300
-    assert allowed_position(found, 300, 300) == 300
-    assert allowed_position(found, 300, 299) == 200
-    assert allowed_position(found, 300, 100) == 100
-    assert allowed_position(found, 300, 99) == 0
+    sealed = segments(80, 80, 80)
+    assert allowed_position(sealed, 300, None) == 300
+    assert allowed_position(sealed, 300, 300) == 300
+    assert allowed_position(sealed, 300, 299) == 200
+    assert allowed_position(sealed, 300, 100) == 100
+    assert allowed_position(sealed, 300, 99) == 0

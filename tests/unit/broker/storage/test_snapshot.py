@@ -30,8 +30,8 @@ def put(snapshots: Snapshots, position: int, images: Images, *, whole: bool | No
 
 def loaded(disk: SimDisk) -> tuple[int, Images]:
     images: Images = {}
-    found = Snapshots(disk).load(images.__setitem__)
-    return found.position, images
+    loaded = Snapshots(disk).load(images.__setitem__)
+    return loaded.position, images
 
 
 def names(disk: SimDisk) -> list[int]:
@@ -157,8 +157,8 @@ def test_a_crash_at_every_operation_of_a_snapshot():
             try:
                 put(snapshots, 20, {1: b"two"}, whole=True)
             except Crashed:
-                found = loaded(disk.after_crash(random.Random(seed)))
-                assert found in [(10, {1: b"one"}), (20, {1: b"two"})]
+                state = loaded(disk.after_crash(random.Random(seed)))
+                assert state in [(10, {1: b"one"}), (20, {1: b"two"})]
             else:
                 assert loaded(disk.after_crash(random.Random(seed))) == (20, {1: b"two"})
 

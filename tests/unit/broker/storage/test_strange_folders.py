@@ -32,7 +32,9 @@ async def filled(disk: SimDisk) -> SimDisk:
 
 
 def log_of(disk: SimDisk) -> dict[str, bytes]:
-    return {name: bytes(one.data) for name, one in disk.contents.items() if name.startswith("log/")}
+    return {
+        name: bytes(file.data) for name, file in disk.contents.items() if name.startswith("log/")
+    }
 
 
 @pytest.mark.parametrize("text", [b"", b"years of work\n" * 100])
@@ -46,7 +48,7 @@ async def test_a_segment_that_the_log_never_reached_is_refused(text, snapshot):
         for name in disk.list("snapshot"):
             disk.remove(f"snapshot/{name}")
     before = log_of(disk)
-    with pytest.raises(DataFolderError, match=r"99999999\.log is no part of the log"):
+    with pytest.raises(DataFolderError, match=r"99999999\.log is not a part of the log"):
         open_store(disk)
     assert log_of(disk) == before
 
@@ -74,7 +76,7 @@ def test_a_file_in_a_folders_place_is_named(name, index, tmp_path):
     files = RealFiles(tmp_path / "data")
     files.lock()
     (tmp_path / "data" / name).write_bytes(b"mine")
-    with pytest.raises(DataFolderError, match=f"{name} is not a folder"):
+    with pytest.raises(DataFolderError, match=f"{name} has to be a folder"):
         open_store(files, index=index)
     files.close()
     assert (tmp_path / "data" / name).read_bytes() == b"mine"
@@ -140,7 +142,7 @@ def test_a_write_that_the_machine_takes_in_pieces_is_whole(tmp_path, monkeypatch
     pwritev = os.pwritev
 
     def short(descriptor: int, buffers: list[bytes], position: int) -> int:
-        whole = b"".join(bytes(one) for one in buffers)
+        whole = b"".join(bytes(buffer) for buffer in buffers)
         return pwritev(descriptor, [whole[:7]], position)
 
     monkeypatch.setattr(os, "pwritev", short)
@@ -161,7 +163,7 @@ async def test_the_list_of_partitions_is_right_after_one_was_taken_back():
     control = control_of(desk)
 
     async def listed() -> list[int]:
-        return [one.partition_id for one in (await control.list(None, {})).partitions]
+        return [status.partition_id for status in (await control.list(None, {})).partitions]
 
     disk.room = 10
     _, durable = desk.store.host(facts(9))

@@ -46,8 +46,8 @@ def crowd(partition: HostedPartition, *, base: int = 5_000_000_000) -> None:
     for number in range(PRODUCERS_PER_PARTITION_MAX - len(partition.producers)):
         first = base + number
         latest = tuple(
-            StoredBatch(first + 300 * one, 300, first + 300 * one, rng.getrandbits(32))
-            for one in range(REMEMBERED_BATCHES)
+            StoredBatch(first + 300 * index, 300, first + 300 * index, rng.getrandbits(32))
+            for index in range(REMEMBERED_BATCHES)
         )
         partition.producers[rng.getrandbits(63)] = ProducerState(3, first + 2400, latest)
 
@@ -56,9 +56,9 @@ def image(store: Store, partition_id: int = 1) -> bytes:
     """All but the first offset, which follows the log; the order of the producers is in it."""
     partition = store.state.partition(partition_id)
     first, partition.first_offset = partition.first_offset, 0
-    found = image_of(partition)
+    encoded = image_of(partition)
     partition.first_offset = first
-    return found
+    return encoded
 
 
 def forget_snapshots(disk: SimDisk) -> None:
@@ -82,13 +82,13 @@ async def test_a_partition_with_very_many_producers_survives_its_segments():
     await go(store, store.log.bases[-1])
     forget_snapshots(disk)
 
-    found = open_store(disk, segment_bytes=SEGMENT)
-    assert image(found) == expected
-    assert not damage_of(found.state)
-    assert found.state.partition(1).groups["audit"].lock.fence == 4
+    restored = open_store(disk, segment_bytes=SEGMENT)
+    assert image(restored) == expected
+    assert not damage_of(restored.state)
+    assert restored.state.partition(1).groups["audit"].lock.fence == 4
 
     # Once more, up to the middle of what was written again: what is left of it alone says too little.
-    await go(found, found.log.bases[5])
+    await go(restored, restored.log.bases[5])
     forget_snapshots(disk)
     again = open_store(disk, segment_bytes=SEGMENT)
     assert image(again) == expected
@@ -117,10 +117,10 @@ async def test_acks_survive_when_a_large_partition_is_carried_over(trail):
         for name in disk.list("log"):
             if name.endswith(".trail"):
                 disk.remove(f"log/{name}")
-    found = open_store(disk, segment_bytes=1 << 16)
-    assert found.state.partition(2).next_offset == 900
-    assert not found.recovered.cut_bytes
-    assert not damage_of(found.state)
+    restored = open_store(disk, segment_bytes=1 << 16)
+    assert restored.state.partition(2).next_offset == 900
+    assert not restored.recovered.cut_bytes
+    assert not damage_of(restored.state)
 
 
 async def test_a_damaged_description_is_written_again():
@@ -134,9 +134,9 @@ async def test_a_damaged_description_is_written_again():
     await go(store, store.log.bases[2])
     await store.close()
     forget_snapshots(disk)
-    found = open_store(disk, segment_bytes=SEGMENT)
-    assert not found.state.orphans
-    assert image(found) == expected
+    restored = open_store(disk, segment_bytes=SEGMENT)
+    assert not restored.state.orphans
+    assert image(restored) == expected
 
 
 async def test_carry_over_rewrites_all_partitions_when_damage_is_unexplained():
@@ -150,9 +150,9 @@ async def test_carry_over_rewrites_all_partitions_when_damage_is_unexplained():
     await go(store, store.log.bases[1])
     await store.close()
     forget_snapshots(disk)
-    found = open_store(disk, segment_bytes=SEGMENT)
-    assert (image(found), image(found, 2)) == expected
-    assert not damage_of(found.state)
+    restored = open_store(disk, segment_bytes=SEGMENT)
+    assert (image(restored), image(restored, 2)) == expected
+    assert not damage_of(restored.state)
 
 
 def test_every_record_of_the_largest_partition_fits():

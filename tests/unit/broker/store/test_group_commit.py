@@ -8,7 +8,7 @@ import random
 import pytest
 
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
-from keylane.broker.store import line
+from keylane.broker.store import admission
 from keylane.broker.store.group_commit import RETRY_FULL_MS
 from keylane.broker.store.store import Store
 from keylane.protocol.errors import (
@@ -71,16 +71,16 @@ async def test_acks_between_two_commits_are_one_record(desk, disk):
     await desk.acquire(1)
     end = desk.store.log.end
     await desk.ack(1, (0, 1))
-    one = desk.store.log.end - end
+    length = desk.store.log.end - end
     await asyncio.gather(*(desk.ack(1, (number, number + 1)) for number in range(1, 100)))
 
-    assert desk.store.log.end - end < 3 * one
+    assert desk.store.log.end - end < 3 * length
     assert desk.store.state.partition(1).groups["audit"].acked.cursor == 100
 
 
 async def test_too_much_waiting_is_refused(monkeypatch):
     """Beyond the limit of queued bytes an append waits, and then is refused: nothing of it is decided."""
-    monkeypatch.setattr(line, "WAIT_MS", 50)
+    monkeypatch.setattr(admission, "WAIT_MS", 50)
     disk, clock = SimDisk(), ManualClock()
     gate = asyncio.Event()
 
@@ -93,7 +93,7 @@ async def test_too_much_waiting_is_refused(monkeypatch):
     await desk.host()
     store.commit._run_blocking = slow
     large = [batch(sequence=n, count=1, value=b"x" * 400_000) for n in range(3)]
-    first = [asyncio.create_task(desk.append(one)) for one in large[:2]]
+    first = [asyncio.create_task(desk.append(record)) for record in large[:2]]
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError):
         await desk.append(large[2])
@@ -125,7 +125,7 @@ async def test_progress_never_comes_before_what_was_decided_before_it():
     large = [batch(sequence=n, count=1, value=b"x" * 700_000) for n in range(3, 6)]
     tasks = [asyncio.create_task(desk.append(large[0]))]
     await asyncio.sleep(0)
-    tasks += [asyncio.create_task(desk.append(one)) for one in large[1:]]
+    tasks += [asyncio.create_task(desk.append(record)) for record in large[1:]]
     tasks += [asyncio.create_task(store.carry_over.prepare(store.log.bases[1]))]
     await asyncio.sleep(0)
     acked = asyncio.create_task(desk.ack(1, (0, 2)))
@@ -332,9 +332,9 @@ async def test_a_full_disk_is_tried_again_when_there_is_room(desk, disk, clock):
 
 async def test_writes_can_be_held_back(desk):
     """Writing that is held back says why, and goes on when it is let go."""
-    desk.store.commit.hold("for a reason")
+    desk.store.commit.refuse_messages("for a reason")
     assert desk.store.commit.reason == "for a reason"
     with pytest.raises(BrokerReadOnlyError, match="for a reason"):
         await desk.append(batch())
-    desk.store.commit.hold("")
+    desk.store.commit.refuse_messages("")
     assert (await desk.append(batch())).base_offset == 0

@@ -45,7 +45,7 @@ def damage(root: Path, kind: str) -> None:
     if kind == "file":
         (path,) = (root / "index").glob("*.blocks")
     else:
-        path = max((root / "rocksdb").glob("*.sst"), key=lambda one: one.stat().st_size)
+        path = max((root / "rocksdb").glob("*.sst"), key=lambda file: file.stat().st_size)
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
@@ -111,9 +111,9 @@ async def test_only_damage_destroys(said, kind, tmp_path, monkeypatch):
             raise Exception(said)  # as the library does
 
         patched.setattr(rocksdb_tables, "Rdict", type("Refusing", (), {"__new__": fails}))
-        with pytest.raises(kind) as found:
+        with pytest.raises(kind) as raised:
             RocksConsumeQueues(path)
-        assert not isinstance(found.value, CorruptIndexError)
+        assert not isinstance(raised.value, CorruptIndexError)
     queues = RocksConsumeQueues(path)
     assert queues.bounds(1) == (0, 2 * BATCHES)
     queues.close()

@@ -67,8 +67,10 @@ class House:
     async def fill(self, partitions=(1,), *, start: int = 0, batches: int = 100) -> None:
         for number in range(start, start + batches):
             self.clock.advance(HOUR)
-            for one in partitions:
-                await self.desk.append(batch(partition_id=one, sequence=2 * number), one)
+            for partition_id in partitions:
+                await self.desk.append(
+                    batch(partition_id=partition_id, sequence=2 * number), partition_id
+                )
 
     def partition(self, number: int = 1):
         return self.store.state.partition(number)
@@ -117,7 +119,7 @@ async def test_groups_told_with_the_hosting_are_waited_for_from_the_first_messag
     for _ in range(2):
         assert await house.cleaning.check() == 0
         assert house.partition().first_offset == 0
-        assert [one.group for one in house.status().groups] == ["alive", "dead", "young"]
+        assert [group.group for group in house.status().groups] == ["alive", "dead", "young"]
         assert house.status().facts.groups is None
         house.kill()
 
@@ -142,7 +144,7 @@ async def test_a_partition_counts_as_told_when_that_is_on_the_disk():
     await house.control.groups(KnowGroups(groups=("g",), complete=True), {"id": "1"})
     house.kill()
     assert house.partition().groups_told
-    assert [one.group for one in house.status().groups] == ["g"]
+    assert [group.group for group in house.status().groups] == ["g"]
 
 
 async def test_the_mark_is_in_images_and_in_records_written_again():
@@ -175,15 +177,17 @@ async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplo
     assert first > 10
     for _ in range(2):
         counts = {
-            (number, one.group): one.removed_unread
+            (number, group.group): group.removed_unread
             for number in (1, 2)
-            for one in house.status(number).groups
+            for group in house.status(number).groups
         }
         assert counts == {
             (1, "quick"): 0, (1, "slow"): first - 5, (2, "quick"): second, (2, "slow"): second,
         }  # fmt: skip
         house.kill()
-    told = [one.getMessage() for one in caplog.records if "has not read" in one.getMessage()]
+    told = [
+        record.getMessage() for record in caplog.records if "has not read" in record.getMessage()
+    ]
     removes, unread = "retention removes", "messages of flights that group"
     assert told == [
         f"{removes} {second} {unread} quick has not read, in 1 partition",
@@ -239,10 +243,14 @@ async def test_a_partition_is_listed_when_it_is_on_the_disk():
     house.gate.clear()
     hosting = asyncio.create_task(house.host(2, groups=()))
     await asyncio.sleep(0.01)
-    assert [one.partition_id for one in (await house.control.list(None, {})).partitions] == [1]
+    assert [
+        partition.partition_id for partition in (await house.control.list(None, {})).partitions
+    ] == [1]
     house.gate.set()
     await hosting
-    assert [one.partition_id for one in (await house.control.list(None, {})).partitions] == [1, 2]
+    assert [
+        partition.partition_id for partition in (await house.control.list(None, {})).partitions
+    ] == [1, 2]
 
 
 async def taken(house: House, session: str, *, wait_ms: int = 0):
@@ -266,9 +274,9 @@ async def test_the_end_of_a_shared_partition_is_told_from_durable_acks():
     await asyncio.sleep(0.01)
     asks = [asyncio.create_task(taken(house, OTHER, wait_ms=wait_ms)) for wait_ms in (0, 20_000)]
     await asyncio.sleep(0.05)
-    assert not any(one.done() for one in (ack, *asks))
-    for one in (ack, *asks):
-        one.cancel()
+    assert not any(task.done() for task in (ack, *asks))
+    for task in (ack, *asks):
+        task.cancel()
     house.kill()
     assert house.status().groups[0].cursor == 0
     await house.desk.say(AcquireShared(1, "audit", OTHER, 5, 2_000))

@@ -179,9 +179,9 @@ def test_own_records_come_back_from_the_trail():
         )
     )
     told.replay.finish()
-    one = told.state.partition(1)
-    assert one.sealed
-    assert one.groups["audit"].lock.fence == 9
+    partition = told.state.partition(1)
+    assert partition.sealed
+    assert partition.groups["audit"].lock.fence == 9
     told.state.partition(2).check_whole()
 
 
@@ -249,13 +249,13 @@ def test_a_state_record_stands_for_all_before_it():
     told.tell(state)
     told.batch(1, 10)
     told.replay.finish()
-    found = told.state.partition(1)
-    assert found.next_offset == 12
+    partition = told.state.partition(1)
+    assert partition.next_offset == 12
     assert not told.state.problems
-    assert found.groups["audit"].acked.ranges == [(5, 6)]
+    assert partition.groups["audit"].acked.ranges == [(5, 6)]
     whole.tell(state)
     whole.batch(1, 10)
-    assert image_of(whole.state.partition(1)) == image_of(found)
+    assert image_of(whole.state.partition(1)) == image_of(partition)
 
 
 def parts_of(partition: HostedPartition, *, together: int = 2) -> list[bytes]:
@@ -282,9 +282,9 @@ def test_a_state_in_parts_is_the_whole_one():
     for part in parts_of(whole) * 2:
         told.tell(part)
     told.replay.finish()
-    found = told.state.partition(1)
-    assert list(found.producers) == [1, 2, 3, 4, 0]
-    assert image_of(found) == image_of(whole)
+    partition = told.state.partition(1)
+    assert list(partition.producers) == [1, 2, 3, 4, 0]
+    assert image_of(partition) == image_of(whole)
     assert not told.state.problems
 
 

@@ -43,8 +43,8 @@ async def set_to(desk: Desk, token: int, cursor: int, *, group: str = "audit") -
 
 def progress(desk: Desk, group: str = "audit") -> tuple[int, list[tuple[int, int]], int]:
     """Cursor, ranges above, fence."""
-    found = desk.store.state.partition(1).groups[group]
-    return found.acked.cursor, found.acked.ranges, found.lock.fence
+    progress = desk.store.state.partition(1).groups[group]
+    return progress.acked.cursor, progress.acked.ranges, progress.lock.fence
 
 
 async def test_back_and_who_held_it_is_refused():

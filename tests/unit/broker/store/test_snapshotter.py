@@ -32,7 +32,7 @@ async def desk(disk) -> Desk:
 
 
 def images(store) -> dict[int, bytes]:
-    return {number: image_of(one) for number, one in store.state.partitions.items()}
+    return {number: image_of(partition) for number, partition in store.state.partitions.items()}
 
 
 async def busy(desk: Desk, first: int, count: int) -> None:
@@ -66,9 +66,9 @@ async def test_snapshots_come_with_the_log(desk, disk):
     store = desk.store
     assert len(disk.list("snapshot")) > 2
     assert store.log.end - store.snapshotter.position < 3 * 4096
-    found = open_store(copy.deepcopy(disk), **SMALL)
-    assert images(found) == images(store)
-    assert found.snapshotter.position == store.snapshotter.position
+    restored = open_store(copy.deepcopy(disk), **SMALL)
+    assert images(restored) == images(store)
+    assert restored.snapshotter.position == store.snapshotter.position
 
 
 async def test_after_a_clean_stop_nothing_of_the_log_is_read(desk, disk):
@@ -91,9 +91,9 @@ async def test_any_older_snapshot_will_do(desk, disk, left):
     names = disk.list("snapshot")
     for name in names[left:]:
         disk.remove(f"snapshot/{name}")
-    found = open_store(disk, **SMALL)
-    assert images(found) == expected
-    assert not found.state.problems
+    restored = open_store(disk, **SMALL)
+    assert images(restored) == expected
+    assert not restored.state.problems
 
 
 async def test_a_snapshot_leaves_out_messages_that_a_full_disk_refused(desk, disk):
@@ -157,7 +157,7 @@ async def test_a_held_broker_that_is_stopped_has_its_snapshot(desk, disk):
     """On a disk that is too full for messages a clean stop writes its snapshot all the same, and a start is short."""
     await busy(desk, 0, 20)
     expected = images(desk.store)
-    desk.store.commit.hold("the disk is 90 % full")
+    desk.store.commit.refuse_messages("the disk is 90 % full")
     await desk.store.close()
     disk.close()
     assert read_from(copy.deepcopy(disk)) == []
@@ -173,12 +173,12 @@ async def test_a_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, capl
     expected = images(desk.store)
     before = desk.store.snapshotter.position
     await desk.store.close()
-    assert "no snapshot" in caplog.text
+    assert "cannot write a snapshot" in caplog.text
     disk.close()
     disk.room = None
-    found = open_store(disk, **SMALL)
-    assert found.snapshotter.position == before
-    assert images(found) == expected
+    restored = open_store(disk, **SMALL)
+    assert restored.snapshotter.position == before
+    assert images(restored) == expected
 
 
 @pytest.mark.parametrize("trouble", ["", "held", "failed"])
@@ -198,7 +198,7 @@ async def test_a_stop_waits_for_a_snapshot_under_way(desk, disk, trouble):
     snapshot = asyncio.create_task(store.snapshotter.write())
     await begun.wait()
     if trouble == "held":
-        store.commit.hold("the disk is 90 % full")
+        store.commit.refuse_messages("the disk is 90 % full")
     if trouble == "failed":
         disk.fail = "fdatasync"
         with pytest.raises(FlushFailedError):

@@ -74,13 +74,13 @@ def test_json():
     """As JSON, a message is one compact object with everything a reader may want, named as in other answers."""
     line = message_json(MESSAGE)
     assert ", " not in line
-    found = json.loads(line)
-    assert {name: found[name] for name in ("queue", "logic_offset")} == {
+    shown = json.loads(line)
+    assert {name: shown[name] for name in ("queue", "logic_offset")} == {
         "queue": MESSAGE.queue,
         "logic_offset": MESSAGE.logic_offset,
     }
     assert {
-        name: value for name, value in found.items() if name not in {"queue", "logic_offset"}
+        name: value for name, value in shown.items() if name not in {"queue", "logic_offset"}
     } == {
         "subject": "s",
         "partition_id": 2,

@@ -11,13 +11,13 @@ from keylane.cli.demo.history import (
     Judged,
     PartitionLog,
     Record,
-    Source,
+    SentRows,
     judge_run,
 )
 
 # Rows 0..7; keys a and b in partition 1, c and no key in partition 2.
 KEYS = [b"a", b"b", b"c", b"a", b"", b"b", b"a", b"c"]
-SOURCE = Source(keys=KEYS, digests=[100 + row for row in range(8)])
+SOURCE = SentRows(keys=KEYS, digests=[100 + row for row in range(8)])
 
 
 def part(*rows: int) -> PartitionLog:
@@ -48,23 +48,28 @@ def look(*fields: int, run: int = 0) -> Looked:
     return Looked(JUDGED_GROUP, *fields, run)
 
 
-def clean(found: Judged) -> bool:
-    return not found.findings.total
+def clean(judged: Judged) -> bool:
+    return not judged.findings.total
 
 
-def only(found: Judged, *anomalies: str) -> None:
+def only(judged: Judged, *anomalies: str) -> None:
     """These anomalies and no others, each with an example."""
-    findings = found.findings
+    findings = judged.findings
     assert {name for name, n in findings.counts.items() if n} == set(anomalies)
     assert {example.split(":")[0] for example in findings.examples} == set(anomalies)
 
 
 def test_clean_history():
     """A run with one hand-over and one message handled twice is clean, and its numbers are right."""
-    found = judge_run(SOURCE, LOG, CLEAN)
-    assert clean(found)
-    assert found.findings.examples == []
-    assert (found.stored, found.handled, found.redelivered, found.findings.order_violations) == (
+    judged = judge_run(SOURCE, LOG, CLEAN)
+    assert clean(judged)
+    assert judged.findings.examples == []
+    assert (
+        judged.stored,
+        judged.handled,
+        judged.redelivered,
+        judged.findings.order_violations,
+    ) == (
         8,
         8,
         1,
@@ -82,18 +87,18 @@ def test_lost_row():
     """A row in no partition is lost."""
     log = LOG | {2: part(2, 4)}
     records = {"one": handled(1, 1, 0, 1, 2, 3, 4) + handled(2, 1, 0, 1)}
-    found = judge_run(SOURCE, log, records)
-    only(found, "lost")
-    assert found.stored == 7
+    judged = judge_run(SOURCE, log, records)
+    only(judged, "lost")
+    assert judged.stored == 7
 
 
 def test_lost_message():
     """A message that is stored and never handled is lost."""
     records = {"one": handled(1, 1, 0, 1, 2, 3, 4) + handled(2, 1, 0, 2)}
-    found = judge_run(SOURCE, LOG, records)
-    only(found, "starvation")
-    assert found.lost == 1
-    assert found.handled == 7
+    judged = judge_run(SOURCE, LOG, records)
+    only(judged, "starvation")
+    assert judged.lost == 1
+    assert judged.handled == 7
 
 
 @pytest.mark.parametrize(
@@ -106,9 +111,9 @@ def test_lost_message():
 )
 def test_phantom_in_the_log(wrong):
     """A stored message that was not sent so - unknown row, other value, other key - is a phantom."""
-    found = judge_run(SOURCE, LOG | {2: replace(LOG[2], **wrong)}, CLEAN)
-    assert found.findings.counts["phantom"] >= 1
-    assert not clean(found)
+    judged = judge_run(SOURCE, LOG | {2: replace(LOG[2], **wrong)}, CLEAN)
+    assert judged.findings.counts["phantom"] >= 1
+    assert not clean(judged)
 
 
 @pytest.mark.parametrize(
@@ -174,9 +179,9 @@ def test_skip_at_hand_over():
 def test_rewind_at_hand_over():
     """A new owner may begin again far back: that is redelivery and no anomaly."""
     records = {"one": CLEAN["one"], "two": handled(1, 3, 0, 1, 2, 3, 4, at_ms=1_000)}
-    found = judge_run(SOURCE, LOG, records)
-    assert clean(found)
-    assert found.redelivered == 3
+    judged = judge_run(SOURCE, LOG, records)
+    assert clean(judged)
+    assert judged.redelivered == 3
 
 
 @pytest.mark.parametrize("offsets", [(0, 2, 2, 4), (0, 2, 4, 0)])
@@ -204,9 +209,9 @@ def test_cursor_after_a_crash():
 def test_two_holders():
     """Two consumers under one token on one partition are named."""
     records = CLEAN | {"twin": handled(2, 2, 0, 1)}
-    found = judge_run(SOURCE, LOG, records)
-    assert found.findings.counts["duplicate token"]
-    assert found.findings.order_violations >= 1
+    judged = judge_run(SOURCE, LOG, records)
+    assert judged.findings.counts["duplicate token"]
+    assert judged.findings.order_violations >= 1
 
 
 def test_stale_ack_by_late_record():
@@ -248,10 +253,10 @@ def test_cursor_over_acked_ranges():
 def test_examples_are_few():
     """However much is wrong, each anomaly keeps a handful of examples and the full count."""
     total = 10_000
-    source = Source(keys=[b"k"] * total, digests=[0] * total)
-    found = judge_run(source, {}, {})
-    assert found.findings.counts["lost"] == total
-    assert len(found.findings.examples) == 5
+    source = SentRows(keys=[b"k"] * total, digests=[0] * total)
+    judged = judge_run(source, {}, {})
+    assert judged.findings.counts["lost"] == total
+    assert len(judged.findings.examples) == 5
 
 
 @pytest.mark.slow
@@ -270,8 +275,8 @@ def test_speed():
             line._replace(token=2, at_ms=total + line.at_ms) for line in lines[half - 10 :]
         ]
     began = time.process_time()
-    found = judge_run(Source(keys, [0] * total), log, records)
-    assert clean(found)
-    assert found.redelivered == 10 * partitions
+    judged = judge_run(SentRows(keys, [0] * total), log, records)
+    assert clean(judged)
+    assert judged.redelivered == 10 * partitions
     # Seconds of the processor, about 4 of them here: what else the machine does is not counted.
     assert time.process_time() - began < 40

@@ -90,7 +90,7 @@ def test_given_up_messages_matter():
 
 
 @pytest.mark.parametrize(
-    ("found", "same"),
+    ("actual", "same"),
     [
         ({"AA": (2, 1.5), "B6": (1, None)}, True),
         ({"AA": (2, 1.5 + 1e-12), "B6": (1, None)}, True),
@@ -101,9 +101,9 @@ def test_given_up_messages_matter():
         ({"AA": (2, 1.5)}, False),
     ],
 )
-def test_same_table(found, same):
+def test_same_table(actual, same):
     """Two tables are the same if carriers, flights and means are, but for the last bits of a mean."""
-    assert same_table(found, {"AA": (2, 1.5), "B6": (1, None)}) is same
+    assert same_table(actual, {"AA": (2, 1.5), "B6": (1, None)}) is same
 
 
 @pytest.mark.parametrize("form", list(OutputFormat))

@@ -37,15 +37,17 @@ def test_partitions_of_a_silent_broker_are_planned_elsewhere(rows: Rows):
     rows.silence("g2")
     assert rows.run(plan_creation_anew, subject_id)
     after = rows.run(planned_partitions, subject_id)
-    assert [(one.queue, one.range_start, one.range_end) for one in after] == [
-        (one.queue, one.range_start, one.range_end) for one in before
-    ]
-    kept = {one.partition_id for one in before if one.broker_group != "g2"}
-    new = [one for one in after if one.partition_id not in kept]
-    assert kept < {one.partition_id for one in after}
-    assert sorted(one.broker_group for one in new) == ["g1", "g3"]
-    assert min(one.partition_id for one in new) > max(one.partition_id for one in before)
-    assert {one.name for one in new} == {"s.p6", "s.p7"}
+    assert [
+        (partition.queue, partition.range_start, partition.range_end) for partition in after
+    ] == [(partition.queue, partition.range_start, partition.range_end) for partition in before]
+    kept = {partition.partition_id for partition in before if partition.broker_group != "g2"}
+    new = [partition for partition in after if partition.partition_id not in kept]
+    assert kept < {partition.partition_id for partition in after}
+    assert sorted(partition.broker_group for partition in new) == ["g1", "g3"]
+    assert min(partition.partition_id for partition in new) > max(
+        partition.partition_id for partition in before
+    )
+    assert {partition.name for partition in new} == {"s.p6", "s.p7"}
     assert not rows.run(plan_creation_anew, subject_id)
     assert rows.run(open_subject, "s")
     assert len(rows.run(read_route, "s").partitions) == 6
@@ -54,7 +56,11 @@ def test_partitions_of_a_silent_broker_are_planned_elsewhere(rows: Rows):
 def test_partition_left_on_a_silent_broker_is_sealed_when_it_is_back(rows: Rows):
     """It is never opened; a canceled operation seals it."""
     subject_id = planned(rows, 3)
-    (left,) = (one for one in rows.run(planned_partitions, subject_id) if one.broker_group == "g2")
+    (left,) = (
+        partition
+        for partition in rows.run(planned_partitions, subject_id)
+        if partition.broker_group == "g2"
+    )
     rows.silence("g2")
     rows.run(plan_creation_anew, subject_id)
     row = rows.run(lambda c: c.execute(sa.select(operations)).one())
@@ -77,7 +83,9 @@ def test_creation_stays_as_planned_when_no_other_broker_is_available(rows: Rows)
     rows.silence("g1", "g2", "g3")
     assert not rows.run(plan_creation_anew, subject_id)
     after = rows.run(planned_partitions, subject_id)
-    assert [one.partition_id for one in after] == [one.partition_id for one in before]
+    assert [partition.partition_id for partition in after] == [
+        partition.partition_id for partition in before
+    ]
 
 
 def test_creation_leaves_a_broker_that_takes_no_writes(rows: Rows):
@@ -86,7 +94,7 @@ def test_creation_leaves_a_broker_that_takes_no_writes(rows: Rows):
     full = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1", writable=False)
     rows.run(report_broker, full, ttl_ms=DAY_MS)
     assert rows.run(plan_creation_anew, subject_id)
-    homes = {one.broker_group for one in rows.run(planned_partitions, subject_id)}
+    homes = {partition.broker_group for partition in rows.run(planned_partitions, subject_id)}
     assert homes == {"g1", "g2"}
 
 
@@ -101,7 +109,7 @@ def test_open_subject_is_not_planned_anew(rows: Rows):
 def test_subject_is_not_opened_when_another_plan_was_hosted(rows: Rows):
     """A metaserver that had the first plan hosted opens nothing after another has planned anew."""
     subject_id = planned(rows)
-    hosted = [one.partition_id for one in rows.run(planned_partitions, subject_id)]
+    hosted = [partition.partition_id for partition in rows.run(planned_partitions, subject_id)]
     rows.silence("g2")
     rows.run(plan_creation_anew, subject_id)
     assert not rows.run(open_subject, "s", hosted)

@@ -42,11 +42,14 @@ class Groups(Rows):
         group_id = self.join(name)  # its session lives: this only settles
         assert group_id
         grants = self.run(read_grants, (name.encode().hex() * 16)[:16]).grants
-        return [one.partition.partition_id for one in grants]
+        return [grant.partition.partition_id for grant in grants]
 
     def told(self, **which) -> list[tuple[int, tuple[str, ...]]]:
-        found = self.run(unheard_partitions, limit=99, **which)
-        return [(one.partition_id, tuple(name for _, name in one.groups)) for one in found]
+        unheard = self.run(unheard_partitions, limit=99, **which)
+        return [
+            (partition.partition_id, tuple(name for _, name in partition.groups))
+            for partition in unheard
+        ]
 
     def hear(self, *ids: int) -> None:
         self.run(note_heard, self.run(read_announcements, ids))
@@ -57,7 +60,7 @@ def test_partition_is_granted_when_its_broker_knows_the_group():
     rows = Groups()
     group_id = rows.join("a")
     assert rows.granted("a") == []
-    assert rows.told() == [(one, ("a",)) for one in (1, 2, 3, 4)]
+    assert rows.told() == [(partition_id, ("a",)) for partition_id in (1, 2, 3, 4)]
     rows.hear(1, 3)
     assert rows.granted("a") == [1, 3]
     assert rows.told() == [(2, ("a",)), (4, ("a",))]
@@ -80,7 +83,7 @@ def test_grant_does_not_count_as_heard():
         lambda connection: connection.execute(sa.select(leases.c.token)).scalars().all()
     )
     assert min(tokens) > 0
-    assert [one for one, _ in rows.told()] == [1, 2, 3, 4]
+    assert [partition_id for partition_id, _ in rows.told()] == [1, 2, 3, 4]
 
 
 def test_silent_brokers_are_told_when_they_are_back():
@@ -89,12 +92,12 @@ def test_silent_brokers_are_told_when_they_are_back():
     rows.join("a")
     rows.silence("g2")
     rows.join("a")
-    assert [one for one, _ in rows.told()] == [1, 3]
+    assert [partition_id for partition_id, _ in rows.told()] == [1, 3]
     rows.hear(1, 3)
     rows.run(mark_told)
     assert rows.run(untold_groups) == 1
     rows.report("g2")
-    assert [one for one, _ in rows.told()] == [2, 4]
+    assert [partition_id for partition_id, _ in rows.told()] == [2, 4]
     rows.hear(2, 4)
     rows.run(mark_told)
     assert rows.run(untold_groups) == 0
@@ -106,14 +109,17 @@ def test_unheard_partitions_come_in_pages():
     for name in "abc":
         rows.join(name)
     rows.hear(2)
-    every = [(one, ("a", "b", "c")) for one in (1, 3, 4)]
+    every = [(partition_id, ("a", "b", "c")) for partition_id in (1, 3, 4)]
     for limit in (1, 2, 3, 9):
-        found, after = [], 0
+        unheard, after = [], 0
         while page := rows.run(unheard_partitions, limit=limit, after=after):
             assert len(page) <= limit
-            found += [(one.partition_id, tuple(name for _, name in one.groups)) for one in page]
+            unheard += [
+                (partition.partition_id, tuple(name for _, name in partition.groups))
+                for partition in page
+            ]
             after = page[-1].partition_id
-        assert found == every
+        assert unheard == every
 
 
 def test_group_is_granted_at_once_when_retention_is_by_time():
@@ -138,7 +144,7 @@ def step(rows: Groups, operation_id: int, *, hears: bool = True) -> OperationSta
     """One round with brokers that answer; `hears`: hosting ones know the groups, too."""
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
     hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
-    done = {one.partition_id: None if hosts else 100 for one in operation.todo}
+    done = {partition.partition_id: None if hosts else 100 for partition in operation.todo}
     names = [group_id for group_id, _ in operation.groups] if hears else []
     state: OperationState = rows.run(finish_round, operation_id, done, heard=names)
     return state
@@ -155,7 +161,7 @@ def test_child_opens_when_its_broker_knows_all_groups():
     assert step(rows, operation_id) is OperationState.OPEN
     assert step(rows, operation_id, hears=False) is OperationState.OPEN
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
-    assert [one.partition_id for one in operation.todo] == [5]
+    assert [partition.partition_id for partition in operation.todo] == [5]
     assert step(rows, operation_id) is OperationState.DONE
     pairs = rows.run(lambda connection: connection.execute(sa.select(heard)).all())
     assert {(row.group_id, row.partition_id) for row in pairs} >= {(1, 5), (2, 5)}

@@ -13,7 +13,7 @@ from keylane.metaserver.operations.begin import plan_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round, idle_operations
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import BrokerHeartbeat, Join
-from keylane.protocol.errors import LossAcceptedError
+from keylane.protocol.errors import FolderGivenUpError
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState
@@ -26,12 +26,12 @@ DAY_MS = 86_400_000
 
 
 def open_places(rows: Rows, name: str) -> set[str]:
-    return {one.broker_group for one in rows.run(read_route, name).open_partitions()}
+    return {partition.broker_group for partition in rows.run(read_route, name).open_partitions()}
 
 
 def lost(rows: Rows, name: str) -> set[int]:
-    found = rows.run(subject_history, name).partitions
-    return {one.partition.partition_id for one in found if one.lost}
+    history = rows.run(subject_history, name).partitions
+    return {entry.partition.partition_id for entry in history if entry.lost}
 
 
 def test_strict_subject_leaves_a_lost_disk_with_all_its_partitions(rows: Rows) -> None:
@@ -39,15 +39,17 @@ def test_strict_subject_leaves_a_lost_disk_with_all_its_partitions(rows: Rows) -
     rows.create("s", 3, order_strategy=STRICT)
     rows.resize("s", 6)
     there = {
-        one.partition_id for one in rows.run(read_route, "s").partitions if one.broker_group == "g1"
+        partition.partition_id
+        for partition in rows.run(read_route, "s").partitions
+        if partition.broker_group == "g1"
     }
-    states = {one.state for one in rows.run(read_route, "s").partitions}
+    states = {partition.state for partition in rows.run(read_route, "s").partitions}
     assert states == {PartitionState.OPEN, PartitionState.SEALED}
     rows.silence("g1")
     (planned,) = rows.run(plan_operations, LOSE_G1)
     view = planned.view(LOSE_G1)
-    assert {one.partition_id for one in view.losses} == there
-    assert {one.end_offset for one in view.losses} == {None, 100}
+    assert {loss.partition_id for loss in view.losses} == there
+    assert {loss.end_offset for loss in view.losses} == {None, 100}
     assert lost(rows, "s") == set()
 
     ((operation_id, _),) = rows.begin(LOSE_G1)
@@ -56,8 +58,8 @@ def test_strict_subject_leaves_a_lost_disk_with_all_its_partitions(rows: Rows) -
     assert "g1" not in open_places(rows, "s")
     (done,) = rows.run(operation_views, [operation_id])
     assert done.state is OperationState.DONE
-    assert {one.partition_id for one in done.losses} == there
-    with pytest.raises(LossAcceptedError):
+    assert {loss.partition_id for loss in done.losses} == there
+    with pytest.raises(FolderGivenUpError):
         rows.report("g1")
     empty = BrokerHeartbeat(broker_group="g1", broker_id="new", address="g1:2")
     rows.run(report_broker, empty, ttl_ms=DAY_MS)
@@ -68,13 +70,15 @@ def test_operation_continues_when_the_disk_it_waits_for_is_lost(rows: Rows) -> N
     rows.create("fenced", 2, order_strategy=OrderStrategy.BEST_TRIED)
     rows.create("sealing", 3, order_strategy=STRICT)
     (source,) = (
-        one for one in rows.run(read_route, "sealing").partitions if one.broker_group == "g1"
+        partition
+        for partition in rows.run(read_route, "sealing").partitions
+        if partition.broker_group == "g1"
     )
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
     ((waits, _),) = rows.begin(move)
     rows.silence("g1")
     begun = rows.begin(WITHOUT_G1)
-    (fencing,) = (one for one, plan in begun if plan.subject.name == "fenced")
+    (fencing,) = (operation_id for operation_id, plan in begun if plan.subject.name == "fenced")
     assert rows.drive(fencing) is OperationState.FENCE
     assert rows.drive(waits) is OperationState.PLAN
 
@@ -90,11 +94,30 @@ def test_operation_continues_when_the_disk_it_waits_for_is_lost(rows: Rows) -> N
     assert view.state is OperationState.DONE
 
 
+def test_dry_run_names_the_losses_of_a_running_operation(rows: Rows) -> None:
+    """An evacuation with the broker's help has begun when the broker's disk is lost: what would be given up is shown."""
+    rows.create("s", 2, order_strategy=STRICT)
+    there = {
+        partition.partition_id
+        for partition in rows.run(read_route, "s").partitions
+        if partition.broker_group == "g1"
+    }
+    rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g1"))
+    rows.silence("g1")
+    (planned,) = rows.run(plan_operations, LOSE_G1)
+    assert planned.freed
+    assert {loss.partition_id for loss in planned.losses} == there
+
+    rows.begin(LOSE_G1)
+    assert rows.drive(planned.freed) is None
+    assert lost(rows, "s") == there
+
+
 def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> PartitionFacts:
     return PartitionFacts(
         partition_id=PartitionId(number),
         state=state,
-        parents=tuple(PartitionId(one) for one in parents),
+        parents=tuple(PartitionId(partition_id) for partition_id in parents),
         abandoned=lost,
         lost=lost,
     )
@@ -110,8 +133,8 @@ def test_child_of_a_lost_partition_waits_for_its_grandparents(
         part(2, 1, state=PartitionState.EXPIRED, lost=True),
         part(3, 2, state=PartitionState.OPEN),
     ]
-    through = {PartitionId(one) for one in drained}
-    assert [one.partition_id for one in readable_partitions(chain, through)] == readable
+    through = {PartitionId(partition_id) for partition_id in drained}
+    assert [partition.partition_id for partition in readable_partitions(chain, through)] == readable
 
 
 def test_loss_of_a_disk_spares_another_silent_one(rows: Rows) -> None:
@@ -119,12 +142,15 @@ def test_loss_of_a_disk_spares_another_silent_one(rows: Rows) -> None:
     rows.create("s", 3, order_strategy=STRICT)
     ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=1))
     todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
-    hosted = dict.fromkeys(one.partition_id for one in todo)
+    hosted = dict.fromkeys(partition.partition_id for partition in todo)
     assert rows.run(finish_round, operation_id, hosted) is OperationState.SEAL
     (child,) = rows.run(operation_views, [operation_id])[0].children
     away = sorted({"g1", "g2", "g3"} - {child.broker_group})
     rows.silence(*away)
-    here = {one.broker_group: one.partition_id for one in rows.run(read_route, "s").partitions}
+    here = {
+        partition.broker_group: partition.partition_id
+        for partition in rows.run(read_route, "s").partitions
+    }
     accepted = Reshape(kind=OperationKind.EVACUATE, broker_group=away[0], accept_loss=True)
     rows.begin(accepted)
     assert rows.drive(operation_id) is OperationState.SEAL
@@ -137,14 +163,18 @@ def test_loss_of_a_disk_spares_another_silent_one(rows: Rows) -> None:
 def begin_unheard_move(rows: Rows) -> int:
     """A move to g3 that waits in OPEN: g3 is silent, and does not know the group "g" that was made since."""
     rows.create("s", 2, order_strategy=STRICT)
-    source, *_ = (one for one in rows.run(read_route, "s").partitions if one.broker_group != "g3")
+    source, *_ = (
+        partition
+        for partition in rows.run(read_route, "s").partitions
+        if partition.broker_group != "g3"
+    )
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
     ((operation_id, _),) = rows.begin(move)
     rows.run(join_group, Join(subject="s", group="g", session="a" * 16), sessions_max=9)
     claim = {"driver": "d", "lease_ms": 1_000}
     for state, end_offset in ((OperationState.SEAL, None), (OperationState.OPEN, 100)):
         todo = rows.run(claim_operation, operation_id, **claim).todo
-        done = {one.partition_id: end_offset for one in todo}
+        done = {partition.partition_id: end_offset for partition in todo}
         assert rows.run(finish_round, operation_id, done) is state
     rows.silence("g3")
     assert rows.drive(operation_id) is OperationState.OPEN
@@ -154,9 +184,9 @@ def begin_unheard_move(rows: Rows) -> int:
 def unheard(rows: Rows, name: str, broker_group: str) -> list[int]:
     """The open partitions of a subject on a broker group that does not know all of its groups."""
     places = rows.run(read_route, name).open_partitions()
-    found = [one.partition_id for one in places if one.broker_group == broker_group]
+    ids = [partition.partition_id for partition in places if partition.broker_group == broker_group]
     subject_id = rows.run(find_subject, name).subject_id
-    return list(rows.run(unheard_children, subject_id, found))
+    return list(rows.run(unheard_children, subject_id, ids))
 
 
 def test_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
@@ -181,7 +211,7 @@ def test_folder_is_refused_when_its_loss_opened_a_child_that_had_not_heard_of_a_
     rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True))
     assert rows.drive(operation_id) is None
     assert unheard(rows, "s", "g3")
-    with pytest.raises(LossAcceptedError):
+    with pytest.raises(FolderGivenUpError):
         rows.report("g3")
 
 

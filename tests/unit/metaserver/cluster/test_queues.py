@@ -7,7 +7,7 @@ from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route, read_subject
 from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
-from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Retention
 from keylane.protocol.errors import (
     StaticSubjectError,
     SubjectExistsError,
@@ -37,16 +37,18 @@ class QueueRows(Rows):
         while state is not OperationState.DONE:
             operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
             seals = state is OperationState.SEAL
-            answers = {one.partition_id: end if seals else None for one in operation.todo}
+            answers = {
+                partition.partition_id: end if seals else None for partition in operation.todo
+            }
             state = self.run(finish_round, operation_id, answers)
 
     def chain(self, queue: int) -> list[tuple[int, int, int | None]]:
         """(partition id, logic start, logic end) of a queue's segments."""
-        found = self.run(read_queues, "s").queues[queue]
-        assert found.queue == queue
+        view = self.run(read_queues, "s").queues[queue]
+        assert view.queue == queue
         return [
-            (one.partition.partition_id, one.partition.logic_start, one.logic_end)
-            for one in found.segments
+            (segment.partition.partition_id, segment.partition.logic_start, segment.logic_end)
+            for segment in view.segments
         ]
 
 
@@ -66,7 +68,9 @@ def test_segments_begin_where_the_previous_ones_end(rows: QueueRows):
     assert rows.chain(0) == [(1, 0, 40), (3, 40, 41), (4, 41, 41), (5, 41, None)]
     assert rows.chain(1) == [(2, 0, None)]
     opened = rows.run(read_route, "s").open_partitions()
-    assert [(one.queue, one.range_start, one.range_end) for one in opened] == [
+    assert [
+        (partition.queue, partition.range_start, partition.range_end) for partition in opened
+    ] == [
         (0, 0, 512),
         (1, 512, 1024),
     ]
@@ -102,9 +106,12 @@ def test_reshape_of_a_static_subject_is_refused(rows: QueueRows, ask: Reshape):
 
 
 def test_subject_is_refused_when_it_exists_with_another_static_setting(rows: QueueRows):
-    """Static and not static are different settings."""
-    with pytest.raises(SubjectExistsError):
+    """Static and not static are different settings; the error says what is there and what was asked for."""
+    with pytest.raises(SubjectExistsError, match=r"created with static true, not false"):
         rows.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
+    ask = CreateSubject(subject="s", partitions=3, static=True, retention=Retention.TIME)
+    with pytest.raises(SubjectExistsError, match="partitions 2, not 3; retention acked, not time"):
+        rows.run(plan_subject, ask, subjects_max=9)
 
 
 def test_queues_of_other_subjects_are_refused(rows: QueueRows):
@@ -131,7 +138,7 @@ def test_static_subject_waits_for_a_silent_source():
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
     ((operation_id, _),) = rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
-    hosted = {one.partition_id: None for one in operation.todo}
+    hosted = {partition.partition_id: None for partition in operation.todo}
     assert not any(step.may_leave for step in operation.pending)
     assert rows.run(finish_round, operation_id, hosted) is OperationState.PLAN
     assert rows.chain(0) == [(1, 0, None)]

@@ -23,7 +23,9 @@ def test_late_report_raises_the_route_version():
     assert not rows.run(report_broker, HERE, ttl_ms=TTL_MS)
     assert rows.run(read_route, "s").version == version
     rows.now_ms += TTL_MS - 1
-    assert all(one.address == HERE.address for one in rows.run(read_route, "s").partitions)
+    assert all(
+        partition.address == HERE.address for partition in rows.run(read_route, "s").partitions
+    )
     assert not rows.run(renew_broker, HERE, ttl_ms=TTL_MS)
     assert len(rows.run(report_broker, HERE, ttl_ms=TTL_MS)) == 1
     assert rows.run(read_route, "s").version == version + 1

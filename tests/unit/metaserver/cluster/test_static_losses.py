@@ -49,21 +49,28 @@ def move(rows: Rows, partition_id: int, to: str) -> int:
 
 def chain(rows: Rows, queue: int = 0) -> list[tuple[str, int, int | None]]:
     """(name, logic start, logic end) of a queue's partitions that have data."""
-    found = rows.run(read_queues, "s").queues[queue].segments
-    return [(one.partition.name, one.partition.logic_start, one.logic_end) for one in found]
+    segments = rows.run(read_queues, "s").queues[queue].segments
+    return [
+        (segment.partition.name, segment.partition.logic_start, segment.logic_end)
+        for segment in segments
+    ]
 
 
 def place(rows: Rows, queue: int = 0) -> Partition:
     """The queue's open partition."""
-    return next(one for one in rows.run(read_route, "s").open_partitions() if one.queue == queue)
+    return next(
+        partition
+        for partition in rows.run(read_route, "s").open_partitions()
+        if partition.queue == queue
+    )
 
 
 def broken(rows: Rows) -> list[str]:
     """The findings of `meta verify` about the lineage."""
     view = rows.run(read_sql_view)
     checks = verify(Views(before=view, answers=[], after=view)).checks
-    (found,) = [one.violations for one in checks if one.code == "V02"]
-    return list(found)
+    (violations,) = [check.violations for check in checks if check.code == "V02"]
+    return list(violations)
 
 
 @pytest.mark.parametrize("strategy", list(OrderStrategy))
@@ -84,9 +91,9 @@ def test_static_queue_continues_when_its_disk_is_lost(rows: Rows, strategy: Orde
     assert last[1] == start_behind_loss(last[0]) > 4 * SPAN
     assert broken(rows) == []
     lost = {
-        one.partition.name: one.end_offset
-        for one in rows.run(subject_history, "s").partitions
-        if one.lost
+        partition.partition.name: partition.end_offset
+        for partition in rows.run(subject_history, "s").partitions
+        if partition.lost
     }
     assert lost["s.p0"] is lost["s.p4"] is None
 
@@ -127,7 +134,7 @@ def test_loss_is_refused_when_no_logic_offsets_are_left(rows: Rows) -> None:
     with rows.engine.begin() as connection:
         connection.execute(sa.update(subjects).values(partitions_named=MAX_I64 // SPAN))
     before = rows.run(read_route, "s")
-    with pytest.raises(InvalidRequestError, match="logic offsets"):
+    with pytest.raises(InvalidRequestError, match="logic offset"):
         rows.begin(lose("g1"))
     assert rows.run(read_route, "s") == before
 
@@ -148,33 +155,39 @@ def test_rebuild_restores_the_start_behind_a_loss() -> None:
     lose_group(rows, "g1")
     rows.report("g3")
     rows.drive(move(rows, place(rows, 0).partition_id, "g3"))
-    before = {one.partition_id: one.logic_start for one in rows.run(read_route, "s").partitions}
+    before = {
+        partition.partition_id: partition.logic_start
+        for partition in rows.run(read_route, "s").partitions
+    }
     assert max(before.values()) == 2 * SPAN + 100
 
     def kept(group: str) -> list[object]:
         return [
             status(
-                one.partition_id,
-                one.range_start,
-                one.range_end,
-                parents=one.parents,
+                partition.partition_id,
+                partition.range_start,
+                partition.range_end,
+                parents=partition.parents,
                 group=group,
-                sealed=one.state is PartitionState.SEALED,
+                sealed=partition.state is PartitionState.SEALED,
                 messages=100,
-                queue=one.queue,
+                queue=partition.queue,
                 static=True,
                 token=4,
-                name=one.name,
+                name=partition.name,
             )
-            for one in rows.run(read_route, "s").partitions
-            if one.broker_group == group
+            for partition in rows.run(read_route, "s").partitions
+            if partition.broker_group == group
         ]
 
     sources = [source(*kept(group), group=group) for group in ("g2", "g3")]
     cluster = plan_rebuild(sources, RebuildOptions(gone=("g1",)))
     again = Rows()
     again.run(store_rebuilt, cluster, route_version=9)
-    after = {one.partition_id: one.logic_start for one in again.run(read_route, "s").partitions}
+    after = {
+        partition.partition_id: partition.logic_start
+        for partition in again.run(read_route, "s").partitions
+    }
     assert after == before
     assert broken(again) == []
 
@@ -193,9 +206,9 @@ def segment(number: int, start: int, messages: int, *, first: int = 0) -> Partit
     return PartitionOffsets(partition=partition, first_offset=first, next_offset=messages)
 
 
-def reset(offset: int, *found: PartitionOffsets) -> dict[int, int]:
+def reset(offset: int, *offsets: PartitionOffsets) -> dict[int, int]:
     ask = ResetGroup(to=ResetTo.OFFSET, offset=offset, queue=0)
-    return new_cursors(ask, found, static=True)
+    return new_cursors(ask, offsets, static=True)
 
 
 def test_reset_to_a_lost_offset_goes_to_the_first_message_behind_it() -> None:

@@ -18,9 +18,11 @@ def test_fifth_consumer_moves_at_most_four() -> None:
     """From 4 to 5 sessions over 16 partitions moves 3, all of them to the new one."""
     before = allocate(names(1, 2, 3, 4), SIXTEEN, current={}, preferred={})
     after = allocate(names(1, 2, 3, 4, 5), SIXTEEN, current=before, preferred={})
-    moved = [one for one in SIXTEEN if before[one] != after[one]]
+    moved = [
+        partition_id for partition_id in SIXTEEN if before[partition_id] != after[partition_id]
+    ]
     assert len(moved) == 3
-    assert {after[one] for one in moved} == set(names(5))
+    assert {after[partition_id] for partition_id in moved} == set(names(5))
 
 
 def test_rolling_restart_moves_each_partition_at_most_twice() -> None:
@@ -33,13 +35,21 @@ def test_rolling_restart_moves_each_partition_at_most_twice() -> None:
         sessions: list[SessionId], owners: dict[PartitionId, SessionId]
     ) -> dict[PartitionId, SessionId]:
         after = allocate(sessions, SIXTEEN, current=owners, preferred={})
-        changed = [one for one in SIXTEEN if after[one] != owners[one]]
+        changed = [
+            partition_id for partition_id in SIXTEEN if after[partition_id] != owners[partition_id]
+        ]
         moves.update(changed)
-        kept = {one: owner for one, owner in owners.items() if one not in changed}
-        return kept | {one: after[one] for one in changed}  # what moved is the youngest
+        kept = {
+            partition_id: owner
+            for partition_id, owner in owners.items()
+            if partition_id not in changed
+        }
+        return kept | {
+            partition_id: after[partition_id] for partition_id in changed
+        }  # what moved is the youngest
 
     for number in range(8):
-        rest = [one for one in live if one != live[0]]
+        rest = [session for session in live if session != live[0]]
         dealt = settle(rest, dealt)
         live = [*rest, SessionId(f"restarted-{number}")]
         dealt = settle(live, dealt)
@@ -65,13 +75,13 @@ def test_surplus_sessions_get_nothing() -> None:
 
 def test_children_go_to_the_owner_of_their_parent() -> None:
     """When a partition is split, its owner gets the children up to its share."""
-    one, two = names(1, 2)
-    owners = {PartitionId(1): one, PartitionId(2): two}
+    first, second = names(1, 2)
+    owners = {PartitionId(1): first, PartitionId(2): second}
     children = [PartitionId(3), PartitionId(4)]
     dealt = allocate(
-        [one, two],
+        [first, second],
         [PartitionId(2), *children],
         current=owners,
-        preferred=dict.fromkeys(children, one),
+        preferred=dict.fromkeys(children, first),
     )
-    assert dealt == {PartitionId(2): two, PartitionId(3): one, PartitionId(4): one}
+    assert dealt == {PartitionId(2): second, PartitionId(3): first, PartitionId(4): first}

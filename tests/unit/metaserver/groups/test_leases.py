@@ -22,22 +22,25 @@ Leases = dict[PartitionId, Lease]
 
 
 def readable(*ids: int) -> list[PartitionFacts]:
-    return [PartitionFacts(partition_id=PartitionId(one), state=PartitionState.OPEN) for one in ids]
+    return [
+        PartitionFacts(partition_id=PartitionId(partition_id), state=PartitionState.OPEN)
+        for partition_id in ids
+    ]
 
 
 def settled(
     leases: Leases, sessions: list[SessionId], ids: list[PartitionFacts], last_token: int
 ) -> tuple[Leases, Settlement]:
-    found = settle_leases(leases, sessions, ids, last_token=FencingToken(last_token))
-    return leases | {one.partition_id: one for one in found.leases}, found
+    settlement = settle_leases(leases, sessions, ids, last_token=FencingToken(last_token))
+    return leases | {lease.partition_id: lease for lease in settlement.leases}, settlement
 
 
 def test_free_partitions_are_granted_at_once() -> None:
     """Each gets a token of its own."""
-    leases, found = settled({}, [A], readable(1, 2, 3), 7)
+    leases, settlement = settled({}, [A], readable(1, 2, 3), 7)
     assert [lease.token for lease in leases.values()] == [8, 9, 10]
-    assert found.last_token == 10
-    assert found.sessions == {A}
+    assert settlement.last_token == 10
+    assert settlement.sessions == {A}
 
 
 def test_settling_again_changes_nothing() -> None:
@@ -50,15 +53,15 @@ def test_settling_again_changes_nothing() -> None:
 def test_live_owner_keeps_its_partition_until_it_releases_it() -> None:
     """A partition that moves is withdrawn first, and granted after the release."""
     leases, _ = settled({}, [A], readable(1, 2), 0)
-    leases, found = settled(leases, [A, B], readable(1, 2), 2)
-    (moving,) = found.leases
+    leases, settlement = settled(leases, [A, B], readable(1, 2), 2)
+    (moving,) = settlement.leases
     assert (moving.session, moving.wanted, moving.withdrawn) == (A, B, True)
-    assert found.sessions == {A}
-    assert found.last_token == 2
+    assert settlement.sessions == {A}
+    assert settlement.last_token == 2
 
     free = release(moving, A, moving.token)
     assert free is not None
-    granted = grant(free, last_token=found.last_token)
+    granted = grant(free, last_token=settlement.last_token)
     assert granted is not None
     assert (granted.session, granted.token, granted.withdrawn) == (B, 3, False)
 
@@ -69,10 +72,10 @@ def test_withdrawn_lease_is_granted_again_with_a_new_token_only() -> None:
     leases[PartitionId(1)] = Lease(
         partition_id=PartitionId(1), token=FencingToken(1), session=A, wanted=B, withdrawn=True
     )
-    leases, found = settled(leases, [A], readable(1), 1)
+    leases, settlement = settled(leases, [A], readable(1), 1)
     lease = leases[PartitionId(1)]
     assert (lease.session, lease.wanted, lease.withdrawn, lease.token) == (A, A, True, 1)
-    assert found.sessions == frozenset()
+    assert settlement.sessions == frozenset()
     free = release(lease, A, 1)
     assert free is not None
     back = grant(free, last_token=FencingToken(1))
@@ -84,26 +87,26 @@ def test_dead_owner_is_replaced_at_once() -> None:
     """The leases of a dead session, withdrawn or not, are granted to a live one with a higher token."""
     leases, _ = settled({}, [A], readable(1, 2), 0)
     leases, _ = settled(leases, [A, B], readable(1, 2), 2)
-    leases, found = settled(leases, [B], readable(1, 2), 2)
+    leases, settlement = settled(leases, [B], readable(1, 2), 2)
     assert {lease.session for lease in leases.values()} == {B}
     assert {lease.token for lease in leases.values()} == {3, 4}
     assert not any(lease.withdrawn for lease in leases.values())
-    assert found.sessions == {B}
+    assert settlement.sessions == {B}
 
 
 def test_suspended_session_hands_over_and_gets_nothing() -> None:
     """It keeps its leases until it releases them to another session; if all are suspended, nothing is granted."""
-    leases, found = settled({}, [A, B], readable(1, 2), 0)
-    found = settle_leases(
-        leases, [A, B], readable(1, 2), suspended={A}, last_token=found.last_token
+    leases, settlement = settled({}, [A, B], readable(1, 2), 0)
+    settlement = settle_leases(
+        leases, [A, B], readable(1, 2), suspended={A}, last_token=settlement.last_token
     )
-    (moving,) = found.leases
+    (moving,) = settlement.leases
     assert (moving.session, moving.wanted, moving.withdrawn) == (A, B, True)
-    assert found.sessions == {A}
-    found = settle_leases(
-        leases, [A, B], readable(1, 2), suspended={A, B}, last_token=found.last_token
+    assert settlement.sessions == {A}
+    settlement = settle_leases(
+        leases, [A, B], readable(1, 2), suspended={A, B}, last_token=settlement.last_token
     )
-    assert {(one.session, one.wanted, one.withdrawn) for one in found.leases} == {
+    assert {(lease.session, lease.wanted, lease.withdrawn) for lease in settlement.leases} == {
         (A, None, True),
         (B, None, True),
     }
@@ -112,9 +115,9 @@ def test_suspended_session_hands_over_and_gets_nothing() -> None:
 def test_leases_are_free_and_keep_their_tokens_without_sessions() -> None:
     """Without sessions all leases are free, and keep their tokens."""
     leases, _ = settled({}, [A], readable(1), 0)
-    leases, found = settled(leases, [], readable(1), 1)
+    leases, settlement = settled(leases, [], readable(1), 1)
     assert leases[PartitionId(1)] == Lease(partition_id=PartitionId(1), token=FencingToken(1))
-    leases, found = settled(leases, [C], readable(1), found.last_token)
+    leases, settlement = settled(leases, [C], readable(1), settlement.last_token)
     assert leases[PartitionId(1)].token == 2
 
 
@@ -124,16 +127,16 @@ def test_drained_partition_is_withdrawn_and_its_children_granted() -> None:
     owner = leases[PartitionId(1)].session
     children = [
         PartitionFacts(
-            partition_id=PartitionId(one),
+            partition_id=PartitionId(partition_id),
             state=PartitionState.OPEN,
             parents=(PartitionId(1),),
         )
-        for one in (3, 4)
+        for partition_id in (3, 4)
     ]
     leases, _ = settled(leases, [A, B], [*readable(2), *children], 2)
     assert leases[PartitionId(1)].withdrawn
     assert leases[PartitionId(1)].wanted is None
-    assert [leases[PartitionId(one)].session for one in (3, 4)] == [owner, owner]
+    assert [leases[PartitionId(partition_id)].session for partition_id in (3, 4)] == [owner, owner]
 
 
 @pytest.mark.parametrize("token", [0, -1, 6, 10**9])
@@ -165,7 +168,7 @@ def test_release_is_refused_when_another_session_holds_the_lease() -> None:
 def test_child_is_readable_when_all_parents_are_drained() -> None:
     """A parent whose data has expired does not block."""
 
-    def one(key: int, state: PartitionState, *parents: int) -> PartitionFacts:
+    def facts(key: int, state: PartitionState, *parents: int) -> PartitionFacts:
         return PartitionFacts(
             partition_id=PartitionId(key),
             state=state,
@@ -173,17 +176,17 @@ def test_child_is_readable_when_all_parents_are_drained() -> None:
         )
 
     partitions = [
-        one(1, PartitionState.EXPIRED),
-        one(2, PartitionState.SEALED, 1),
-        one(3, PartitionState.SEALED),
-        one(4, PartitionState.OPEN, 2, 3),
-        one(5, PartitionState.OPEN, 3),
-        one(6, PartitionState.PLANNED, 3),
+        facts(1, PartitionState.EXPIRED),
+        facts(2, PartitionState.SEALED, 1),
+        facts(3, PartitionState.SEALED),
+        facts(4, PartitionState.OPEN, 2, 3),
+        facts(5, PartitionState.OPEN, 3),
+        facts(6, PartitionState.PLANNED, 3),
     ]
 
     def ids(*drained: int) -> list[int]:
         passed = {PartitionId(key) for key in drained}
-        return [found.partition_id for found in readable_partitions(partitions, passed)]
+        return [partition.partition_id for partition in readable_partitions(partitions, passed)]
 
     assert ids() == [2, 3]
     assert ids(3) == [2, 5]
@@ -210,6 +213,8 @@ def test_abandoned_parent_blocks_only_when_its_end_is_known_and_the_child_not_be
             begun=begun,
         ),
     ]
-    assert [one.partition_id for one in readable_partitions(partitions, set())] == expected
+    assert [
+        partition.partition_id for partition in readable_partitions(partitions, set())
+    ] == expected
     through = readable_partitions(partitions, {PartitionId(1)})
-    assert [one.partition_id for one in through] == [2]
+    assert [partition.partition_id for partition in through] == [2]

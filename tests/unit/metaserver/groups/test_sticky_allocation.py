@@ -59,9 +59,9 @@ class Side:
             back = self.rows.run(lambda connection: connection.execute(asked).all())
             if not back:
                 break
-            for one in back:
+            for session in back:
                 ask = ReleaseGrant(
-                    session=one.session, partition_id=one.partition_id, token=one.token
+                    session=session.session, partition_id=session.partition_id, token=session.token
                 )
                 self.rows.run(release_leases, [ask])
         after = self.owners()
@@ -76,7 +76,7 @@ class Side:
 
 
 def balanced(owners: dict[int, str], sessions: list[str]) -> bool:
-    loads = [list(owners.values()).count(one) for one in sessions]
+    loads = [list(owners.values()).count(session) for session in sessions]
     return max(loads) - min(loads) <= 1
 
 
@@ -92,7 +92,7 @@ def test_fifth_consumer_moves_at_most_four_of_sixteen(sixteen: Side):
     live.append(sixteen.join())
     after = sixteen.calm()
     assert len(sixteen.moved(before)) <= 4
-    assert {after[one] for one in sixteen.moved(before)} == {live[-1]}
+    assert {after[partition_id] for partition_id in sixteen.moved(before)} == {live[-1]}
     assert balanced(after, live)
 
 
@@ -128,8 +128,8 @@ def test_graceful_leave_moves_only_the_leavers_partitions(sixteen: Side):
     before = sixteen.calm()
     sixteen.rows.run(leave_group, live[1])
     after = sixteen.calm()
-    assert {before[one] for one in sixteen.moved(before)} == {live[1]}
-    assert balanced(after, [one for one in live if one != live[1]])
+    assert {before[partition_id] for partition_id in sixteen.moved(before)} == {live[1]}
+    assert balanced(after, [session for session in live if session != live[1]])
 
 
 def test_crash_moves_only_the_dead_consumers_partitions_after_its_ttl(sixteen: Side):
@@ -141,7 +141,7 @@ def test_crash_moves_only_the_dead_consumers_partitions_after_its_ttl(sixteen: S
     assert sixteen.calm() == before
     sixteen.rows.now_ms += 1
     after = sixteen.calm()
-    assert {before[one] for one in sixteen.moved(before)} == {live[3]}
+    assert {before[partition_id] for partition_id in sixteen.moved(before)} == {live[3]}
     assert balanced(after, live[:3])
 
 
@@ -152,7 +152,7 @@ def test_suspended_consumer_hands_over_and_gets_its_share_when_resumed(sixteen: 
     sixteen.rows.run(suspend_session, Suspend(session=live[0], suspended=True))
     without = sixteen.calm()
     assert live[0] not in without.values()
-    assert {before[one] for one in sixteen.moved(before)} == {live[0]}
+    assert {before[partition_id] for partition_id in sixteen.moved(before)} == {live[0]}
     sixteen.rows.run(suspend_session, Suspend(session=live[0], suspended=False))
     after = sixteen.calm()
     assert len(sixteen.moved(without)) == 4
@@ -163,14 +163,14 @@ def test_tokens_continue_when_consumers_return_to_an_empty_group(sixteen: Side):
     """Nothing is granted without consumers; later grants have tokens above all earlier ones."""
     first = sixteen.join()
     sixteen.calm()
-    before = max(one.token for one in sixteen.rows.run(read_grants, first).grants)
+    before = max(grant.token for grant in sixteen.rows.run(read_grants, first).grants)
     sixteen.rows.run(leave_group, first)
     assert sixteen.calm() == {}
     sixteen.rows.now_ms += 3_600_000
     assert sixteen.calm() == {}
     second = sixteen.join()
     sixteen.calm()
-    assert min(one.token for one in sixteen.rows.run(read_grants, second).grants) > before
+    assert min(grant.token for grant in sixteen.rows.run(read_grants, second).grants) > before
 
 
 def test_longest_waiting_consumer_is_granted_first():

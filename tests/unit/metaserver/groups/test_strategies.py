@@ -48,7 +48,7 @@ def join(rows: Rows, session: str, strategy: ConsumeStrategy) -> int:
 
 def tokens(rows: Rows, session: str) -> dict[int, int]:
     grants = rows.run(read_grants, session).grants
-    return {one.partition.partition_id: one.token for one in grants}
+    return {grant.partition.partition_id: grant.token for grant in grants}
 
 
 def switch(rows: Rows, strategy: ConsumeStrategy) -> Any:
@@ -62,9 +62,10 @@ def test_first_join_decides_the_strategy(rows: Rows, first: ConsumeStrategy):
     other = SHARED if first is EXCLUSIVE else EXCLUSIVE
     with pytest.raises(GroupStrategyError, match="keylane group switch") as refused:
         join(rows, B, other)
-    assert refused.value.details == {"stored": first.value, "asked": other.value}
+    assert (refused.value.stored, refused.value.asked) == (first.value, other.value)
     assert [
-        (one.group, one.strategy, one.sessions) for one in rows.run(list_groups, "s").summaries
+        (summary.group, summary.strategy, summary.sessions)
+        for summary in rows.run(list_groups, "s").summaries
     ] == [("g", first, 1)]
     assert rows.run(read_group, "s", "g").strategy is first
 

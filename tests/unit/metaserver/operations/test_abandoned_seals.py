@@ -1,5 +1,7 @@
-"""A partition that was sealed before its broker died holds nobody who may be let past, and is declared; what may not be
-reordered is held, and named."""
+"""
+Sealed partitions of a broker that died: abandoned and declared if messages may be reordered, else kept and reported
+as busy.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ WITHOUT_G1 = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_sou
 
 
 def move(rows: Rows, subject: str, to: str) -> tuple[int, int]:
-    """The only open partition of a subject goes on elsewhere: which was sealed, which continues it."""
+    """Move the only open partition of a subject; returns (the sealed parent, the child)."""
     (source,) = rows.run(read_route, subject).open_partitions()
     ask = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group=to)
     ((operation_id, _),) = rows.begin(ask)
@@ -45,9 +47,9 @@ def created(rows: Rows, subject: str = "s", **settings: Any) -> int:
 
 
 def view(rows: Rows, operation_id: int) -> OperationView:
-    (one,) = rows.run(operation_views, [operation_id])
-    assert isinstance(one, OperationView)
-    return one
+    (view,) = rows.run(operation_views, [operation_id])
+    assert isinstance(view, OperationView)
+    return view
 
 
 def session_of(group: str) -> str:
@@ -55,20 +57,22 @@ def session_of(group: str) -> str:
 
 
 def granted(rows: Rows, group: str, *through: int, subject: str = "s") -> list[int]:
-    """What the only session of a consumer group holds once it is through with these."""
+    """The partitions granted to the only session of a consumer group after it has drained `through`."""
     session = session_of(group)
     ask = Join(subject=subject, group=group, session=session, ttl_ms=30_000)
     group_id = rows.run(join_group, ask, sessions_max=9).group_id
     rows.run(settle_group, group_id)
-    for one in through:
-        rows.run(note_drained, session, [one])
+    for partition_id in through:
+        rows.run(note_drained, session, [partition_id])
         rows.run(settle_group, group_id)
-    return [int(one.partition.partition_id) for one in rows.run(read_grants, session).grants]
+    return [int(grant.partition.partition_id) for grant in rows.run(read_grants, session).grants]
 
 
 def test_lagging_group_passes_an_abandoned_partition_and_the_operation_declares_it(rows: Rows):
-    """Its end is not known any more until the broker is back; who comes then reads it first, who had the child by then
-    is left at it.  When the broker dies again, so it is again."""
+    """
+    Its end is unknown until the broker is back. A group that joins then reads the parent first; a group that has the
+    child keeps it.
+    """
     created(rows)
     parent, child = move(rows, "s", "g2")
     assert granted(rows, "early") == [parent]
@@ -89,9 +93,9 @@ def test_lagging_group_passes_an_abandoned_partition_and_the_operation_declares_
     assert rows.run(idle_operations) == [operation_id]
     assert rows.drive(operation_id) is None
     (kept,) = (
-        one
-        for one in rows.run(subject_history, "s").partitions
-        if one.partition.partition_id == parent
+        partition
+        for partition in rows.run(subject_history, "s").partitions
+        if partition.partition.partition_id == parent
     )
     assert (kept.abandoned, kept.end_offset) == (True, 100)
     assert granted(rows, "early") == [parent, child]
@@ -105,25 +109,35 @@ def test_lagging_group_passes_an_abandoned_partition_and_the_operation_declares_
 
 
 def test_open_partitions_leave_in_the_operation_that_abandons_sealed_ones(rows: Rows):
-    """One operation for each subject: what is open goes on elsewhere, and what was sealed is abandoned beside it."""
+    """Each subject has one operation: it moves the open partitions and abandons the sealed ones."""
     rows.create("s", 3, order_strategy=BEST_TRIED)
     rows.resize("s", 2)
-    there = [one for one in rows.run(read_route, "s").partitions if one.broker_group == "g1"]
+    there = [
+        partition
+        for partition in rows.run(read_route, "s").partitions
+        if partition.broker_group == "g1"
+    ]
     rows.silence("g1")
     ((operation_id, _),) = rows.begin(WITHOUT_G1)
     assert rows.drive(operation_id) is OperationState.FENCE
     told = view(rows, operation_id)
-    assert set(told.reordered) == {one.partition_id for one in there}
-    assert len(told.children) == sum(one.state == "open" for one in there) == 1
-    open_now = {int(one.partition_id) for one in rows.run(read_route, "s").open_partitions()}
-    groups = {one.partition_id: one for one in rows.run(read_route, "s").partitions}
-    alive = {key for key, one in groups.items() if one.broker_group != "g1"}
+    assert set(told.reordered) == {partition.partition_id for partition in there}
+    assert len(told.children) == sum(partition.state == "open" for partition in there) == 1
+    open_now = {
+        int(partition.partition_id) for partition in rows.run(read_route, "s").open_partitions()
+    }
+    groups = {
+        partition.partition_id: partition for partition in rows.run(read_route, "s").partitions
+    }
+    alive = {key for key, partition in groups.items() if partition.broker_group != "g1"}
     sealed = alive - open_now
     assert open_now <= set(granted(rows, "g", *sorted(sealed)))
 
 
 def test_parent_of_an_abandoned_partition_is_still_read_first(rows: Rows):
-    """Its own parent is on a broker that lives: neither it nor what continues it is read before that one is."""
+    """
+    A parent of the abandoned partition lives on another broker: its descendants wait until the group has drained it.
+    """
     created(rows)
     first, second = move(rows, "s", "g2")
     third, fourth = move(rows, "s", "g1")
@@ -147,7 +161,10 @@ def test_parent_of_an_abandoned_partition_is_still_read_first(rows: Rows):
 def test_evacuation_names_a_subject_when_it_may_not_be_reordered(
     rows: Rows, settings: dict[str, Any]
 ):
-    """Nothing is begun; the subject is told, as long as a group has to read there; one that was let on is not."""
+    """
+    No operation begins. The subject is reported as busy while a group has to read there; an abandoned partition is
+    not reported.
+    """
     created(rows, **settings)
     parent, child = move(rows, "s", "g2")
     assert granted(rows, "g") == [parent]
@@ -165,7 +182,7 @@ def test_evacuation_names_a_subject_when_it_may_not_be_reordered(
 
 
 def test_evacuation_names_a_subject_when_another_operation_runs_on_it(rows: Rows):
-    """An operation elsewhere has to come to its end first; then the same command forsakes what is sealed."""
+    """The running operation has to be done first; then the same command abandons the sealed partition."""
     created(rows)
     parent, child = move(rows, "s", "g2")
     ask = Reshape(kind=OperationKind.MOVE, partition_ids=(child,), broker_group="g3")
@@ -183,7 +200,7 @@ def test_evacuation_names_a_subject_when_another_operation_runs_on_it(rows: Rows
 
 
 def test_evacuation_abandons_no_sealed_partition_when_the_group_answers(rows: Rows):
-    """A broker group that answers keeps what is sealed there, for whoever has not read it."""
+    """A broker group that answers keeps its sealed partitions for the groups that have not read them."""
     created(rows)
     move(rows, "s", "g2")
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")

@@ -54,20 +54,20 @@ def claim(rows: Rows, operation_id: int, driver: str = "first") -> Any:
 
 
 def test_cancel_restores_route_and_history(rows: Rows):
-    """Route and history are those before; what may be hosted is sealed; the subject is free for the next one."""
+    """Route and history are as before; hosted children are sealed; the next operation may begin."""
     before = rows.run(read_route, "s"), rows.run(subject_history, "s")
     operation_id = begin(rows, FOUR)
-    children = [one.partition_id for one in claim(rows, operation_id).todo]
+    children = [partition.partition_id for partition in claim(rows, operation_id).todo]
     rows.run(finish_round, operation_id, {children[0]: None}, "g2 is silent")
     rows.run(cancel_operation, operation_id)
     (view,) = rows.run(operation_views, [operation_id])
     assert (view.state, view.sealed, view.problem) == (OperationState.CANCELED, (), "")
-    assert [one.partition_id for one in view.children] == children
+    assert [partition.partition_id for partition in view.children] == children
     assert (rows.run(read_route, "s"), rows.run(subject_history, "s")) == before
 
     assert rows.run(idle_operations) == [operation_id]
     left = claim(rows, operation_id, "second")
-    assert [one.partition_id for one in left.todo] == children
+    assert [partition.partition_id for partition in left.todo] == children
     assert (
         rows.run(finish_round, operation_id, dict.fromkeys(children, 0)) is OperationState.CANCELED
     )
@@ -75,8 +75,8 @@ def test_cancel_restores_route_and_history(rows: Rows):
     read = rows.run(lambda connection: connection.execute(journal._left).all())
     assert read == []  # operations that are over are many in time, and are not read again
     view = rows.run(read_sql_view)
-    found = verify(Views(before=view, answers=[], after=view))
-    assert [one.violations for one in found.checks if one.code == "V12"] == [[]]
+    verification = verify(Views(before=view, answers=[], after=view))
+    assert [check.violations for check in verification.checks if check.code == "V12"] == [[]]
 
     rows.resize("s", 4)
     assert len(rows.run(read_route, "s").open_partitions()) == 4
@@ -103,7 +103,7 @@ def test_cancel_is_refused_from_seal_on(rows: Rows):
             with pytest.raises(OperationForwardError):
                 rows.run(cancel_operation, operation_id)
         end = None if operation.state is OperationState.PLAN else 7
-        done = dict.fromkeys((one.partition_id for one in operation.todo), end)
+        done = dict.fromkeys((partition.partition_id for partition in operation.todo), end)
         rows.run(finish_round, operation_id, done)
     with pytest.raises(OperationForwardError):
         rows.run(cancel_operation, operation_id)
@@ -112,31 +112,31 @@ def test_cancel_is_refused_from_seal_on(rows: Rows):
 
 @pytest.mark.parametrize("operation_id", [0, -1, 99, 2**70])
 def test_cancel_is_refused_when_the_operation_is_unknown(rows: Rows, operation_id: int):
-    """There is nothing to undo."""
+    """An operation without sealed parents has nothing to undo."""
     with pytest.raises(OperationUnknownError):
         rows.run(cancel_operation, operation_id)
 
 
 def test_cancel_stands_when_a_driver_finishes_its_round_later(rows: Rows):
-    """What it hosted after the cancel is still to be sealed, and its next step finds the operation canceled."""
+    """A child hosted after the cancel is still sealed; the driver's next step finds the operation canceled."""
     operation_id = begin(rows, FOUR)
-    children = [one.partition_id for one in claim(rows, operation_id).todo]
+    children = [partition.partition_id for partition in claim(rows, operation_id).todo]
     rows.run(cancel_operation, operation_id)
     assert rows.run(finish_round, operation_id, dict.fromkeys(children)) is OperationState.CANCELED
-    assert [one.partition_id for one in claim(rows, operation_id).todo] == children
+    assert [partition.partition_id for partition in claim(rows, operation_id).todo] == children
 
 
 def test_evacuated_group_gets_no_partitions_until_it_is_uncordoned(rows: Rows):
-    """While and after it is evacuated no plan leads there; by an operator's word it takes part again."""
+    """No plan uses a cordoned broker group, during and after its evacuation; an operator may uncordon it."""
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
     rows.run(plan_operations, ask)
     assert "g1" in rows.run(writable_groups), "a dry run changes nothing"
     begin(rows, ask)
-    assert {one.broker_group for one in rows.run(broker_views) if one.cordoned} == {"g1"}
+    assert {broker.broker_group for broker in rows.run(broker_views) if broker.cordoned} == {"g1"}
     assert "g1" not in rows.run(writable_groups)
     rows.create("new", 6)
     route = rows.run(read_route, "new")
-    assert {one.broker_group for one in route.partitions} == {"g2", "g3"}
+    assert {partition.broker_group for partition in route.partitions} == {"g2", "g3"}
     move = Reshape(
         kind=OperationKind.MOVE,
         partition_ids=(route.partitions[0].partition_id,),
@@ -167,7 +167,7 @@ def test_cordon_stays_when_the_broker_reports_itself(rows: Rows):
 
 
 def test_evacuation_is_refused_while_a_partition_moves_to_the_group(rows: Rows):
-    """A move towards it refuses the evacuation, and the cordon with it; when the move is done its child leaves too."""
+    """A running move to the broker group refuses the evacuation and the cordon; later the moved child leaves too."""
     moved = rows.run(read_route, "s").partitions[0].partition_id
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(moved,), broker_group="g3")
     operation_id = begin(rows, move)
@@ -177,14 +177,14 @@ def test_evacuation_is_refused_while_a_partition_moves_to_the_group(rows: Rows):
             rows.run(begin_operations, evacuate, driver="first", lease_ms=500)
         assert refused.value.operation_id == operation_id
     assert "g3" in rows.run(writable_groups)
-    for one in (operation_id, None):
-        rows.drive(one or begin(rows, evacuate), driver="first")
-    places = {one.broker_group for one in rows.run(read_route, "s").open_partitions()}
+    for started in (operation_id, None):
+        rows.drive(started or begin(rows, evacuate), driver="first")
+    places = {partition.broker_group for partition in rows.run(read_route, "s").open_partitions()}
     assert places == {"g1", "g2"}
 
 
 def test_evacuation_is_refused_while_a_subject_is_created_on_the_group(rows: Rows):
-    """The evacuation is refused by a type of its own, and goes through when the subject is open."""
+    """The evacuation is refused by an error of its own, and succeeds when the subject is open."""
     rows.run(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
     evacuate = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
     for work in (plan_operations, begin_operations):

@@ -1,4 +1,6 @@
-"""A broker group is left for good although operations wait for it: each subject by itself, none without a word."""
+"""
+A silent broker group is evacuated although operations wait for it: each subject is decided by itself and reported.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def resize(rows: Rows, subject: str, count: int) -> int:
 def hosted(rows: Rows, operation_id: int) -> None:
     """The operation enters SEAL."""
     todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
-    done = dict.fromkeys(one.partition_id for one in todo)
+    done = dict.fromkeys(partition.partition_id for partition in todo)
     assert rows.run(finish_round, operation_id, done) is OperationState.SEAL
 
 
@@ -43,8 +45,10 @@ def state(rows: Rows, operation_id: int) -> OperationState:
 
 
 def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
-    """A resize whose source dies in SEAL is told to go on: a dry run says so first, then its route changes, the
-    reorder declared; the subjects on which nothing runs are evacuated beside it."""
+    """
+    A resize whose source dies in SEAL continues without it, as a dry run says; subjects without an operation are
+    evacuated.
+    """
     rows.create("sealing", 2, order_strategy=BEST_TRIED)
     rows.create("quiet", 2, order_strategy=BEST_TRIED)
     operation_id = resize(rows, "sealing", 1)
@@ -55,7 +59,9 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
     assert rows.run(idle_operations) == []
 
     planned = rows.run(plan_evacuations, WITHOUT_G1)
-    assert [(one.subject.name, one.freed) for one in planned] == [
+    assert [
+        (planned_operation.subject.name, planned_operation.freed) for planned_operation in planned
+    ] == [
         ("quiet", 0),
         ("sealing", operation_id),
     ]
@@ -64,14 +70,16 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
     (quiet, _), (freed, _) = rows.begin(WITHOUT_G1)
     assert freed == operation_id
     assert rows.run(idle_operations) == [operation_id]
-    for one in (operation_id, quiet):
-        assert rows.drive(one) is OperationState.FENCE
+    for running in (operation_id, quiet):
+        assert rows.drive(running) is OperationState.FENCE
     (view,) = rows.run(operation_views, [operation_id])
     (lost,) = view.reordered
     assert view.without_source
     assert lost in view.sealed
     for name in ("sealing", "quiet"):
-        places = {one.broker_group for one in rows.run(read_route, name).open_partitions()}
+        places = {
+            partition.broker_group for partition in rows.run(read_route, name).open_partitions()
+        }
         assert "g1" not in places
     rows.report("g1")
     assert rows.drive(operation_id) is None
@@ -79,40 +87,52 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
 
 
 def test_waiting_strict_subject_is_named_and_blocks_no_other(rows: Rows):
-    """Its operation stays as it is; so does a static one's; the best_tried subject beside them is evacuated."""
+    """
+    The operations of strict and static subjects stay as they are; the best_tried subject beside them is evacuated.
+    """
     rows.create("a-strict", 3, order_strategy=OrderStrategy.STRICT)
     rows.create("b-static", 3, order_strategy=BEST_TRIED, static=True)
     rows.create("c-tried", 3, order_strategy=BEST_TRIED)
     (source,) = (
-        one for one in rows.run(read_route, "a-strict").partitions if one.broker_group == "g1"
+        partition
+        for partition in rows.run(read_route, "a-strict").partitions
+        if partition.broker_group == "g1"
     )
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
     ((strict, _),) = rows.begin(move)
     (source,) = (
-        one for one in rows.run(read_route, "b-static").partitions if one.broker_group == "g1"
+        partition
+        for partition in rows.run(read_route, "b-static").partitions
+        if partition.broker_group == "g1"
     )
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
     ((static, _),) = rows.begin(move)
     rows.silence("g1")
     begun = rows.begin(WITHOUT_G1)
-    assert [one.busy and one.busy.operation_id for _, one in begun] == [strict, static, None]
+    assert [planned.busy and planned.busy.operation_id for _, planned in begun] == [
+        strict,
+        static,
+        None,
+    ]
     assert [bool(operation_id) for operation_id, _ in begun] == [False, False, True]
     assert rows.drive(begun[2][0]) is OperationState.FENCE
-    for one in (strict, static):
-        assert rows.drive(one) is OperationState.PLAN
-        assert not rows.run(operation_views, [one])[0].without_source
+    for running in (strict, static):
+        assert rows.drive(running) is OperationState.PLAN
+        assert not rows.run(operation_views, [running])[0].without_source
 
 
 def test_evacuation_names_children_and_creations_on_their_way_to_the_group(rows: Rows):
-    """A child that is still to be hosted there, and a creation: neither can be helped, both are named."""
+    """A child to be hosted there and an unfinished creation cannot be moved: both subjects are reported."""
     rows.create("resized", 1, order_strategy=BEST_TRIED)
     rows.create("spread", 3)
     operation_id = resize(rows, "resized", 4)
     ask = CreateSubject(subject="unborn", partitions=3, order_strategy=BEST_TRIED)
     rows.run(plan_subject, ask, subjects_max=9)
     rows.silence("g1")
-    busy = {one.busy.subject: one.busy for _, one in rows.begin(WITHOUT_G1) if one.busy}
-    assert {name: one.operation_id for name, one in busy.items()} == {
+    busy = {
+        planned.busy.subject: planned.busy for _, planned in rows.begin(WITHOUT_G1) if planned.busy
+    }
+    assert {name: busy_subject.operation_id for name, busy_subject in busy.items()} == {
         "resized": operation_id,
         "unborn": 0,
     }
@@ -121,9 +141,13 @@ def test_evacuation_names_children_and_creations_on_their_way_to_the_group(rows:
 
 
 def test_evacuation_says_when_a_continued_operation_leaves_partitions_there(rows: Rows):
-    """It goes on, and the group is to be evacuated once more afterwards."""
+    """The operation continues, and the broker group has to be evacuated again afterwards."""
     rows.create("halves", 6, order_strategy=BEST_TRIED)
-    here = [one for one in rows.run(read_route, "halves").partitions if one.broker_group == "g1"]
+    here = [
+        partition
+        for partition in rows.run(read_route, "halves").partitions
+        if partition.broker_group == "g1"
+    ]
     move = Reshape(
         kind=OperationKind.MOVE, partition_ids=(here[0].partition_id,), broker_group="g2"
     )
@@ -137,7 +161,9 @@ def test_evacuation_says_when_a_continued_operation_leaves_partitions_there(rows
     ((second, planned),) = rows.begin(WITHOUT_G1)
     assert planned.busy is None
     assert rows.drive(second) is OperationState.FENCE
-    places = {one.broker_group for one in rows.run(read_route, "halves").open_partitions()}
+    places = {
+        partition.broker_group for partition in rows.run(read_route, "halves").open_partitions()
+    }
     assert places == {"g2", "g3"}
 
 
@@ -146,16 +172,18 @@ def session_of(group: str) -> str:
 
 
 def granted(rows: Rows, group: str) -> list[int]:
-    """What the only session of a consumer group holds now."""
+    """The partitions granted to the only session of a consumer group."""
     session = session_of(group)
     ask = Join(subject="tried", group=group, session=session, ttl_ms=30_000)
     rows.run(settle_group, rows.run(join_group, ask, sessions_max=9).group_id)
-    return [int(one.partition.partition_id) for one in rows.run(read_grants, session).grants]
+    return [int(grant.partition.partition_id) for grant in rows.run(read_grants, session).grants]
 
 
 def test_group_reads_the_source_first_when_it_joins_after_its_return(rows: Rows):
-    """While its end is unknown the child is granted beside it, and is not taken away afterwards; whoever joins when
-    the end is known gets the child after the parent."""
+    """
+    While the parent's end is unknown, the child is granted beside it and stays granted. A group that joins when the
+    end is known gets the parent first.
+    """
     rows.create("tried", 1, order_strategy=BEST_TRIED)
     (parent,) = rows.run(read_route, "tried").partitions
     source = parent.broker_group
@@ -163,7 +191,9 @@ def test_group_reads_the_source_first_when_it_joins_after_its_return(rows: Rows)
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group=source, without_source=True)
     ((operation_id, _),) = rows.begin(ask)
     assert rows.drive(operation_id) is OperationState.FENCE
-    (child,) = (one.partition_id for one in rows.run(read_route, "tried").open_partitions())
+    (child,) = (
+        partition.partition_id for partition in rows.run(read_route, "tried").open_partitions()
+    )
     assert granted(rows, "early") == [parent.partition_id, child]
     rows.report(source)
     assert rows.drive(operation_id) is None

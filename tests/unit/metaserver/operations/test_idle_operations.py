@@ -1,4 +1,4 @@
-"""For how long nobody has driven an operation, as the checks of a cluster are told."""
+"""The time that an operation has been without a driver, as the checks of `meta verify` see it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def idle_ms(rows: Rows) -> int:
 
 @pytest.mark.parametrize("how", ["let go", "another boot"])
 def test_idle_time_starts_when_the_driver_leaves(rows: Rows, how: str) -> None:
-    """Free for anybody at once, and idle from then on, whatever the clock of the database shows."""
+    """A released operation is free at once and idle from then on, whatever the database's clock shows."""
     ask = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
     rows.create("s", 2)
     ((operation_id, _),) = rows.begin(ask)
@@ -36,9 +36,9 @@ def test_idle_time_starts_when_the_driver_leaves(rows: Rows, how: str) -> None:
 
 
 def test_idle_time_starts_with_a_rebuild() -> None:
-    """An operation in a database made anew is idle from that moment on."""
+    """An operation of a rebuilt database is idle from the rebuild on."""
     rows = Rows()
     child = status(3, 0, 1024, parents=(1, 2), messages=0)
-    found = plan_rebuild([source(status(1, 0, 512, sealed=True), HALVES[1], child)])
-    rows.run(store_rebuilt, found, route_version=1_000_000)
+    plan = plan_rebuild([source(status(1, 0, 512, sealed=True), HALVES[1], child)])
+    rows.run(store_rebuilt, plan, route_version=1_000_000)
     assert idle_ms(rows) == 0

@@ -1,4 +1,4 @@
-"""The SQL of operations: cut after any transaction, called twice, raced; the end is the same."""
+"""The SQL of operations, cut after any transaction, called twice, raced: the rows at the end are the same."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ class OperationRows(Rows):
         return [operation_id for operation_id, _ in begun]
 
     def drive(self, operation_id: int, *, driver: str, rounds: int = 100) -> OperationState:
-        """As the driver does, with brokers that always answer; stops after so many transactions."""
+        """Drive an operation with brokers that always answer; stops after `rounds` transactions."""
         work = self._work(operation_id, driver)
         for _ in range(rounds):
             if next(work, None) is None:
@@ -67,9 +67,9 @@ class OperationRows(Rows):
             yield "claimed"
             seals = operation.state is not OperationState.PLAN
             answers = {
-                one.partition_id: 100 + one.partition_id if seals else None
-                for one in operation.todo
-                if one.address is not None
+                partition.partition_id: 100 + partition.partition_id if seals else None
+                for partition in operation.todo
+                if partition.address is not None
             }
             state = self.run(finish_round, operation_id, answers)
             yield state
@@ -93,8 +93,13 @@ def rows() -> OperationRows:
 def facts(rows: OperationRows) -> Any:
     history = rows.run(subject_history, "s")
     return [
-        (one.partition.name, one.partition.state, one.partition.parents, one.end_offset)
-        for one in history.partitions
+        (
+            partition.partition.name,
+            partition.partition.state,
+            partition.partition.parents,
+            partition.end_offset,
+        )
+        for partition in history.partitions
     ], history.route_version
 
 
@@ -102,7 +107,7 @@ def facts(rows: OperationRows) -> Any:
 def test_second_driver_reaches_the_same_rows_when_the_first_dies_after_any_transaction(
     rows: OperationRows, cut: int
 ):
-    """Whatever transaction was the first driver's last, the second comes to the same rows."""
+    """After whatever transaction the first driver stops, the second driver reaches the same rows."""
     whole = OperationRows()
     whole.report("g1", "g2")
     whole.create("s", 2)
@@ -128,7 +133,7 @@ def test_round_changes_nothing_when_a_late_driver_repeats_it(rows: OperationRows
     rows.drive(operation_id, driver="first")
     before = facts(rows)
     sealed = rows.run(operation_views, [operation_id])[0].sealed
-    ends = {one: 100 + one for one in sealed}
+    ends = {partition: 100 + partition for partition in sealed}
     assert rows.run(finish_round, operation_id, ends, "late") is OperationState.DONE
     assert rows.run(operation_views, [operation_id])[0].problem == ""
     assert rows.run(claim_operation, operation_id, driver="late", lease_ms=1) is None
@@ -136,17 +141,17 @@ def test_round_changes_nothing_when_a_late_driver_repeats_it(rows: OperationRows
 
 
 def test_route_changes_in_one_transaction(rows: OperationRows):
-    """Until the last state readers see the old route, then the whole new one, its version one higher."""
+    """Readers see the old route until the last state, then the whole new route, its version one higher."""
     before = rows.run(read_route, "s")
     (operation_id,) = rows.begin(resize(4))
     states = []
-    for one in rows._work(operation_id, "first"):
-        states.append(one)
+    for event in rows._work(operation_id, "first"):
+        states.append(event)
         route = rows.run(read_route, "s")
         route_table(route)
-        if one is not OperationState.DONE:
+        if event is not OperationState.DONE:
             assert route == before
-    assert [one for one in states if isinstance(one, OperationState)] == [
+    assert [state for state in states if isinstance(state, OperationState)] == [
         OperationState.SEAL,
         OperationState.DONE,
     ]
@@ -169,7 +174,10 @@ def test_second_operation_is_refused_until_the_first_has_its_route(rows: Operati
     assert rows.drive(operation_id, driver="first") is OperationState.DONE
     (again,) = rows.begin(resize(8))
     assert rows.drive(again, driver="first") is OperationState.DONE
-    assert [one.operation_id for one in rows.run(subject_operations, "s")] == [again, operation_id]
+    assert [view.operation_id for view in rows.run(subject_operations, "s")] == [
+        again,
+        operation_id,
+    ]
 
 
 BAD = [
@@ -226,7 +234,7 @@ BAD = [
 def test_refusal_names_open_partitions_and_known_groups(
     rows: OperationRows, ask: Reshape, text: str
 ):
-    """Partitions that are open, and broker groups, so that the next try is right; the hint has the command."""
+    """The error lists open partitions and broker groups; the hint has the command."""
     with pytest.raises(RefusedError) as caught:
         rows.begin(ask)
     assert caught.value.message == text
@@ -234,7 +242,7 @@ def test_refusal_names_open_partitions_and_known_groups(
 
 
 def test_refusal_counts_partitions_that_it_does_not_name(rows: OperationRows):
-    """A cluster may have a million."""
+    """A cluster may have a million partitions; the error lists a few."""
     rows.create("many", 100)
     with pytest.raises(PartitionUnknownError, match=", 10, … and 92 more"):
         rows.begin(Reshape(kind=OperationKind.SPLIT, partition_ids=(99_999,)))
@@ -257,7 +265,7 @@ def test_bad_requests_change_nothing(rows: OperationRows, ask: Reshape, error: t
 
 
 def test_dry_run_shows_the_plan_and_writes_nothing(rows: OperationRows):
-    """The plan names what is begun afterwards, and writes nothing."""
+    """The plan of a dry run is the operation that is begun afterwards; the dry run writes nothing."""
     before = facts(rows)
     (planned,) = rows.run(plan_operations, resize(4))
     view = planned.view(resize(4))
@@ -265,17 +273,19 @@ def test_dry_run_shows_the_plan_and_writes_nothing(rows: OperationRows):
     (operation_id,) = rows.begin(resize(4))
     begun = rows.run(operation_views, [operation_id])[0]
     assert begun.sealed == view.sealed
-    assert [one.name for one in begun.children] == [one.name for one in view.children]
+    assert [partition.name for partition in begun.children] == [
+        partition.name for partition in view.children
+    ]
 
 
 def test_resize_journals_nothing_when_the_count_is_the_same(rows: OperationRows):
-    """A resize to what is there already journals nothing."""
+    """A resize to the present partitions journals nothing."""
     assert rows.begin(resize(2)) == [0]
     assert rows.run(subject_operations, "s") == []
 
 
 def test_operation_waits_in_plan_while_a_parent_is_silent(rows: OperationRows):
-    """With one of two parents silent the operation waits in PLAN, and goes on when the broker is back."""
+    """With one of two parents silent the operation waits in PLAN, and continues when the broker is back."""
     (operation_id,) = rows.begin(resize(1))
     rows.now_ms += TTL_MS
     rows.report("g2")
@@ -287,11 +297,11 @@ def test_operation_waits_in_plan_while_a_parent_is_silent(rows: OperationRows):
 
 
 def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: OperationRows):
-    """Who was not asked, because it was silent until now, holds the operation in PLAN as one that refuses."""
+    """A broker that was silent, and so was not asked whether it can seal, keeps the operation in PLAN."""
     (operation_id,) = rows.begin(resize(1))
     operation = rows.run(claim_operation, operation_id, driver="first", lease_ms=LEASE_MS)
-    hosted = {one.partition_id: None for one in operation.todo}
-    parents = [one.partition_id for one in operation.sources]
+    hosted = {partition.partition_id: None for partition in operation.todo}
+    parents = [partition.partition_id for partition in operation.sources]
     assert len(parents) == 2
     for some in ((), parents[:1], parents[1:]):
         state = rows.run(finish_round, operation_id, hosted, sealable=some)
@@ -300,7 +310,7 @@ def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: OperationR
 
 
 def test_released_operation_is_resumed_after_its_pause_and_last(rows: OperationRows):
-    """Let go with a pause, an operation rests for that long, and then stands behind those that waited meanwhile."""
+    """A released operation rests for the pause, and is then resumed after the operations that waited meanwhile."""
     rows.create("other", 1)
     other = Reshape(kind=OperationKind.RESIZE, subject="other", partitions=2)
     (first,), (second,) = rows.begin(resize(4)), rows.begin(other)
@@ -333,7 +343,9 @@ def test_strict_subject_waits_for_its_silent_source(rows: OperationRows):
 
 
 def test_best_tried_subject_continues_without_its_source_and_declares_it(rows: OperationRows):
-    """The children open at once, declared; a second operation is free; the source is sealed when it is back."""
+    """
+    The children open at once, declared; a second operation may begin; the source is sealed when its broker is back.
+    """
     rows.create("tried", 2, OrderStrategy.BEST_TRIED)
     begun = rows.begin(evacuate(rows))
     strict, tried = begun

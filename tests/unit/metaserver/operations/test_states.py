@@ -1,4 +1,4 @@
-"""The table of states: complete, the one in the documentation, and what follows from it."""
+"""The table of states is complete and equals the one in the documentation; what follows from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pending(
 def successors(state: OperationState) -> set[OperationState]:
     rule = RULES[state]
     after = {rule.after, rule.after_leaving, CANCELED if rule.may_cancel else None}
-    return {one for one in after if one is not None}
+    return {state for state in after if state is not None}
 
 
 def test_table_has_a_rule_for_every_state():
@@ -54,7 +54,9 @@ def test_states_are_never_entered_again():
 
     def longest(state: OperationState, seen: tuple[OperationState, ...] = ()) -> int:
         assert state not in seen
-        return 1 + max((longest(one, (*seen, state)) for one in successors(state)), default=0)
+        return 1 + max(
+            (longest(successor, (*seen, state)) for successor in successors(state)), default=0
+        )
 
     assert longest(PLAN) == 5
 
@@ -75,7 +77,9 @@ def test_documentation_has_the_states_and_their_successors():
         name, _, after, _ = (cell.strip() for cell in line.strip("|").split("|"))
         state = name or state
         shown[state] |= {after} - {""}
-    assert shown == {one.name: {each.name for each in successors(one)} for one in OperationState}
+    assert shown == {
+        state.name: {each.name for each in successors(state)} for state in OperationState
+    }
 
 
 SILENT = {"alive": False}
@@ -120,7 +124,7 @@ def test_open_is_left_for_fence_when_a_parent_is_left_behind():
     left = pending(Ask.SEAL, **SILENT, may_reorder=True)
     lost = pending(Ask.SEAL, **SILENT, given_up=True)
     assert next_state(OPEN, [left]) is FENCE
-    assert next_state(OPEN, [lost]) is DONE, "nobody comes back to seal it"
+    assert next_state(OPEN, [lost]) is DONE, "no broker comes back to seal it"
     assert next_state(OPEN, [left, lost]) is FENCE
 
 

@@ -1,4 +1,4 @@
-"""A rebuild without a broker group that exists no more: nothing overtakes, and nothing is lost without a word."""
+"""A rebuild without a broker group that is gone for good: no message overtakes another, and every loss is named."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LOSE = RebuildOptions(gone=("g1",), lose_unread=True)
 SESSION = "a" * 16
 
 
-def rebuilt(*found: PartitionStatus, options: RebuildOptions = GONE) -> RebuiltSubject:
-    (subject,) = plan_rebuild([source(*found, group="g2")], options).subjects
+def rebuilt(*statuses: PartitionStatus, options: RebuildOptions = GONE) -> RebuiltSubject:
+    (subject,) = plan_rebuild([source(*statuses, group="g2")], options).subjects
     return subject
 
 
@@ -37,22 +37,22 @@ def part(number: int, *parents: int, **more) -> PartitionStatus:
     return status(number, 0, 1024, parents=parents, group="g2", **more)
 
 
-def emptied(one: PartitionStatus) -> PartitionStatus:
+def emptied(partition: PartitionStatus) -> PartitionStatus:
     """The same after retention has removed every message."""
-    return msgspec.structs.replace(one, first_offset=one.next_offset)
+    return msgspec.structs.replace(partition, first_offset=partition.next_offset)
 
 
-def brought_by_operator(one: PartitionStatus) -> PartitionStatus:
-    groups = tuple(msgspec.structs.replace(each, by_operator=True) for each in one.groups)
-    return msgspec.structs.replace(one, groups=groups)
+def brought_by_operator(partition: PartitionStatus) -> PartitionStatus:
+    groups = tuple(msgspec.structs.replace(each, by_operator=True) for each in partition.groups)
+    return msgspec.structs.replace(partition, groups=groups)
 
 
 def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None:
-    """What continues its partition is granted, the partition is expired, and every check holds."""
-    found = source(part(2, 1, token=5), group="g2")
+    """The children of a gone partition are granted, the partition is expired, and every check holds."""
+    answer = source(part(2, 1, token=5), group="g2")
     with pytest.raises(InvalidRequestError, match="--gone"):
-        plan_rebuild([found], RebuildOptions(complete=True))
-    cluster = plan_rebuild([found], GONE)
+        plan_rebuild([answer], RebuildOptions(complete=True))
+    cluster = plan_rebuild([answer], GONE)
     (subject,) = cluster.subjects
     assert states(subject) == {1: EXPIRED, 2: OPEN}
     (gone,) = subject.gone
@@ -62,7 +62,7 @@ def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None
     with engine.begin() as connection:
         store_rebuilt(connection, cluster, route_version=1_000_000)
         view = read_sql_view(connection)
-        assert {one.broker_group: one.cordoned for one in broker_views(connection)} == {
+        assert {broker.broker_group: broker.cordoned for broker in broker_views(connection)} == {
             "g1": True,
             "g2": False,
         }
@@ -73,20 +73,23 @@ def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None
         assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
         settle_group(connection, group_id)
         grants = read_grants(connection, SESSION).grants
-    assert [one.partition.partition_id for one in grants] == [2]
+    assert [grant.partition.partition_id for grant in grants] == [2]
     answers = [
-        BrokerAnswer(broker_group="g2", address="g2:1", hosted=found.hosted),
+        BrokerAnswer(broker_group="g2", address="g2:1", hosted=answer.hosted),
         BrokerAnswer(broker_group="g1", address="", hosted=None, problem="silent"),
     ]
     verified = verify(Views(before=view, answers=answers, after=view))
-    assert [one.violations for one in verified.checks if one.violations] == []
+    assert [check.violations for check in verified.checks if check.violations] == []
 
 
 @pytest.mark.parametrize(
     "child", [heard(part(2, 1)), brought_by_operator(part(2, 1, token=5)), part(2, 1)]
 )
 def test_unread_messages_are_given_up_only_with_lose_unread(child: PartitionStatus) -> None:
-    """A group that has yet to come behind it, was only set there, or is known elsewhere alone, is named."""
+    """
+    A group is named if it has not reached a child, was only set there by an operator, or is known on other partitions
+    alone.
+    """
     left, right = (
         msgspec.structs.replace(
             child,
@@ -101,18 +104,18 @@ def test_unread_messages_are_given_up_only_with_lose_unread(child: PartitionStat
         rebuilt(left, right)
     subject = rebuilt(left, right, options=LOSE)
     assert states(subject) == {1: EXPIRED, 2: OPEN, 3: OPEN}
-    assert [one.unread_by for one in subject.gone] == [("g",)]
+    assert [gone.unread_by for gone in subject.gone] == [("g",)]
 
 
 def test_group_counts_as_through_when_it_was_granted_a_later_partition() -> None:
-    """It was granted what continues a child of the missing partition: so it was through with that too."""
+    """The group was granted a grandchild of the gone partition, so it has drained the gone partition too."""
     subject = rebuilt(part(2, 1, sealed=True), part(3, 2, token=7))
-    assert [one.unread_by for one in subject.gone] == [()]
+    assert [gone.unread_by for gone in subject.gone] == [()]
     assert states(subject) == {1: EXPIRED, 2: SEALED, 3: OPEN}
 
 
 def test_rebuild_is_refused_when_messages_are_left_before_a_gone_partition() -> None:
-    """Messages before the missing partition would be read beside those behind it, by a group that begins later."""
+    """A later group would read messages before the gone partition beside the messages after it."""
     before = part(1, sealed=True, token=1, cursor=10)
     after = part(3, 2, token=2)
     for options in (GONE, LOSE):
@@ -130,34 +133,43 @@ def test_rebuild_is_refused_when_messages_are_left_before_a_gone_partition() -> 
 
 
 def test_rebuild_is_refused_when_an_open_partition_is_gone() -> None:
-    """A range that nobody has any more, or a broker that answers though it is gone, is refused."""
+    """A range without an open partition is refused; so is a broker that answers although it is said to be gone."""
     with pytest.raises(InvalidRequestError, match="do not cover"):
         rebuilt(status(2, 512, 1024, group="g2"), options=LOSE)
     merge = status(3, 0, 1024, parents=(1, 2), group="g2", messages=0)
     with pytest.raises(InvalidRequestError, match="do not cover"):
         rebuilt(status(2, 512, 1024, group="g2"), merge, options=LOSE)
-    with pytest.raises(InvalidRequestError, match="said to be gone"):
+    with pytest.raises(InvalidRequestError, match="--gone names as gone"):
         plan_rebuild([source(part(2), group="g2")], RebuildOptions(gone=("g2",)))
     with pytest.raises(InvalidNameError):
         rebuilt(part(2), options=RebuildOptions(gone=("",)))
 
 
 def test_static_queue_begins_behind_a_gone_partition() -> None:
-    """At the offset that its name says, above all that was there; what continues it counts on."""
+    """
+    The gone partition begins at the offset that its name says, above all earlier offsets; its child counts on from
+    there.
+    """
     child = part(2, 1, static=True, queue=0, sealed=True, messages=10)
     subject = rebuilt(child, part(3, 2, static=True, queue=0), options=LOSE)
-    starts = {one.partition.partition_id: one.partition.logic_start for one in subject.partitions}
+    starts = {
+        partition.partition.partition_id: partition.partition.logic_start
+        for partition in subject.partitions
+    }
     assert starts == {1: 0, 2: PARTITION_MESSAGES_MAX, 3: PARTITION_MESSAGES_MAX + 10}
 
 
 def test_static_queue_keeps_its_order_over_a_gone_partition(engine: sa.Engine) -> None:
-    """1 has messages left, 2 was behind it, 3 is empty and 4 open: none is granted before 1 is drained."""
+    """Partition 1 has messages, 2 was its child, 3 is empty and 4 open: none is granted before 1 is drained."""
     before = part(1, static=True, queue=0, sealed=True, messages=40, token=3, cursor=20)
     empty = part(3, 2, static=True, queue=0, sealed=True, messages=0, token=4)
-    found = source(before, empty, part(4, 3, static=True, queue=0), group="g2")
-    cluster = plan_rebuild([found], LOSE)
+    answer = source(before, empty, part(4, 3, static=True, queue=0), group="g2")
+    cluster = plan_rebuild([answer], LOSE)
     (subject,) = cluster.subjects
-    assert {one.partition.partition_id: one.partition.parents for one in subject.partitions} == {
+    assert {
+        partition.partition.partition_id: partition.partition.parents
+        for partition in subject.partitions
+    } == {
         1: (),
         2: (1,),
         3: (2,),
@@ -173,14 +185,14 @@ def test_static_queue_keeps_its_order_over_a_gone_partition(engine: sa.Engine) -
         assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
         settle_group(connection, group_id)
         grants = read_grants(connection, SESSION).grants
-    assert [one.partition.partition_id for one in grants] == [1]
+    assert [grant.partition.partition_id for grant in grants] == [1]
     verified = verify(Views(before=view, answers=[], after=view)).checks
-    assert [one.violations for one in verified if one.code == "V02"] == [[]]
+    assert [check.violations for check in verified if check.code == "V02"] == [[]]
 
 
 def test_gone_group_changes_nothing_when_no_partition_is_missing(engine: sa.Engine) -> None:
-    """A group that is said to be gone, and had nothing, gets no row."""
+    """A gone broker group without partitions gets no row."""
     with engine.begin() as connection:
         cluster = plan_rebuild([source(part(2), group="g2")], GONE)
         store_rebuilt(connection, cluster, route_version=1_000_000)
-        assert [one.broker_group for one in broker_views(connection)] == ["g2"]
+        assert [broker.broker_group for broker in broker_views(connection)] == ["g2"]

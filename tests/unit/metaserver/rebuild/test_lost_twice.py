@@ -1,4 +1,4 @@
-"""A database lost again after it was rebuilt: what the first rebuild left out stays out."""
+"""A database is lost again after a rebuild: children that the first rebuild left out stay out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.sql.kept_by_brokers import (
 
 
 def forgotten(number: int, sealed: bool) -> tuple[PartitionStatus, PartitionStatus]:
-    """The children of a split of partition 1 that was cut short, numbered from `number`."""
+    """The children of an unfinished split of partition 1, numbered from `number`."""
     return (
         status(number, 0, 256, parents=(1,), messages=0, sealed=sealed),
         status(number + 1, 256, 512, parents=(1,), messages=0, sealed=sealed),
@@ -34,8 +34,10 @@ def forgotten(number: int, sealed: bool) -> tuple[PartitionStatus, PartitionStat
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, sealed: bool) -> None:
-    """What the first rebuild left out is sealed at its brokers; the second leaves it out as well, however far that
-    came, and whether the operation begun since is done, under way, or to be forgotten too."""
+    """
+    The first rebuild seals canceled children at their brokers. The second leaves them out as well, in every state of
+    the seals and of the operation begun since.
+    """
     first = plan_rebuild([source(*HALVES, *forgotten(3, False))])
     with engine.begin() as connection:
         store_rebuilt(connection, first, route_version=1_000_000)
@@ -45,7 +47,7 @@ def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, se
         (operation_id,) = idle_operations(connection)
         left = read_operation(connection, operation_id)
     assert left.state is OperationState.CANCELED
-    assert [one.partition_id for one in left.todo] == [3, 4]
+    assert [partition.partition_id for partition in left.todo] == [3, 4]
 
     old = (*HALVES[1:], *forgotten(3, sealed))
     done = rebuilt(status(1, 0, 512, sealed=True), *old, *forgotten(5, False))
@@ -58,15 +60,15 @@ def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, se
     assert states(again) == {1: OPEN, 2: OPEN} | dict.fromkeys((3, 4, 5, 6), EXPIRED)
     given_up = rebuilt(HALVES[0], *old, status(5, 0, 512, parents=(1,)))
     assert states(given_up) == {1: SEALED, 2: OPEN, 3: EXPIRED, 4: EXPIRED, 5: OPEN}
-    for one in (done, under_way, again, given_up):
-        assert one.canceled is not None
-        assert {key: one.canceled.steps[key] for key in (3, 4)} == dict.fromkeys(
+    for running in (done, under_way, again, given_up):
+        assert running.canceled is not None
+        assert {key: running.canceled.steps[key] for key in (3, 4)} == dict.fromkeys(
             (3, 4), (StepAction.SEAL, sealed)
         )
 
 
 def test_older_of_two_interrupted_operations_is_left_out_whole() -> None:
-    """A resize to three was forgotten, then one of its two parents split: no child of the resize comes back."""
+    """A resize to three was canceled, then one of its two parents split: no child of the resize comes back."""
     cut = (
         status(3, 0, 341, parents=(1,), messages=0),
         status(4, 341, 682, parents=(1, 2), messages=0),

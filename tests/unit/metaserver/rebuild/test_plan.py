@@ -1,4 +1,4 @@
-"""What the brokers keep is enough to make the database anew; what contradicts itself is refused."""
+"""The facts that brokers keep suffice to rebuild the database; contradicting facts are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VERSION = 1_000_000
 
 
 def test_subject_with_its_settings() -> None:
-    """Strategy, size, ranges, names and queues are those the brokers were told."""
+    """Strategy, size, ranges, names and queues are those that the brokers were told."""
     subject = rebuilt(*HALVES)
     assert (subject.name, subject.order_strategy) == ("s", OrderStrategy.STRICT)
     assert (subject.partitions_wanted, subject.partitions_named) == (2, 2)
@@ -56,25 +56,28 @@ def test_tokens_are_above_every_fence() -> None:
 
 
 def test_group_gets_the_strategy_of_its_highest_token(engine: sa.Engine) -> None:
-    """A shared group stays shared, and every token of it is new; one switched since is exclusive."""
+    """A shared group stays shared, with new tokens; a group that was switched since is exclusive."""
     shared = ConsumeStrategy.SHARED
-    found = [
+    statuses = [
         status(1, 0, 512, token=5, consumes=shared),
         status(2, 512, 1024, token=9, consumes=shared),
     ]
     with engine.begin() as connection:
-        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=VERSION)
+        store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=VERSION)
         group_id = connection.execute(sa.select(groups.c.group_id)).scalar_one()
         settle_group(connection, group_id)
         view = read_group(connection, "s", "g")
     assert view.strategy is shared
-    assert [one.token for one in view.owners] == [9 + TOKENS_BETWEEN + 1, 9 + TOKENS_BETWEEN + 2]
-    (group,) = rebuilt(*found[:1], status(2, 512, 1024, token=9)).groups
+    assert [owner.token for owner in view.owners] == [
+        9 + TOKENS_BETWEEN + 1,
+        9 + TOKENS_BETWEEN + 2,
+    ]
+    (group,) = rebuilt(*statuses[:1], status(2, 512, 1024, token=9)).groups
     assert (group.strategy, group.tokens) == (ConsumeStrategy.EXCLUSIVE, {1: 5, 2: 9})
 
 
 def test_resized_subject_keeps_its_lineage() -> None:
-    """Sealed parents keep their end, their drained groups, and what continues them is open."""
+    """Sealed parents keep their ends and their drained groups; their children are open."""
     subject = rebuilt(
         status(1, 0, 512, sealed=True, token=1, cursor=10),
         status(2, 512, 1024),
@@ -88,7 +91,7 @@ def test_resized_subject_keeps_its_lineage() -> None:
 
 
 def test_not_drained_before_the_end() -> None:
-    """A group that has not acked a sealed partition to its end goes on there first."""
+    """A group that has not acked a sealed partition to its end is granted that partition first."""
     subject = rebuilt(
         status(1, 0, 1024, sealed=True, token=1, cursor=9), status(2, 0, 1024, parents=(1,))
     )
@@ -96,7 +99,7 @@ def test_not_drained_before_the_end() -> None:
 
 
 def test_operation_before_the_first_seal_is_forgotten() -> None:
-    """Children that were hosted and never opened are out of the route; their parents go on."""
+    """Children that were hosted and never opened are out of the route; their parents stay open."""
     subject = rebuilt(
         *HALVES,
         status(3, 0, 256, parents=(1,), messages=0),
@@ -111,7 +114,7 @@ def test_operation_before_the_first_seal_is_forgotten() -> None:
 
 
 def test_children_of_a_canceled_operation_are_never_opened() -> None:
-    """A child sealed and empty, continued by nothing, is left out; the operation after it goes on."""
+    """A child that is sealed, empty and without children is left out; the operation after it continues."""
     canceled = status(3, 0, 1024, parents=(1, 2), messages=0, sealed=True)
     subject = rebuilt(*HALVES, canceled)
     assert states(subject) == {1: OPEN, 2: OPEN, 3: EXPIRED}
@@ -127,7 +130,7 @@ def test_children_of_a_canceled_operation_are_never_opened() -> None:
 
 
 def test_operation_continues_when_a_parent_is_sealed() -> None:
-    """With one of two parents sealed the operation is journaled where it was."""
+    """With one of two parents sealed the operation is journaled in SEAL."""
     subject = rebuilt(
         status(1, 0, 512, sealed=True),
         status(2, 512, 1024),
@@ -155,7 +158,7 @@ def test_operation_is_done_when_every_parent_is_sealed() -> None:
 
 
 def test_source_that_was_given_up_is_still_fenced() -> None:
-    """A parent that is open while its child has messages was evacuated without its help; it is still to seal."""
+    """A parent that is open while its child has messages was evacuated without its source: it is still to be sealed."""
     subject = rebuilt(status(1, 0, 1024), status(2, 0, 1024, parents=(1,)))
     assert states(subject) == {1: SEALED, 2: OPEN}
     assert subject.partitions[0].abandoned
@@ -165,16 +168,19 @@ def test_source_that_was_given_up_is_still_fenced() -> None:
 
 
 def test_interrupted_creation_continues() -> None:
-    """A subject of which only a part was hosted, and which nobody used, is planned again,
-    if these are all brokers."""
+    """A subject that is hosted in part and unused is planned again, if these are all brokers."""
     with pytest.raises(InvalidRequestError):
         plan_rebuild([source(status(1, 0, 512))], RebuildOptions(complete=True))
     origin = source(status(1, 0, 512, messages=0))
     (subject,) = plan_rebuild([origin], RebuildOptions(complete=True)).subjects
     assert not subject.opened
     assert [
-        (one.partition.partition_id, one.partition.state, one.partition.range_start)
-        for one in subject.partitions
+        (
+            partition.partition.partition_id,
+            partition.partition.state,
+            partition.partition.range_start,
+        )
+        for partition in subject.partitions
     ] == [(1, PLANNED, 0), (0, PLANNED, 512)]
 
 
@@ -196,7 +202,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
 def test_contradictions_are_refused(case: str) -> None:
-    """Nothing is guessed: what does not fit is refused."""
+    """Contradictions are refused, not guessed away."""
     with pytest.raises(InvalidRequestError):
         plan_rebuild(CONTRADICTIONS[case])
 
@@ -208,7 +214,7 @@ def test_rebuild_reports_all_problems_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "statuses",
     [
         HALVES,
         (
@@ -224,9 +230,9 @@ def test_rebuild_reports_all_problems_at_once() -> None:
         ),
     ],
 )
-def test_rebuilt_database_passes_every_check(engine: sa.Engine, found) -> None:
+def test_rebuilt_database_passes_every_check(engine: sa.Engine, statuses) -> None:
     """The database and the brokers it was made from agree in all thirteen checks."""
-    origin = source(*found)
+    origin = source(*statuses)
     with engine.begin() as connection:
         store_rebuilt(connection, plan_rebuild([origin]), route_version=VERSION)
         view = read_sql_view(connection)
@@ -234,14 +240,14 @@ def test_rebuilt_database_passes_every_check(engine: sa.Engine, found) -> None:
     assert route.version == VERSION
     answer = BrokerAnswer(broker_group="g1", address=origin.address, hosted=origin.hosted)
     verified = verify(Views(before=view, answers=[answer], after=view))
-    assert [one.violations for one in verified.checks if one.violations] == []
+    assert [check.violations for check in verified.checks if check.violations] == []
 
 
 def test_new_partitions_get_new_numbers(engine: sa.Engine) -> None:
-    """The next partition's id is above all that the brokers have."""
+    """The next partition's id is above all ids at the brokers."""
     with engine.begin() as connection:
-        found = [status(41, 0, 512), status(42, 512, 1024)]
-        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=VERSION)
+        statuses = [status(41, 0, 512), status(42, 512, 1024)]
+        store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=VERSION)
         statement = (
             "INSERT INTO partitions (subject_id, name, queue, range_start, range_end, broker_group,"
             " state) VALUES (1, 'x', 0, 0, 1, 'g1', 'planned') RETURNING partition_id"
@@ -250,27 +256,27 @@ def test_new_partitions_get_new_numbers(engine: sa.Engine) -> None:
 
 
 def test_operation_is_stored_as_its_driver_needs_it(engine: sa.Engine) -> None:
-    """What goes on has its steps: what is left is to seal the other parent."""
+    """The continued operation has its steps: the seal of the other parent is left."""
     with engine.begin() as connection:
-        found = (
+        statuses = (
             status(1, 0, 512, sealed=True),
             status(2, 512, 1024),
             status(3, 0, 1024, parents=(1, 2), messages=0),
         )
-        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=VERSION)
+        store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=VERSION)
         operation = read_operation(connection, 1)
     assert operation.state is OperationState.SEAL
-    assert [one.partition_id for one in operation.todo] == [2]
+    assert [partition.partition_id for partition in operation.todo] == [2]
 
 
 def test_planned_creation_is_found_again(engine: sa.Engine) -> None:
-    """The creation that was cut short is one that a metaserver goes on with."""
+    """A metaserver continues the unfinished creation."""
     with engine.begin() as connection:
         cluster = plan_rebuild(
             [source(status(1, 0, 512, messages=0))], RebuildOptions(complete=True)
         )
         store_rebuilt(connection, cluster, route_version=VERSION)
-        assert [one.name for one in planned_subjects(connection)] == ["s"]
+        assert [subject.name for subject in planned_subjects(connection)] == ["s"]
 
 
 def test_database_that_is_not_empty_is_refused(engine: sa.Engine) -> None:
@@ -285,7 +291,7 @@ def test_database_that_is_not_empty_is_refused(engine: sa.Engine) -> None:
 
 
 def test_cordon_is_kept_when_it_was_given_before_the_rebuild(engine: sa.Engine) -> None:
-    """A broker that reported itself to the empty database and was cordoned there stays so; the others are free."""
+    """A broker that reported itself to the empty database and was cordoned stays cordoned; the others do not."""
     report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
     with engine.begin() as connection:
         report_broker(connection, report, ttl_ms=1_000)
@@ -293,4 +299,4 @@ def test_cordon_is_kept_when_it_was_given_before_the_rebuild(engine: sa.Engine) 
         sources = [source(*HALVES), source(group="g2")]
         store_rebuilt(connection, plan_rebuild(sources), route_version=VERSION)
         views = broker_views(connection)
-    assert {one.broker_group: one.cordoned for one in views} == {"g1": True, "g2": False}
+    assert {broker.broker_group: broker.cordoned for broker in views} == {"g1": True, "g2": False}

@@ -1,4 +1,4 @@
-"""After a rebuild a group is let past a partition only if it is through with all that is before it."""
+"""After a rebuild a group has drained a partition only if it has drained all of its ancestors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSION = "a" * 16
 
 
 def chain(cursor: int, middle: PartitionStatus) -> tuple[PartitionStatus, ...]:
-    """Ten messages of which the group has handled `cursor`, what continues them, and ten more."""
+    """Ten messages of which the group has acked `cursor`, a child of the partition, and ten more messages."""
     return (
         status(1, 0, 1024, sealed=True, token=1, cursor=cursor),
         middle,
@@ -47,14 +47,14 @@ def test_empty_partition_still_blocks_its_children_until_its_parent_is_drained(
         for _ in range(3):
             settle_group(connection, group_id)
             grants = read_grants(connection, SESSION).grants
-            ids = [int(one.partition.partition_id) for one in grants]
+            ids = [int(grant.partition.partition_id) for grant in grants]
             granted.append(ids)
             note_drained(connection, SESSION, ids)
     assert granted == [[1], [2], [3]]
 
 
 def test_partition_counts_as_drained_when_it_was_granted_and_its_parents_are() -> None:
-    """At its end with a token of its own, as after a reset, it still waits for its parent; with the parent it counts."""
+    """A group at the end of a partition by a token of its own, as after a reset, still waits for the parent."""
     brought = status(2, 0, 1024, parents=(1,), sealed=True, messages=0, token=12)
     assert rebuilt(*chain(5, brought)).groups[0].drained == set()
     assert rebuilt(*chain(10, brought)).groups[0].drained == {1, 2}

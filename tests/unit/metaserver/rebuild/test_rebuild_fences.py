@@ -1,4 +1,4 @@
-"""A source that was given up, and whatever was begun later, are operations of their own after a rebuild."""
+"""After a rebuild an abandoned source and later operations are operations of their own."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ MOVED_AND_MERGED = (
 )
 
 
-@pytest.mark.parametrize("found", [MERGED, MOVED_AND_MERGED])
+@pytest.mark.parametrize("statuses", [MERGED, MOVED_AND_MERGED])
 @pytest.mark.parametrize("first", [0, 1])
 def test_fence_and_running_merge_both_end_in_either_order(
-    engine: sa.Engine, found: tuple[PartitionStatus, ...], first: int
+    engine: sa.Engine, statuses: tuple[PartitionStatus, ...], first: int
 ) -> None:
-    """Whichever is driven first: the merge opens its own child alone, the fence opens nothing."""
+    """In either order of driving, the merge opens its own child alone, and the fence opens no partition."""
     with engine.begin() as connection:
-        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=1_000_000)
+        store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=1_000_000)
         report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
         report_broker(connection, report, ttl_ms=60_000)
         idle = idle_operations(connection)
@@ -62,23 +62,25 @@ def test_fence_and_running_merge_both_end_in_either_order(
         for operation_id in (idle[first], idle[1 - first]):
             claimed = claim_operation(connection, operation_id, driver="d", lease_ms=1_000)
             assert claimed is not None
-            ends = {int(one.partition_id): 10 for one in claimed.todo}
+            ends = {int(partition.partition_id): 10 for partition in claimed.todo}
             assert len(ends) == 1
             finish_round(connection, operation_id, ends)
         route = read_route(connection, "s")
         left = connection.execute(sa.select(operations.c.state)).scalars().all()
     assert set(left) == {OperationState.DONE}
-    opened = [int(one.partition_id) for one in route.partitions if one.state is OPEN]
-    assert opened == [found[-1].partition_id]
+    opened = [
+        int(partition.partition_id) for partition in route.partitions if partition.state is OPEN
+    ]
+    assert opened == [statuses[-1].partition_id]
 
 
 def test_partition_counts_as_opened_when_it_has_a_child() -> None:
-    """The child of a source that was given up got no message before it was moved on: it stays what it was."""
+    """The child of an abandoned source got no message before it was moved on; the source stays abandoned."""
     subject = rebuilt(
         part(1, 0, 1024), part(2, 0, 1024, 1, sealed=True, messages=0), part(3, 0, 1024, 2)
     )
     assert states(subject) == {1: SEALED, 2: SEALED, 3: OPEN}
-    assert [one.state for one in subject.fences] == [OperationState.FENCE]
+    assert [fence.state for fence in subject.fences] == [OperationState.FENCE]
     assert subject.operation is None
     canceled = rebuilt(*GIVEN_UP, part(3, 0, 512, 1, messages=0))
     assert (states(canceled), canceled.fences) == ({1: OPEN, 2: OPEN, 3: EXPIRED}, [])

@@ -1,4 +1,4 @@
-"""A static subject is whole after a rebuild from the brokers, and `meta verify` sees a chain that is not."""
+"""A static subject is whole after a rebuild from the brokers; `meta verify` names broken chains."""
 
 from __future__ import annotations
 
@@ -42,24 +42,26 @@ CHAIN = (
 )
 
 
-def starts(*found: PartitionStatus) -> list[tuple[int, int, PartitionState]]:
-    (subject,) = plan_rebuild([source(*found)]).subjects
+def starts(*statuses: PartitionStatus) -> list[tuple[int, int, PartitionState]]:
+    (subject,) = plan_rebuild([source(*statuses)]).subjects
     assert subject.static
-    rows = [one.partition for one in subject.partitions]
-    return [(one.partition_id, one.logic_start, one.state) for one in rows]
+    rows = [row.partition for row in subject.partitions]
+    return [(partition.partition_id, partition.logic_start, partition.state) for partition in rows]
 
 
 def test_logic_starts_follow_from_the_ends_of_the_parents():
-    """Brokers are never told where a partition begins in its queue; a chain of four is numbered as before."""
+    """
+    Brokers are not told where a partition begins in its queue; a chain of four gets the same logic starts as before.
+    """
     assert starts(*CHAIN) == [(1, 0, SEALED), (2, 40, SEALED), (4, 41, SEALED), (7, 41, OPEN)]
 
 
 def test_interrupted_move_continues():
-    """A parent not sealed yet has no end: its child is planned, and gets its logic start when it is opened."""
+    """A parent that is not sealed has no end: its child is planned, and gets its logic start when it opens."""
     (subject,) = plan_rebuild(
         [source(CHAIN[0], segment(2, 1, messages=5), segment(3, 2, messages=0))]
     ).subjects
-    rows = {one.partition.partition_id: one.partition for one in subject.partitions}
+    rows = {row.partition.partition_id: row.partition for row in subject.partitions}
     assert (rows[2].logic_start, rows[2].state) == (40, OPEN)
     assert rows[3].state is PartitionState.EXPIRED
     assert subject.operation is None or subject.operation.state is OperationState.SEAL
@@ -83,11 +85,11 @@ def broken(*parts: PartitionView) -> list[str]:
     )
     sql = SqlView(
         subjects={1: subject},
-        partitions={one.partition.partition_id: one for one in parts},
+        partitions={row.partition.partition_id: row for row in parts},
     )
     checks = verify(Views(before=sql, answers=[], after=sql)).checks
-    (found,) = [one.violations for one in checks if one.code == "V02"]
-    return found
+    (violations,) = [check.violations for check in checks if check.code == "V02"]
+    return violations
 
 
 def row(number: int, *parents: int, start: int, end: int | None = None, **more) -> PartitionView:
@@ -100,7 +102,7 @@ def row(number: int, *parents: int, start: int, end: int | None = None, **more) 
 
 
 def test_check_finds_a_gap_in_a_chain():
-    """Contiguous is right; a gap, an overlap, a first one that does not begin at 0, another queue: each is named."""
+    """A contiguous chain passes. A gap, an overlap, a start other than 0, and another queue are each named."""
     assert broken(row(1, start=0, end=40), row(2, 1, start=40, end=1), row(3, 2, start=41)) == []
     assert "logic offset 50" in broken(row(1, start=0, end=40), row(2, 1, start=50))[0]
     assert "logic offset 39" in broken(row(1, start=0, end=40), row(2, 1, start=39))[0]
@@ -109,7 +111,7 @@ def test_check_finds_a_gap_in_a_chain():
 
 
 def test_check_finds_a_chain_that_begins_before_a_loss():
-    """What continues a lost partition begins where its name says; behind one that is there it is named."""
+    """The child of a lost partition begins where its name says; a child of a present parent may not."""
     gone = PartitionView(
         subject_id=1,
         partition=msgspec.structs.replace(

@@ -84,7 +84,7 @@ def read_all(rows: Rows, *drained: int) -> set[int]:
     if drained:
         rows.run(note_drained, SESSION, drained)
         rows.run(settle_group, group_id)
-    held = {int(one.partition.partition_id) for one in rows.run(read_grants, SESSION).grants}
+    held = {int(grant.partition.partition_id) for grant in rows.run(read_grants, SESSION).grants}
     rows.run(leave_group, SESSION)
     return held
 

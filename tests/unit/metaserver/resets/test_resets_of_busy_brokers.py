@@ -38,7 +38,7 @@ class BusyBroker:
 
 async def tell(broker: BusyBroker) -> dict[int, int]:
     """The cursors that are reported as set."""
-    one = Partition(
+    partition = Partition(
         partition_id=1, name="p1", queue=0, range_start=0, range_end=1024, broker_group="g1",
         state=PartitionState.OPEN, address="127.0.0.1:1",
     )  # fmt: skip
@@ -49,7 +49,7 @@ async def tell(broker: BusyBroker) -> dict[int, int]:
         static=False,
         strategy=ConsumeStrategy.EXCLUSIVE,
         ask=ask,
-        partitions=(one,),
+        partitions=(partition,),
     )
     settings = MetaserverSettings(data=Path("meta"))
     resetter = ResetService(None, broker, settings, holder="m")  # type: ignore[arg-type]

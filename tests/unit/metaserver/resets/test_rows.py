@@ -66,8 +66,8 @@ class ResetRows(Rows):
         self.run(end_reset, 1, tokens, cursors, holder=holder)
 
     def drained(self) -> list[int]:
-        found = self.run(lambda connection: connection.execute(sa.select(drained)).all())
-        return [row.partition_id for row in found]
+        rows = self.run(lambda connection: connection.execute(sa.select(drained)).all())
+        return [row.partition_id for row in rows]
 
     def last_token(self) -> int:
         return int(
@@ -83,10 +83,10 @@ def rows() -> ResetRows:
 def test_scope_is_the_partitions_with_data(rows: ResetRows):
     """Sealed and open partitions; not planned or expired ones."""
     scope = rows.scope()
-    assert [one.partition_id for one in scope.partitions] == [1, 2]
+    assert [partition.partition_id for partition in scope.partitions] == [1, 2]
     rows.say(sa.update(partitions).where(partitions.c.partition_id == 1).values(state="expired"))
     scope = rows.scope()
-    assert [one.partition_id for one in scope.partitions] == [2]
+    assert [partition.partition_id for partition in scope.partitions] == [2]
 
 
 def test_reset_tokens_are_above_all_granted_ones(rows: ResetRows):
@@ -97,8 +97,8 @@ def test_reset_tokens_are_above_all_granted_ones(rows: ResetRows):
     rows.end(tokens, {1: 0, 2: 0})
     rows.join(B)
     grants = rows.run(read_grants, B).grants
-    assert min(one.token for one in grants) > max(tokens.values())
-    assert [one.partition.partition_id for one in grants] == [1, 2]
+    assert min(grant.token for grant in grants) > max(tokens.values())
+    assert [grant.partition.partition_id for grant in grants] == [1, 2]
 
 
 def test_reset_tokens_continue_above_the_brokers_fence(rows: ResetRows):

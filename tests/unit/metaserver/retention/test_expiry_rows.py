@@ -46,13 +46,15 @@ class ExpiryRows(Rows):
         while state is not OperationState.DONE:
             operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
             seals = state is OperationState.SEAL
-            answers = {one.partition_id: end if seals else None for one in operation.todo}
+            answers = {
+                partition.partition_id: end if seals else None for partition in operation.todo
+            }
             heard = [group_id for group_id, _ in operation.groups]
             state = self.run(finish_round, operation_id, answers, heard=heard)
 
     def candidates(self) -> list[tuple[int, int]]:
-        found = self.run(expiry_candidates, after=0, limit=9)
-        return [(one.partition_id, end) for one, end in found]
+        candidates = self.run(expiry_candidates, after=0, limit=9)
+        return [(partition.partition_id, end) for partition, end in candidates]
 
     def join(self) -> list[int]:
         """Join a consumer of group `g`; returns its grants."""
@@ -63,7 +65,7 @@ class ExpiryRows(Rows):
     def granted(self) -> list[int]:
         self.run(settle_group, 1)
         grants = self.run(read_grants, A).grants
-        return [one.partition.partition_id for one in grants]
+        return [grant.partition.partition_id for grant in grants]
 
 
 @pytest.fixture
@@ -87,9 +89,9 @@ def test_expired_partition_leaves_the_route_and_the_queue(rows: ExpiryRows):
     rows.run(mark_expired, {1: 10})
     after = rows.run(read_route, "s")
     assert after.version == before.version + 1
-    assert [one.partition_id for one in after.partitions] == [2, 3]
+    assert [partition.partition_id for partition in after.partitions] == [2, 3]
     (queue,) = rows.run(read_queues, "s").queues
-    assert [(one.partition.logic_start, one.logic_end) for one in queue.segments] == [
+    assert [(segment.partition.logic_start, segment.logic_end) for segment in queue.segments] == [
         (10, 10),
         (10, None),
     ]

@@ -16,9 +16,9 @@ from sim.machines.clock import ManualClock
 async def database(tmp_path):
     async with open_database(
         folder=tmp_path, url=None, clock=ManualClock(), boot="b", broker_ttl_ms=1
-    ) as found:
-        await found.write(_make)
-        yield found
+    ) as opened:
+        await opened.write(_make)
+        yield opened
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def _fill(connection):
     done = connection.execute(sa.text("INSERT INTO t VALUES (1, 'x'), (2, 'y')"))
     assert done.rowcount == 2
     rows = connection.execute(sa.text("SELECT a, b FROM t ORDER BY a")).mappings().all()
-    return [dict(one) for one in rows]
+    return [dict(row) for row in rows]
 
 
 async def test_statement_takes_one_hop(database, hops):
@@ -63,9 +63,9 @@ async def test_failed_transaction_is_rolled_back(database):
         connection.execute(sa.text("SELECT * FROM nothing"))
 
     for work, error in ((fail, IntegrityError), (misspelt, OperationalError)):
-        with pytest.raises(StorageError) as found:
+        with pytest.raises(StorageError) as caught:
             await database.write(work)
-        assert isinstance(found.value.__cause__, error)
+        assert isinstance(caught.value.__cause__, error)
     assert len(await database.write(_fill)) == 2
 
 
@@ -77,7 +77,7 @@ async def test_statement_takes_many_rows(database):
         connection.execute(sa.text("INSERT INTO t VALUES (:a, :b)"), rows)
 
     await database.write(fill)
-    found = await database.read(
+    answers = await database.read(
         lambda connection: connection.execute(sa.text("SELECT a, b FROM t")).all()
     )
-    assert [tuple(one) for one in found] == [(one["a"], one["b"]) for one in rows]
+    assert [tuple(row) for row in answers] == [(row["a"], row["b"]) for row in rows]

@@ -1,4 +1,4 @@
-"""Each of the thirteen checks finds what it is for, and nothing else does."""
+"""Each of the thirteen checks finds its own fault and no other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PARTS = (
 
 
 class World:
-    """A healthy cluster, to be spoilt in one place."""
+    """A healthy cluster, to be damaged in one place."""
 
     def __init__(self) -> None:
         self.subject = SubjectRow(
@@ -70,10 +70,12 @@ class World:
             route_version=3,
         )
         self.rows = {
-            one.partition_id: PartitionView(
-                subject_id=1, partition=one, end_offset=END if one.state is SEALED else None
+            partition.partition_id: PartitionView(
+                subject_id=1,
+                partition=partition,
+                end_offset=END if partition.state is SEALED else None,
             )
-            for one in PARTS
+            for partition in PARTS
         }
         self.group = GroupRow(
             group_id=1,
@@ -88,26 +90,26 @@ class World:
         self.operations: list[OperationRow] = []
         self.refused: list[BrokerRow] = []
         self.hosted: dict[str, list[PartitionStatus]] = {"g1": [], "g2": []}
-        for one in PARTS:
+        for partition in PARTS:
             group = GroupStatus(
                 group="g",
-                token=self.group.tokens[one.partition_id],
-                cursor=END if one.state is SEALED else 4,
-                acked_above=1 if one.state is OPEN else 0,
+                token=self.group.tokens[partition.partition_id],
+                cursor=END if partition.state is SEALED else 4,
+                acked_above=1 if partition.state is OPEN else 0,
                 lag=0,
             )
-            self.hosted[one.broker_group].append(
+            self.hosted[partition.broker_group].append(
                 PartitionStatus(
-                    partition_id=one.partition_id,
+                    partition_id=partition.partition_id,
                     subject="s",
-                    name=one.name,
-                    state=one.state,
+                    name=partition.name,
+                    state=partition.state,
                     first_offset=0,
                     next_offset=END,
                     groups=(group,),
                     facts=HostPartition(
                         subject="s",
-                        partition=msgspec.structs.replace(one, address=None, state=OPEN),
+                        partition=msgspec.structs.replace(partition, address=None, state=OPEN),
                         order_strategy=BEST,
                         partitions_wanted=2,
                     ),
@@ -118,25 +120,25 @@ class World:
         self.silent: set[str] = set()
 
     def row(self, number: int, **changes) -> None:
-        """Change a partition's row: its own fields, or those of what clients see."""
-        one = self.rows[number]
+        """Change a partition's row: the row's own fields, or those of the partition that clients see."""
+        row = self.rows[number]
         mine = {key: changes.pop(key) for key in ("end_offset", "abandoned") if key in changes}
-        partition = msgspec.structs.replace(one.partition, **changes)
-        self.rows[number] = replace(one, partition=partition, **mine)
+        partition = msgspec.structs.replace(row.partition, **changes)
+        self.rows[number] = replace(row, partition=partition, **mine)
 
     def status(self, number: int, **changes) -> None:
-        """Change what a broker says of a partition."""
-        for found in self.hosted.values():
-            for place, one in enumerate(found):
-                if one.partition_id == number:
-                    found[place] = msgspec.structs.replace(one, **changes)
+        """Change the broker's status of a partition."""
+        for statuses in self.hosted.values():
+            for place, status in enumerate(statuses):
+                if status.partition_id == number:
+                    statuses[place] = msgspec.structs.replace(status, **changes)
 
     def at_group(self, number: int, **changes) -> None:
-        """Change what a broker says of the group on a partition."""
-        for found in self.hosted.values():
-            for one in found:
-                if one.partition_id == number:
-                    group = msgspec.structs.replace(one.groups[0], **changes)
+        """Change the broker's status of the group on a partition."""
+        for statuses in self.hosted.values():
+            for status in statuses:
+                if status.partition_id == number:
+                    group = msgspec.structs.replace(status.groups[0], **changes)
                     self.status(number, groups=(group,))
                     return
 
@@ -159,11 +161,11 @@ class World:
                 hosted=None
                 if name in self.silent
                 else PartitionStatusList(
-                    broker_group=name, partitions=found, broker_id=self.answered_ids[name]
+                    broker_group=name, partitions=statuses, broker_id=self.answered_ids[name]
                 ),
                 problem="no answer" if name in self.silent else "",
             )
-            for name, found in self.hosted.items()
+            for name, statuses in self.hosted.items()
         ]
         return Views(before=sql, answers=answers, after=sql)
 
@@ -243,7 +245,7 @@ def open_and_sealed(world: World) -> None:
 
 
 def drained_before_its_parent(world: World) -> None:
-    """Partition 3, empty, is sealed as well, and the group is through with it alone."""
+    """Partition 3 is sealed and empty as well, and the group has drained it alone."""
     world.row(3, state=SEALED, end_offset=0)
     world.status(3, state=SEALED, next_offset=0)
     world.at_group(3, cursor=0, acked_above=0)
@@ -257,14 +259,14 @@ def drained_before_its_parent(world: World) -> None:
     world.group = replace(world.group, drained={3})
 
 
-def planned_by_nobody(world: World) -> None:
+def planned_without_operation(world: World) -> None:
     world.subject = replace(world.subject, partitions_named=5)
     world.rows[5] = PartitionView(subject_id=1, partition=PLANNED)
 
 
-def group_of_nobody(world: World) -> None:
+def unknown_group(world: World) -> None:
     (group,) = world.hosted["g1"][1].groups
-    world.status(3, groups=(group, msgspec.structs.replace(group, group="nobody")))
+    world.status(3, groups=(group, msgspec.structs.replace(group, group="stranger")))
 
 
 def granted_and_not_heard(world: World) -> None:
@@ -292,7 +294,7 @@ SPOILT = [
     ("one-broker-a-group", exchanged_folder),
     ("one-broker-a-group", one_folder_twice),
     ("tokens-above-fences", lambda world: world.at_group(3, token=8)),
-    ("tokens-above-fences", group_of_nobody),
+    ("tokens-above-fences", unknown_group),
     (
         "tokens-above-fences",
         lambda world: setattr(world, "group", replace(world.group, last_token=6)),
@@ -317,7 +319,7 @@ SPOILT = [
     ("operations-move", lambda world: world.operations.append(operation(idle_ms=IDLE_MS_MAX + 1))),
     ("operations-move", lambda world: world.operations.append(operation(problem="g2 is silent"))),
     ("operations-move", lambda world: world.operations.append(operation(running=False))),
-    ("operations-move", planned_by_nobody),
+    ("operations-move", planned_without_operation),
     ("groups-heard", lambda world: world.status(3, groups=())),
     ("groups-heard", granted_and_not_heard),
     ("groups-heard", lambda world: world.status(2, groups_told=False)),
@@ -325,28 +327,32 @@ SPOILT = [
 
 
 def broken(world: World) -> dict[str, list[str]]:
-    return {one.name: one.violations for one in verify(world.views()).checks if one.violations}
+    return {
+        check.name: check.violations for check in verify(world.views()).checks if check.violations
+    }
 
 
 def test_healthy_cluster_passes_every_check() -> None:
     """All thirteen hold, also for a subject that was resized and drained."""
-    found = verify(World().views())
+    verification = verify(World().views())
     assert broken(World()) == {}
-    assert found.ok
-    assert [one.code for one in found.checks] == [f"V{number:02}" for number in range(1, 14)]
-    assert len({one.name for one in found.checks}) == 13
+    assert verification.ok
+    assert [check.code for check in verification.checks] == [
+        f"V{number:02}" for number in range(1, 14)
+    ]
+    assert len({check.name for check in verification.checks}) == 13
 
 
 @pytest.mark.parametrize(("name", "spoil"), SPOILT)
 def test_fault_is_found_under_its_name(name: str, spoil) -> None:
-    """One fault is reported by the check that is for it, and by no other."""
+    """One fault is reported by its own check and by no other."""
     world = World()
     spoil(world)
     assert list(broken(world)) == [name]
 
 
 def test_open_parent_of_an_open_child_is_found() -> None:
-    """A child that is open beside its parent, and a route with two open ones, are two faults."""
+    """A child that is open beside its parent, and a route with two open partitions, are two faults."""
     world = World()
     world.row(1, state=OPEN, end_offset=None)
     world.status(1, state=OPEN)
@@ -356,12 +362,14 @@ def test_open_parent_of_an_open_child_is_found() -> None:
 
 
 def test_every_check_has_a_fault_here() -> None:
-    """No check goes untested."""
-    assert {name for name, _ in SPOILT} | {"children-after-parents"} == {one.name for one in CHECKS}
+    """Every check is tested."""
+    assert {name for name, _ in SPOILT} | {"children-after-parents"} == {
+        check.name for check in CHECKS
+    }
 
 
 def test_changes_between_the_two_reads_are_no_fault() -> None:
-    """A seal, a grant and a drain between the two looks at SQL are not reported."""
+    """A seal, a grant and a drain between the two views of SQL are not reported."""
     before, after = World(), World()
     sealing = {2: StepAction.SEAL}
     before.operations.append(operation(steps=sealing))
@@ -375,7 +383,7 @@ def test_changes_between_the_two_reads_are_no_fault() -> None:
 
 
 def test_reset_between_the_two_reads_is_no_fault() -> None:
-    """The cursor of what was drained before fell because a reset took that back, whether it has ended since or not."""
+    """A reset lowers the cursor of a drained partition; that is no fault, during the reset and after it."""
     for after_it in ((), {1}):
         before, after = World(), World()
         before.at_group(1, token=9, cursor=0)
@@ -388,7 +396,7 @@ def test_reset_between_the_two_reads_is_no_fault() -> None:
 
 
 def test_abandoned_parent_is_no_fault() -> None:
-    """A source that was given up by the operator may be open and its end unknown until it is back."""
+    """An abandoned source may be open and its end unknown until its broker is back."""
     world = World()
     world.row(1, end_offset=None, abandoned=True)
     world.status(1, state=OPEN)
@@ -397,7 +405,7 @@ def test_abandoned_parent_is_no_fault() -> None:
 
 
 def test_undrained_parent_that_blocks_no_child_is_no_fault() -> None:
-    """Drained before a parent that was abandoned, has expired, or was set back alone by an operator since."""
+    """Drained before a parent that was abandoned, has expired, or was reset alone by an operator: no fault."""
     for how in ("abandoned", "expired", "set"):
         world = World()
         drained_before_its_parent(world)
@@ -412,18 +420,19 @@ def test_undrained_parent_that_blocks_no_child_is_no_fault() -> None:
 
 
 def test_violations_are_cut_at_the_limit() -> None:
-    """A broken cluster is told in a bounded answer that says how many there are."""
+    """The answer for a broken cluster is bounded and says how many violations there are."""
     world = World()
-    one = world.hosted["g1"][0]
+    status = world.hosted["g1"][0]
     world.hosted["g1"] += [
-        msgspec.structs.replace(one, partition_id=number, groups=()) for number in range(100, 400)
+        msgspec.structs.replace(status, partition_id=number, groups=())
+        for number in range(100, 400)
     ]
-    (found,) = [check for check in verify(world.views()).checks if check.violations]
-    assert (len(found.violations), found.violations_total) == (VIOLATIONS_MAX, 300)
+    (failed,) = [check for check in verify(world.views()).checks if check.violations]
+    assert (len(failed.violations), failed.violations_total) == (VIOLATIONS_MAX, 300)
 
 
 def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
-    """A drained partition, a group that was only made, and a subject that goes by time are no faults."""
+    """A drained partition, a group without tokens, and a subject with retention by time are no faults."""
     world = World()
     world.status(1, groups_told=False)
     assert broken(world) == {}
@@ -434,8 +443,8 @@ def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
     world = World()
     world.subject = replace(world.subject, retention=Retention.TIME)
     for some in world.hosted.values():
-        for one in list(some):
-            timed = msgspec.structs.replace(one.facts, retention=Retention.TIME)
-            groups = one.groups if one.state is SEALED else ()
-            world.status(one.partition_id, groups=groups, groups_told=False, facts=timed)
+        for item in list(some):
+            timed = msgspec.structs.replace(item.facts, retention=Retention.TIME)
+            groups = item.groups if item.state is SEALED else ()
+            world.status(item.partition_id, groups=groups, groups_told=False, facts=timed)
     assert broken(world) == {}

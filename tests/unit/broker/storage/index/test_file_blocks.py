@@ -24,8 +24,8 @@ def test_blocks_written_while_their_file_is_synced(monkeypatch):
     def add(blocks: int) -> None:
         nonlocal count
         units = [
-            (1, Unit(one, 1, 100 * one, 100, 1000))
-            for one in range(count, count + file_blocks.BLOCK_UNITS * blocks)
+            (1, Unit(offset, 1, 100 * offset, 100, 1000))
+            for offset in range(count, count + file_blocks.BLOCK_UNITS * blocks)
         ]
         count += len(units)
         queues.dispatch(units)
@@ -43,8 +43,8 @@ def test_blocks_written_while_their_file_is_synced(monkeypatch):
     add(1)
     queues.checkpoint(100 * count)
     for seed in range(20):
-        found = FileConsumeQueues(disk.after_crash(random.Random(seed)))
-        assert found.recover(100 * count) == 100 * count
+        restored = FileConsumeQueues(disk.after_crash(random.Random(seed)))
+        assert restored.recover(100 * count) == 100 * count
         offset = 0
         while offset < count:
-            offset = found.find(1, offset, end=count, bytes_max=ALL)[-1].next_offset
+            offset = restored.find(1, offset, end=count, bytes_max=ALL)[-1].next_offset

@@ -32,9 +32,9 @@ def test_a_new_journal_that_did_not_fit():
         assert queues.recover(100 * first) == 100 * first
         queues.dispatch(units(first, 10))
         queues.checkpoint(100 * (first + 10))
-    found = FileConsumeQueues(disk)
-    assert found.recover(32_000) == 32_000
-    assert found.bounds(1) == (0, 320)
-    assert [one.base_offset for one in found.find(1, 0, end=320, bytes_max=1 << 20)] == list(
+    restored = FileConsumeQueues(disk)
+    assert restored.recover(32_000) == 32_000
+    assert restored.bounds(1) == (0, 320)
+    assert [unit.base_offset for unit in restored.find(1, 0, end=320, bytes_max=1 << 20)] == list(
         range(320)
     )

@@ -21,8 +21,8 @@ def reopen(request, tmp_path):
     make = opener(request.param, tmp_path)
 
     def again():
-        for one in opened:
-            one.close()
+        for queues in opened:
+            queues.close()
         opened[:] = [make()]
         return opened[0]
 
@@ -58,11 +58,11 @@ def same(queues, model, partitions=3):
         assert queues.bounds(partition_id) == bounds
         live = model.live(partition_id)
         offset = bounds[0] if bounds else 0
-        found = []
+        changed = []
         while part := queues.find(partition_id, offset, end=ALL, bytes_max=ALL):
-            found += part
+            changed += part
             offset = part[-1].next_offset
-        assert found == live
+        assert changed == live
     assert queues.partitions() == sorted(model.next)
 
 
@@ -83,12 +83,12 @@ def test_a_single_batch_is_found_by_offset_and_time(queues):
         assert queues.find(7, offset, end=3, bytes_max=1) == [unit]
     assert queues.find(7, 3, end=ALL, bytes_max=ALL) == []
     assert queues.find(7, 0, end=0, bytes_max=ALL) == []
-    found = {
+    bounds = {
         (at_ms, bound): offset_at(queues.by_time(7, at_ms, bound), bound)
         for at_ms in (999, 1000, 1001)
         for bound in TimeBound
     }
-    assert found == {
+    assert bounds == {
         (999, LOWER): 0, (1000, LOWER): 0, (1001, LOWER): None,
         (999, UPPER): None, (1000, UPPER): 2, (1001, UPPER): 2,
     }  # fmt: skip
@@ -151,8 +151,8 @@ def test_a_clock_that_goes_back(queues):
     """A batch stamped before the one it follows counts as of that one's time, also when it comes later."""
     queues.dispatch([(1, Unit(n, 1, 100 * n, 100, at)) for n, at in enumerate((100, 200, 150))])
     queues.dispatch([(1, Unit(3, 1, 300, 100, 120)), (1, Unit(4, 1, 400, 100, 250))])
-    found = [unit.appended_at_ms for unit in queues.find(1, 0, end=ALL, bytes_max=ALL)]
-    assert found == [100, 200, 200, 200, 250]
+    times = [unit.appended_at_ms for unit in queues.find(1, 0, end=ALL, bytes_max=ALL)]
+    assert times == [100, 200, 200, 200, 250]
     assert offset_at(queues.by_time(1, 150, LOWER), LOWER) == 1
     assert offset_at(queues.by_time(1, 200, UPPER), UPPER) == 3
 

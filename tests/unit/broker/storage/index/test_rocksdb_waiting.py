@@ -139,8 +139,8 @@ def small_disk(folder: Path):
 
 
 def free(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 async def test_a_small_disk_that_others_fill(no_room, tmp_path):

@@ -79,8 +79,8 @@ async def test_an_index_that_cannot_be_written_holds_nobody_up():
     queues.dispatch(units[BLOCK_UNITS : 3 * BLOCK_UNITS])
     with pytest.raises(StorageError):
         queues.flush()
-    found = queues.find(1, 0, end=1 << 40, bytes_max=1 << 40)
-    assert found == [unit for _, unit in units[: 3 * BLOCK_UNITS]]
+    stored = queues.find(1, 0, end=1 << 40, bytes_max=1 << 40)
+    assert stored == [unit for _, unit in units[: 3 * BLOCK_UNITS]]
 
     disk.fail = ""
     queues.dispatch(units[3 * BLOCK_UNITS :])

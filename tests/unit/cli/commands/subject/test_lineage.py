@@ -9,7 +9,9 @@ from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
 
 
-def one(number: int, start: int, end: int, *parents: int, **more: Any) -> PartitionHistory:
+def history_entry(
+    number: int, start: int, end: int, *parents: int, **more: Any
+) -> PartitionHistory:
     partition = Partition(
         partition_id=number,
         name=f"s.p{number - 1}",
@@ -25,17 +27,17 @@ def one(number: int, start: int, end: int, *parents: int, **more: Any) -> Partit
 
 def test_parents_stand_above_their_children():
     """Trees in the order of ranges; a child of two stands under the oldest, the other one names it."""
-    found = lineage(
+    drawn = lineage(
         [
-            one(1, 512, 1024, end_offset=7),
-            one(2, 0, 512, end_offset=5, abandoned=True),
-            one(3, 0, 256, 2),
-            one(4, 256, 768, 1, 2, end_offset=3),
-            one(5, 768, 1024, 1),
-            one(6, 256, 768, 4),
+            history_entry(1, 512, 1024, end_offset=7),
+            history_entry(2, 0, 512, end_offset=5, abandoned=True),
+            history_entry(3, 0, 256, 2),
+            history_entry(4, 256, 768, 1, 2, end_offset=3),
+            history_entry(5, 768, 1024, 1),
+            history_entry(6, 256, 768, 4),
         ]
     )
-    assert found == [
+    assert drawn == [
         "s.p1 (id 2) [0, 512) on g1: sealed at 5, abandoned",
         "├─ s.p2 (id 3) [0, 256) on g1: open",
         "└─ s.p3, drawn once, elsewhere",
@@ -49,8 +51,10 @@ def test_parents_stand_above_their_children():
 def test_very_many_generations_are_drawn():
     """A partition that was moved thousands of times is a tree as any other."""
     moves = 3_000
-    history = [one(1, 0, 1024, end_offset=1)]
-    history += [one(number, 0, 1024, number - 1, end_offset=1) for number in range(2, moves)]
-    found = lineage(history)
-    assert len(found) == len(history)
-    assert found[-1].lstrip() == f"└─ s.p{moves - 2} (id {moves - 1}) [0, 1024) on g1: sealed at 1"
+    history = [history_entry(1, 0, 1024, end_offset=1)]
+    history += [
+        history_entry(number, 0, 1024, number - 1, end_offset=1) for number in range(2, moves)
+    ]
+    drawn = lineage(history)
+    assert len(drawn) == len(history)
+    assert drawn[-1].lstrip() == f"└─ s.p{moves - 2} (id {moves - 1}) [0, 1024) on g1: sealed at 1"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from keylane.broker.store import line
-from keylane.broker.store.line import Line
+from keylane.broker.store import admission
+from keylane.broker.store.admission import AdmissionQueue
 from keylane.broker.store.store import Store
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -77,21 +77,21 @@ async def test_large_append_gets_its_turn_beside_an_endless_stream_of_small_ones
     for sender in senders:
         sender.cancel()
     ended = await asyncio.gather(*senders, return_exceptions=True)
-    assert {type(one) for one in ended} <= {asyncio.CancelledError, OverloadedError}
+    assert {type(outcome) for outcome in ended} <= {asyncio.CancelledError, OverloadedError}
 
 
 async def test_waiting_appends_are_stored_in_the_order_of_arrival(disk: SlowDisk):
     """Batches of one producer that wait, large and small, are decided as they came."""
-    disk.store.commit._line._waiting_max = 64
+    disk.store.commit._admission._waiting_max = 64
     data = [
         batch(sequence=number, count=1, value=LARGE if number % 3 == 0 else SMALL)
         for number in range(12)
     ]
-    tasks = [disk.append(one) for one in data]
+    tasks = [disk.append(record) for record in data]
     for _ in range(40):
         disk.commits.release()
     answers = await asyncio.gather(*tasks)
-    assert [one.base_offset for one in answers] == list(range(12))
+    assert [answer.base_offset for answer in answers] == list(range(12))
 
 
 async def test_append_is_refused_when_too_many_wait(disk: SlowDisk):
@@ -100,7 +100,7 @@ async def test_append_is_refused_when_too_many_wait(disk: SlowDisk):
     await asyncio.sleep(0)
     waits = [
         disk.append(batch(producer_id=100 + number, count=1, value=SMALL if number else LARGE))
-        for number in range(disk.store.commit._line._waiting_max)
+        for number in range(disk.store.commit._admission._waiting_max)
     ]
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError, match="too many appends wait"):
@@ -113,15 +113,15 @@ async def test_append_is_refused_when_too_many_wait(disk: SlowDisk):
 
 async def test_append_is_refused_when_its_turn_takes_too_long(disk: SlowDisk, monkeypatch):
     """A disk that stands still is told as NOT_DONE before the producer gives up; the line goes on after that."""
-    monkeypatch.setattr(line, "WAIT_MS", 50)
+    monkeypatch.setattr(admission, "WAIT_MS", 50)
     first = disk.append(batch(count=1, value=LARGE))
     await asyncio.sleep(0)
-    with pytest.raises(OverloadedError, match="no room in the queue"):
+    with pytest.raises(OverloadedError, match="waited 50 ms for the disk"):
         await disk.desk.append(batch(producer_id=1, count=1, value=LARGE))
     disk.commits.release()
     await first
-    assert not disk.store.commit._line.waiting
-    assert not disk.store.commit._line.promised_bytes
+    assert not disk.store.commit._admission.waiting
+    assert not disk.store.commit._admission.promised_bytes
 
 
 async def test_append_that_waits_hears_of_a_failed_disk(disk: SlowDisk):
@@ -145,7 +145,7 @@ async def test_append_that_waits_hears_of_a_failed_disk(disk: SlowDisk):
 async def test_line_gives_the_room_of_a_caller_that_left_to_the_next():
     """Who is cancelled before its turn, or as it is let in, holds up nobody."""
     room = 0
-    queue = Line(8, lambda length: length <= room)
+    queue = AdmissionQueue(8, lambda length: length <= room)
     order: list[str] = []
 
     async def wait(name: str) -> None:
@@ -157,7 +157,7 @@ async def test_line_gives_the_room_of_a_caller_that_left_to_the_next():
     tasks[0].cancel()
     await asyncio.sleep(0)
     room = 1
-    queue.let_in()
+    queue.admit()
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["c"]
@@ -174,23 +174,23 @@ async def test_line_goes_on_after_an_append_that_takes_no_room(disk: SlowDisk, r
     takes_none = disk.append(useless)
     behind = [disk.append(batch(producer_id=number, count=1, value=LARGE)) for number in (8, 9)]
     await asyncio.sleep(0)
-    assert disk.store.commit._line.waiting == 3
+    assert disk.store.commit._admission.waiting == 3
     for _ in range(3):
         disk.commits.release()
-    async with asyncio.timeout(line.WAIT_MS / 1000 / 2):
+    async with asyncio.timeout(admission.WAIT_MS / 1000 / 2):
         await first
         if refused:
             with pytest.raises(SequenceGapError):
                 await takes_none
         else:
             assert (await takes_none).duplicate
-        assert [one.base_offset for one in await asyncio.gather(*behind)] == [1, 2]
+        assert [answer.base_offset for answer in await asyncio.gather(*behind)] == [1, 2]
 
 
 async def test_line_lets_nobody_pass_who_came_after_an_append_that_is_let_in():
     """What arrives between a promise and its append is decided after it, also if both have room."""
     room = 0
-    queue = Line(8, lambda length: length <= room)
+    queue = AdmissionQueue(8, lambda length: length <= room)
     order: list[str] = []
 
     async def append(name: str) -> None:
@@ -204,7 +204,7 @@ async def test_line_lets_nobody_pass_who_came_after_an_append_that_is_let_in():
     await asyncio.sleep(0)
     room = 8
     newer = asyncio.create_task(append("newer"))  # it runs before the older one hears of its room
-    queue.let_in()
+    queue.admit()
     await asyncio.gather(older, newer)
     assert order == ["older", "newer"]
     assert (queue.waiting, queue.promised_bytes) == (0, 0)

@@ -1,0 +1,474 @@
+"""Rows of Arrow data as messages: checked, hashed, grouped by partition and encoded by column, no Python object a row.
+
+    source ─▶ blocks of rows ─hash─▶ partition of each row ─stable sort─▶ batches of each executor
+
+Rows of a key keep their order: blocks are queued one after another, and the sort is stable.  Rows that meet a halted
+key, or a partition that is not open now, are queued row by row as `send` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..protocol.batch import BYTES_PER_MESSAGE, join_columns
+from ..protocol.errors import (
+    ConfigError,
+    Fate,
+    InvalidRequestError,
+    KeyHaltedError,
+    KeylaneError,
+    RowsGivenUpError,
+    RowsRefusedError,
+)
+from ..protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
+from ..protocol.message import Receipt, TableReceipt
+from ..protocol.text import counted
+from .column_hash import hash_column
+from .executor import Executor
+from .outgoing_batch import OutgoingBatch
+from .send_future import BatchFuture, SendFuture
+from .sender import SubjectSender
+from .settings import ProducerSettings
+
+try:
+    import pyarrow as pa
+except ImportError as missing:
+    raise ConfigError(
+        "send_arrow needs pyarrow and numpy: pip install 'keylane[arrow]'"
+    ) from missing
+
+BLOCK_ROWS = 32_768
+"""Rows that are hashed and sorted at once, while other tasks wait: some milliseconds."""
+BLOCK_BYTES = 8 << 20
+ROWS_NAMED = 100
+"""How many rows an error names."""
+I64: TypeAlias = npt.NDArray[np.int64]
+
+
+class Column:
+    """A column of byte strings: row i is `blob[edges[i]:edges[i + 1]]`."""
+
+    def __init__(self, array: Any) -> None:
+        """`array` is of the type large_binary."""
+        self.nulls: npt.NDArray[np.intp] | None = None
+        """The rows that are null, of which the bytes are b""."""
+        if array.null_count:
+            self.nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+            array = array.fill_null(b"")
+        self._array = array
+        _, edges, blob = array.buffers()
+        self.edges: I64 = np.frombuffer(edges, np.int64, len(array) + 1, 8 * array.offset)
+        self.blob = np.frombuffer(blob, np.uint8) if blob is not None else np.empty(0, np.uint8)
+        self.lengths: I64 = np.diff(self.edges)
+
+    def take(self, rows: I64) -> Column:
+        """The column of these rows, in their order."""
+        return Column(self._array.take(pa.array(rows)))
+
+    def bytes_of(self, start: int, end: int) -> memoryview:
+        """The bytes of the rows [start, end)."""
+        return self.blob[self.edges[start] : self.edges[end]].data
+
+    def row(self, index: int) -> bytes:
+        """The bytes of a row."""
+        return bytes(self.bytes_of(index, index + 1))
+
+
+class ArrowSource:
+    """
+    Arrow data, cut into blocks of a key column and a value column.
+
+    Raises:
+        InvalidRequestError: no Arrow data, or a column that is not there or holds no bytes and no text.
+    """
+
+    def __init__(self, source: Any, *, key: str | None, value: str) -> None:
+        self.in_memory = not isinstance(source, pa.RecordBatchReader)
+        self._wrong: dict[int, str] = {}
+        """What is wrong with rows of a source that is no Arrow data yet, by row number."""
+        if self.in_memory:
+            names = (value,) if key is None else (value, key)
+            source = _in_memory(source, names, self._wrong)
+        self._source = source
+        self._key = None if key is None else _checked(self._source.schema, key)
+        self._value = _checked(self._source.schema, value)
+
+    def blocks(self) -> Iterator[Block]:
+        """The blocks of a source in memory; may be asked for again."""
+        row = 0
+        for batch in self._source.to_batches():
+            for block in self._blocks(batch):
+                if self._wrong:
+                    block.note_wrong(self._wrong, row)
+                yield block
+                row += len(block)
+
+    async def stream(self) -> AsyncIterator[Iterator[Block]]:
+        """The blocks of one record batch after another.  A stream may block, so it is read in a thread."""
+        batches = iter(self._source)
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            yield self._blocks(batch)
+
+    def _blocks(self, batch: Any) -> Iterator[Block]:
+        columns = [batch.column(self._value)]
+        if self._key is not None:
+            columns.append(batch.column(self._key))
+        rows = len(batch)
+        step = max(1, min(BLOCK_ROWS, rows * BLOCK_BYTES // max(1, batch.nbytes)))
+        for start in range(0, rows, step):
+            values, *keys = (_column(column[start : start + step]) for column in columns)
+            yield Block(keys[0] if keys else None, values)
+
+
+class Block:
+    """Some rows: their keys (None: no key) and their values."""
+
+    def __init__(self, keys: Column | None, values: Column) -> None:
+        self.keys = keys
+        self.values = values
+        self._wrong: dict[int, str] = {}
+
+    def note_wrong(self, wrong: dict[int, str], first_row: int) -> None:
+        """Take note of what is wrong with rows, by row number; the block begins with `first_row`."""
+        self._wrong = {
+            row - first_row: wrong[row]
+            for row in range(first_row, first_row + len(self))
+            if row in wrong
+        }
+
+    def __len__(self) -> int:
+        return len(self.values.lengths)
+
+    def refused(self) -> dict[int, str]:
+        """Why rows cannot be sent, by their index; a null is no value, and a null key is no key."""
+        values, keys = self.values, self.keys
+        sizes = values.lengths if keys is None else values.lengths + keys.lengths
+        why: dict[int, str] = {}
+        if int(sizes.max(initial=0)) > MESSAGE_BYTES_MAX:
+            for row in np.flatnonzero(sizes > MESSAGE_BYTES_MAX).tolist():
+                why[row] = f"{sizes[row]} bytes, over {MESSAGE_BYTES_MAX}"
+        if keys is not None and int(keys.lengths.max(initial=0)) > KEY_BYTES_MAX:
+            for row in np.flatnonzero(keys.lengths > KEY_BYTES_MAX).tolist():
+                why[row] = f"a key of {keys.lengths[row]} bytes, over {KEY_BYTES_MAX}"
+        if values.nulls is not None:
+            why |= dict.fromkeys(values.nulls.tolist(), "no value")
+        return why | self._wrong
+
+    @cached_property
+    def sizes(self) -> I64:
+        """The bytes of all rows before each row in a batch, and those of all rows."""
+        keys = self.values.edges if self.keys is None else self.values.edges + self.keys.edges
+        return keys + BYTES_PER_MESSAGE * np.arange(len(keys))
+
+    def take(self, rows: I64) -> Block:
+        """The block of these rows, in their order."""
+        return Block(None if self.keys is None else self.keys.take(rows), self.values.take(rows))
+
+    def body(self, start: int, end: int, sent_at_ns: int) -> bytes:
+        """The rows [start, end) as the body of a batch."""
+        count = end - start
+        keys = self.keys
+        return join_columns(
+            sent_at_ns.to_bytes(8, "little") * count,
+            bytes(4 * count) if keys is None else keys.lengths[start:end].astype("<u4").tobytes(),
+            self.values.lengths[start:end].astype("<u4").tobytes(),
+            b"" if keys is None else keys.bytes_of(start, end),
+            self.values.bytes_of(start, end),
+            count=count,
+        )
+
+
+def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> Any:
+    """The table of a source; fills `wrong` with the rows that hold something else than bytes or text."""
+    if isinstance(source, pa.Table):
+        return source
+    if isinstance(source, pa.RecordBatch):
+        return pa.Table.from_batches([source])
+    if not hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__arrow_c_array__"):
+        raise InvalidRequestError(
+            "send_arrow takes a pyarrow Table, RecordBatch or RecordBatchReader, or what has __arrow_c_stream__ "
+            f"(polars, pandas and DuckDB have), not {type(source).__name__}"
+        )
+    try:
+        return pa.table(source)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        # A column of Python objects, as pandas has them, some of which Arrow does not take.
+        try:
+            columns = {name: list(source[name]) for name in names}
+        except (KeyError, TypeError):
+            raise InvalidRequestError(f"Arrow does not take this data: {error!s:.300}") from error
+    return pa.table({name: _of_objects(column, wrong) for name, column in columns.items()})
+
+
+def _of_objects(column: list[Any], wrong: dict[int, str]) -> Any:
+    taken: list[bytes | None] = []
+    for row, value in enumerate(column):
+        if isinstance(value, str):
+            taken.append(value.encode())
+            continue
+        if not isinstance(value, bytes) and value is not None:
+            wrong[row] = f"{value!r:.40} is neither bytes nor text"
+        taken.append(value if isinstance(value, bytes) else None)
+    return pa.array(taken, pa.large_binary())
+
+
+def _checked(schema: Any, name: str) -> int:
+    """The index of a column of bytes or text."""
+    index = int(schema.get_field_index(name)) if isinstance(name, str) else -1
+    if index < 0:
+        there = ", ".join(schema.names)
+        raise InvalidRequestError(f"no column, or several, are called {name!r:.60}: {there:.300}")
+    kind = schema.field(index).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not any(is_bytes(kind) for is_bytes in _BYTES_OR_TEXT):
+        raise InvalidRequestError(
+            f"column {name!r:.60} holds {kind}, not bytes or text: cast it first"
+        )
+    return index
+
+
+_BYTES_OR_TEXT = (
+    *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    pa.types.is_fixed_size_binary,
+)
+
+
+def _column(array: Any) -> Column:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    return Column(array.cast(pa.large_binary()))
+
+
+class TableSending:
+    """
+    Sends the rows of one source and keeps count of what became of them.
+
+    Args:
+        sender: the sender of the subject, asked for anew with each block.
+        send: queues one message of the subject, by value and key.
+        drain: waits for room in the producer's queue.
+        draw: returns a random number of the given bits, for the partition of rows without a key.
+    """
+
+    def __init__(
+        self,
+        *,
+        sender: Callable[[], SubjectSender],
+        send: Callable[[bytes, bytes], SendFuture],
+        drain: Callable[[], Awaitable[None]],
+        draw: Callable[[int], int],
+        now_ns: Callable[[], int],
+        settings: ProducerSettings,
+    ) -> None:
+        self._sender = sender
+        self._send = send
+        self._drain = drain
+        self._draw = draw
+        self._now_ns = now_ns
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._row = 0
+        """The number of the next row."""
+        self._batches: deque[tuple[OutgoingBatch, I64]] = deque()
+        """Batches on their way, with the number of each row."""
+        self._messages: deque[tuple[SendFuture, int]] = deque()
+        """Messages on their way that were queued one by one, with the number of their row."""
+        self._stored = 0
+        self._refused: dict[int, str] = {}
+        self._given_up: dict[int, KeylaneError] = {}
+
+    async def send(self, source: ArrowSource, *, partial: bool) -> TableReceipt:
+        """
+        Send all rows and wait until they are stored.
+
+        Raises:
+            RowsRefusedError: without `partial`, a row cannot be sent: no row of a source in memory is, and of a stream
+                none of that record batch and of those after it.
+            RowsGivenUpError: rows were given up.
+        """
+        if source.in_memory:
+            if not partial:
+                await self._check(source.blocks())
+            for block in source.blocks():
+                await self._send_block(block)
+        else:
+            async for blocks in source.stream():
+                record_batch = list(blocks)
+                if not partial:
+                    await self._check(record_batch)
+                for block in record_batch:
+                    await self._send_block(block)
+        await self._settle(waits=True)
+        if self._given_up:
+            raise self._error()
+        return TableReceipt(self._stored, self._refused)
+
+    async def _check(self, blocks: Iterable[Block]) -> None:
+        """Raises RowsRefusedError if a row of `blocks`, the next ones, cannot be sent."""
+        row = self._row
+        refused: dict[int, str] = {}
+        for block in blocks:
+            refused |= {row + index: why for index, why in block.refused().items()}
+            row += len(block)
+            await asyncio.sleep(0)  # other tasks run between blocks
+        if refused:
+            first, why = min(refused.items())
+            raise RowsRefusedError(
+                f"{counted(len(refused), 'row', 'rows')} cannot be sent, the first is row {first}: {why}; "
+                f"{counted(self._row, 'row', 'rows')} before were sent",
+                rows=sorted(refused)[:ROWS_NAMED],
+                sent=self._row,
+            )
+
+    async def _send_block(self, block: Block) -> None:
+        rows = np.arange(self._row, self._row + len(block))
+        self._row += len(block)
+        refused = block.refused()
+        if refused:
+            self._refused |= {int(rows[index]): refused[index] for index in sorted(refused)}
+            kept = np.delete(np.arange(len(block)), list(refused))
+            block, rows = block.take(kept), rows[kept]
+        await asyncio.sleep(0)
+        await self._drain()
+        await self._settle(waits=False)
+        sender = self._sender()
+        await sender.routed()
+        if sender.careful:
+            await self._send_by_row(block, rows)
+            return
+        places = _Places(sender, self._draw(10))
+        order, bounds = places.order(block.keys, len(block))
+        if order is not None:
+            block, rows = block.take(order), rows[order]
+        held: tuple[int, int] | None = None
+        for executor, (start, end) in zip(places.executors, pairwise(bounds), strict=True):
+            if executor is None:
+                held = start, end
+            else:
+                self._queue(sender, executor, block, rows, start, end)
+        if held is not None:
+            part = np.arange(*held)
+            await self._send_by_row(block.take(part), rows[part])
+
+    def _queue(
+        self,
+        sender: SubjectSender,
+        executor: Executor,
+        block: Block,
+        rows: I64,
+        start: int,
+        end: int,
+    ) -> None:
+        """Queue the rows [start, end) of a block at an executor, in batches."""
+        settings = self._settings
+        sizes = block.sizes
+        now_ns = self._now_ns()
+        while start < end:
+            stop = int(np.searchsorted(sizes, sizes[start] + settings.batch_bytes, "right")) - 1
+            stop = max(start + 1, min(stop, start + settings.batch_count, end))
+            body = block.body(start, stop, now_ns)
+            batch = OutgoingBatch.of_body(self._loop.create_future(), body, stop - start, now_ns)
+            if settings.delivery_timeout_ms:
+                for index in range(len(batch)):
+                    sender.annotate(
+                        batch, index, reordered=False, timeout_ms=settings.delivery_timeout_ms
+                    )
+            executor.queue(batch)
+            self._batches.append((batch, rows[start:stop]))
+            start = stop
+
+    async def _send_by_row(self, block: Block, rows: I64) -> None:
+        for index, row in enumerate(rows.tolist()):
+            await self._drain()
+            key = b"" if block.keys is None else block.keys.row(index)
+            try:
+                self._messages.append((self._send(block.values.row(index), key), row))
+            except KeyHaltedError as error:
+                self._given_up[row] = error
+
+    async def _settle(self, *, waits: bool) -> None:
+        """Count the oldest batches and messages that are settled; all of them if it `waits`."""
+        while self._batches and (waits or self._batches[0][0].future.done()):
+            batch, rows = self._batches.popleft()
+            await asyncio.shield(batch.future)
+            if type(batch.outcome) is Receipt and batch.marks is None:
+                self._stored += len(rows)
+                continue
+            for index, row in enumerate(rows.tolist()):
+                await self._count(BatchFuture(batch, index), row)
+        while self._messages and (waits or self._messages[0][0].done()):
+            await self._count(*self._messages.popleft())
+
+    async def _count(self, future: SendFuture, row: int) -> None:
+        try:
+            await future
+        except KeylaneError as error:
+            self._given_up[row] = error
+        else:
+            self._stored += 1
+
+    def _error(self) -> RowsGivenUpError:
+        unknown = sum(error.fate is Fate.UNKNOWN for error in self._given_up.values())
+        row, first = min(self._given_up.items())
+        gone = counted(len(self._given_up), "row was", "rows were")
+        error = RowsGivenUpError(
+            f"{gone} given up, {unknown} of them may be stored; {self._stored} are stored; "
+            f"the first, row {row}: {first.message}",
+            rows=sorted(self._given_up)[:ROWS_NAMED],
+            messages=len(self._given_up),
+            unknown=unknown,
+            stored=self._stored,
+        )
+        error.fate = Fate.UNKNOWN if unknown else Fate.NOT_DONE
+        error.__cause__ = first
+        return error
+
+
+class _Places:
+    """The executors that the logical partitions of a subject lead to now."""
+
+    def __init__(self, sender: SubjectSender, keyless_logical: int) -> None:
+        self.executors: list[Executor | None] = []
+        places: dict[Executor | None, int] = {}
+        for executor in sender.table:
+            if executor not in places:
+                places[executor] = len(self.executors)
+                self.executors.append(executor)
+        keyless = sender.keyless[keyless_logical]
+        if keyless not in places:
+            places[keyless] = len(self.executors)
+            self.executors.append(keyless)
+        self._of_logical = np.fromiter((places[executor] for executor in sender.table), np.uint16)
+        self._keyless = places[keyless]
+
+    def order(
+        self, keys: Column | None, rows: int
+    ) -> tuple[npt.NDArray[np.intp] | None, list[int]]:
+        """
+        The order of a block's rows by executor, and where each executor's rows start.
+
+        Returns:
+            None for the order that they have; then one edge more than there are executors.
+        """
+        count = len(self.executors)
+        if keys is None:
+            return None, [0] * (self._keyless + 1) + [rows] * (count - self._keyless)
+        if count == 1:
+            return None, [0, rows]
+        logical = hash_column(keys.blob, keys.edges) & np.uint64(LOGICAL_PARTITIONS - 1)
+        places = self._of_logical[logical]
+        places[keys.lengths == 0] = self._keyless
+        bounds = np.cumsum(np.bincount(places, minlength=count))
+        return np.argsort(places, kind="stable"), [0, *bounds.tolist()]

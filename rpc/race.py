@@ -1,0 +1,55 @@
+"""Waits for the first of several tasks, and ends the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Race:
+    """
+    Tasks of which the first to end is waited for; leaving the block cancels all others, and waits for their ends.
+
+        async with Race() as race:
+            answer = race.start(call())
+            race.start(stop.wait())
+            await race.first()
+            return answer.result() if answer.done() else None
+
+    The tasks end with the block also if it raises or its task is cancelled.  Errors of tasks that are not awaited in
+    the block are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Run `work` in a task of the race."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.append(task)
+        return task
+
+    async def first(self, within_ms: int | None = None) -> bool:
+        """Wait until some task has ended; False if none has after `within_ms` milliseconds."""
+        timeout_s = None if within_ms is None else within_ms / 1000
+        done, _ = await asyncio.wait(
+            self._tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

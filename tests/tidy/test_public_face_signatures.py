@@ -1,0 +1,81 @@
+"""Every name that a public signature or docstring uses is a public name, so that programs import `keylane` alone."""
+
+import builtins
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import keylane
+
+CLASSES = {
+    name: value
+    for name, value in ((name, getattr(keylane, name)) for name in keylane.__all__)
+    if isinstance(value, type)
+}
+CLIENTS = ("Admin", "Consumer", "Message", "Producer", "QueueReader", "SendFuture")
+ERROR = re.compile(r"(?<![\w.])[A-Z]\w*Error\b")
+INTERNAL = {("Message", "delivery"), ("Backoff", "pauses(return)")}
+"""Fields and methods that serve the clients themselves."""
+
+
+def public_members(kind: type) -> Iterator[tuple[str, object]]:
+    """What a class of ours defines, and how it is made, opened and iterated."""
+    opened = {"__init__", "__aenter__", "__anext__", "__await__"}
+    for name, member in vars(kind).items():
+        if name in opened or not name.startswith("_"):
+            yield name, member
+
+
+def hints_of(kind: type) -> Iterator[tuple[str, object]]:
+    """Each public field, parameter and result of a class, and its type."""
+    for name, hint in typing.get_type_hints(kind).items():
+        if not name.startswith("_"):
+            yield name, hint
+    for name, member in public_members(kind):
+        function = member.fget if isinstance(member, property) else member
+        if isinstance(function, Callable) and inspect.isfunction(function):
+            for parameter, hint in typing.get_type_hints(function).items():
+                if not parameter.startswith("_"):
+                    yield f"{name}({parameter})", hint
+
+
+def classes_in(hint: object) -> set[type]:
+    """The classes of ours that a type is made of."""
+    found = {hint} if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) else set()
+    for part in typing.get_args(hint):
+        for inner in part if isinstance(part, list) else [part]:
+            found |= classes_in(inner)
+    return {kind for kind in found if kind.__module__.startswith("keylane.")}
+
+
+def errors_named(text: str) -> set[str]:
+    return {name for name in ERROR.findall(text) if not hasattr(builtins, name)}
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_types_of_a_public_class_are_exported(name):
+    """Fields of what a call returns as well: a program that gets a value can name its type."""
+    missing = {
+        f"{where}: {kind.__name__}"
+        for where, hint in hints_of(CLASSES[name])
+        if (name, where) not in INTERNAL
+        for kind in classes_in(hint)
+        if getattr(keylane, kind.__name__, None) is not kind
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_errors_in_the_docstrings_of_a_client_are_exported(name):
+    """`except keylane.GroupBusyError` needs no other module."""
+    kind = CLASSES[name]
+    texts = [kind.__doc__ or ""]
+    texts += [inspect.getdoc(member) or "" for _, member in public_members(kind)]
+    named = set().union(*map(errors_named, texts))
+    assert named, "the docstrings say what is raised"
+    assert named <= set(keylane.__all__)
+    assert named <= set(keylane.errors.__all__)
