@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
-from ..protocol.errors import ConfigError
 from ..protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, BATCHES_IN_FLIGHT_MAX
-from ..protocol.settings import CALL_TIMEOUT_MS, range_problems
+from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
 LEASE_MS_MAX = 600_000
 _RANGES = {
@@ -49,6 +48,5 @@ class OutboxSettings:
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
-        problems = range_problems(self, _RANGES)
-        if problems:
-            raise ConfigError("; ".join(problems))
+        values = values_of(self)
+        refuse(range_problems(values, _RANGES) + kind_problems(values, {"backoff": Backoff}))
