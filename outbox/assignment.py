@@ -20,7 +20,7 @@ from .batches import OutboxBatch, OutboxRow, SendSession
 SubjectKey = tuple[str, bytes]
 
 
-class LaneRoom(NamedTuple):
+class Capacity(NamedTuple):
     """What a partition takes now."""
 
     partition_id: int
@@ -30,7 +30,7 @@ class LaneRoom(NamedTuple):
     """How many more may be recorded."""
 
 
-RoomTable = Sequence[LaneRoom | None]
+CapacityTable = Sequence[Capacity | None]
 """By logical partition; None where rows wait."""
 
 
@@ -52,12 +52,12 @@ class Assignment(NamedTuple):
     """Subjects whose route has not been asked for."""
 
 
-def closed_ranges(tables: Mapping[str, RoomTable]) -> list[SubjectRange]:
+def closed_ranges(tables: Mapping[str, CapacityTable]) -> list[SubjectRange]:
     """The ranges whose rows need not be read, because they would wait."""
     ranges = []
     for subject, table in tables.items():
         start = 0
-        for closed, run in groupby(table, key=lambda room: room is None):
+        for closed, run in groupby(table, key=lambda capacity: capacity is None):
             end = start + sum(1 for _ in run)
             if closed:
                 ranges.append(SubjectRange(subject, start, end))
@@ -65,22 +65,22 @@ def closed_ranges(tables: Mapping[str, RoomTable]) -> list[SubjectRange]:
     return ranges
 
 
-def room_table(
+def capacity_table(
     partition_ids: Sequence[int],
-    rooms: Mapping[int, LaneRoom],
+    capacities: Mapping[int, Capacity],
     barred: Iterable[tuple[int, int]],
-) -> list[LaneRoom | None]:
+) -> list[Capacity | None]:
     """
-    The room of each logical partition of a subject.
+    The capacity of each logical partition of a subject.
 
     Args:
         partition_ids: the open partition of each logical partition; empty while the route is not known.
-        rooms: of the partitions that take batches.
+        capacities: of the partitions that take batches.
         barred: the ranges of the partitions that the route has left and that have unsettled batches.
     """
     if not partition_ids:
         return [None] * LOGICAL_PARTITIONS
-    table = [rooms.get(partition_id) for partition_id in partition_ids]
+    table = [capacities.get(partition_id) for partition_id in partition_ids]
     for start, end in barred:
         table[start:end] = [None] * (end - start)
     return table
@@ -88,14 +88,14 @@ def room_table(
 
 def assign(
     rows: Iterable[OutboxRow],
-    tables: Mapping[str, RoomTable],
+    tables: Mapping[str, CapacityTable],
     halted_keys: Collection[SubjectKey],
     *,
     batch_bytes: int,
     batch_count: int,
 ) -> Assignment:
     """
-    Record rows in batches, as many as there is room for.
+    Record rows in batches, as many as there is capacity for.
 
     Args:
         rows: in the order of their ids.
@@ -113,26 +113,26 @@ def assign(
         if row.key and (row.subject, row.key) in halted_keys:
             halted.append(row.id)
             continue
-        room = table[row.logical]
-        if room is None:
+        capacity = table[row.logical]
+        if capacity is None:
             continue
-        lane = filling.get(room.partition_id)
-        if lane is None:
-            lane = filling[room.partition_id] = _Filling(room, batch_bytes, batch_count)
-        lane.add(row)
+        sender = filling.get(capacity.partition_id)
+        if sender is None:
+            sender = filling[capacity.partition_id] = _Filling(capacity, batch_bytes, batch_count)
+        sender.add(row)
     return Assignment(
-        [batch for lane in filling.values() for batch in lane.batches], halted, unknown
+        [batch for sender in filling.values() for batch in sender.batches], halted, unknown
     )
 
 
 class _Filling:
     """The batches that one partition gets."""
 
-    def __init__(self, room: LaneRoom, batch_bytes: int, batch_count: int) -> None:
-        self._room = room
+    def __init__(self, capacity: Capacity, batch_bytes: int, batch_count: int) -> None:
+        self._capacity = capacity
         self._batch_bytes = batch_bytes
         self._batch_count = batch_count
-        self._next_sequence = room.next_sequence
+        self._next_sequence = capacity.next_sequence
         self._bytes = 0
         self._rows: list[OutboxRow] = []
         """Of the last batch."""
@@ -158,7 +158,7 @@ class _Filling:
         )
 
     def _begin(self, subject: str) -> None:
-        if len(self.batches) >= self._room.batches:
+        if len(self.batches) >= self._capacity.batches:
             self._full = True
             return
         self._rows = []
@@ -166,8 +166,8 @@ class _Filling:
         self.batches.append(
             OutboxBatch(
                 subject,
-                self._room.partition_id,
-                self._room.session,
+                self._capacity.partition_id,
+                self._capacity.session,
                 self._next_sequence,
                 self._rows,
             )

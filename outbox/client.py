@@ -82,7 +82,7 @@ class Outbox(Resident):
             self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="outbox"
         )
         self._insert = insert_of(self._tables)
-        self._waiters = RowWaiters(self._tables)
+        self._waiters = RowWaiters(self._database, self._tables, look_ms=self._settings.rescan_ms)
         self._routes: OutboxRoutes | None = None
         self._drainer: Drainer | None = None
         self._commits: CommitWatch | None = None
@@ -142,6 +142,7 @@ class Outbox(Resident):
 
     async def _end(self) -> None:
         drainer, self._drainer, self._commits = self._drainer, None, None
+        self._waiters.close()
         if drainer is not None:
             await drainer.close()
         if self._routes is not None:
@@ -243,15 +244,15 @@ class Outbox(Resident):
             As `add`.
             OutboxRowFailedError: no broker can tell whether it is stored.
             StorageError: the database does not answer; the message may be added.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the
+                `fate` is UNKNOWN: the message is in the table.
         """
         self._connections.home.check()
-        assert self._drainer is not None
         row = self._row(subject, value, key, properties)
         row_id = await self._database.run(self._insert_row, row)
-        waiting = self._waiters.wait(row_id)
-        self._drainer.wake()
-        await waiting
+        if self._drainer is not None:  # it may have been closed meanwhile
+            self._drainer.wake()
+        await self._waiters.wait(row_id)
 
     def _insert_row(self, connection: Connection, row: dict[str, Any]) -> int:
         return _row_id(connection.execute(self._insert, row))

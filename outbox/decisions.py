@@ -24,7 +24,7 @@ from ..protocol.errors import (
 )
 
 
-class LaneStep(enum.Enum):
+class SendStep(enum.Enum):
     """What follows for the unsettled batches of a partition."""
 
     AGAIN = "the same bytes again, after a pause"
@@ -37,7 +37,7 @@ class LaneStep(enum.Enum):
 _UNTELLABLE = (SequenceGapError, SequenceReusedError, ProducerFencedError)
 
 
-def decide_lane_step(error: KeylaneError, *, doubtful: bool, left: bool, lost: bool) -> LaneStep:
+def decide_send_step(error: KeylaneError, *, doubtful: bool, left: bool, lost: bool) -> SendStep:
     """
     The next step.
 
@@ -47,7 +47,7 @@ def decide_lane_step(error: KeylaneError, *, doubtful: bool, left: bool, lost: b
         lost: an operator has accepted its loss.
     """
     if isinstance(error, StaleRouteError):
-        return LaneStep.RETURN
+        return SendStep.RETURN
     if lost or isinstance(error, _UNTELLABLE):
-        return LaneStep.GIVE_UP if doubtful else LaneStep.RETURN
-    return LaneStep.RETURN if left and not doubtful else LaneStep.AGAIN
+        return SendStep.GIVE_UP if doubtful else SendStep.RETURN
+    return SendStep.RETURN if left and not doubtful else SendStep.AGAIN

@@ -1,6 +1,6 @@
 """Sends what waits in the table, while this process has the lease.
 
-    wake ─▶ round (a transaction) ─▶ lanes send ─▶ answers ─▶ round ─▶ … ─▶ nothing is left: the lease is released
+    wake ─▶ round (a transaction) ─▶ senders send ─▶ answers ─▶ round ─▶ … ─▶ nothing is left: the lease is released
 
 After any error of the database, and when the token has passed, everything known of the table is read again: what is in
 the table is enough for any process to go on.
@@ -19,11 +19,11 @@ from ..protocol.errors import KeylaneError
 from ..rpc.client import BrokerClient
 from ..rpc.identity import DrawBits
 from . import rows
-from .assignment import RoomTable, SubjectKey, room_table
+from .assignment import CapacityTable, SubjectKey, capacity_table
 from .batches import OutboxBatch, SendSession
 from .database import Transactions
-from .lane import Lane
 from .lease import TokenPassedError, release
+from .partition_sender import WARN_AT, PartitionSender
 from .round import RoundOrder, RoundOutcome, Settled, run_round
 from .routes import KnownRoute, OutboxRoutes
 from .settings import OutboxSettings
@@ -34,7 +34,7 @@ log = logging.getLogger("keylane.outbox")
 
 
 class Drainer:
-    """The one task of an opened outbox that takes the lease, and its lanes."""
+    """The one task of an opened outbox that takes the lease, and its senders."""
 
     def __init__(
         self,
@@ -61,12 +61,13 @@ class Drainer:
         self._wake = asyncio.Event()
         self._closing = False
         self.token: int | None = None
-        self.lanes: dict[int, Lane] = {}
+        self.senders: dict[int, PartitionSender] = {}
         self._settled = Settled()
         self._halted_keys: set[SubjectKey] = set()
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._begin_session()
         self._task = asyncio.create_task(self._run(), name="outbox")
+        self._task.add_done_callback(_tell_of_a_fault)
 
     def _begin_session(self) -> None:
         """Be a new producer to the brokers: batches of the earlier one are other processes' business."""
@@ -105,7 +106,6 @@ class Drainer:
             else min(settings.rescan_ms, settings.lease_ms // 3)
         ):
             return not self._closing
-        await self._waiters.look(self._database)
         return self.token is not None or await self._database.run(rows.any_unsettled, self._tables)
 
     async def _pause(self, wait_ms: int) -> bool:
@@ -124,14 +124,14 @@ class Drainer:
             owner=self._owner,
             token=self.token,
             settled=settled,
-            sending=any(lane.batches for lane in self.lanes.values()),
-            tables=self._room_tables(),
+            sending=any(sender.batches for sender in self.senders.values()),
+            tables=self._capacity_tables(),
             halted_keys=self._halted_keys,
         )
         outcome = await self._database.run(run_round, self._tables, self._settings, order)
         self._waiters.settle(settled)
         self._apply(outcome)
-        await self._close_idle_lanes()
+        await self._close_idle_senders()
 
     def _apply(self, outcome: RoundOutcome) -> None:
         self.token = outcome.token
@@ -141,10 +141,10 @@ class Drainer:
                 outcome.recorded, key=lambda batch: batch.partition_id
             ):
                 own = list(batches)
-                self._lane(own[0].subject, partition_id).inherit(own)
+                self._sender(own[0].subject, partition_id).inherit(own)
         else:
             for batch in outcome.recorded:
-                if not self._lane(batch.subject, batch.partition_id).take(batch):
+                if not self._sender(batch.subject, batch.partition_id).take(batch):
                     self._settled.returned.append(batch)
                     self.wake()
         for subject in {*outcome.unknown, *(batch.subject for batch in outcome.recorded)}:
@@ -152,20 +152,20 @@ class Drainer:
         if outcome.more or outcome.inherited:
             self.wake()
 
-    def _room_tables(self) -> dict[str, RoomTable]:
-        rooms = {
-            partition_id: room
-            for partition_id, lane in self.lanes.items()
-            if (room := lane.room()) is not None
+    def _capacity_tables(self) -> dict[str, CapacityTable]:
+        capacities = {
+            partition_id: capacity
+            for partition_id, sender in self.senders.items()
+            if (capacity := sender.capacity()) is not None
         }
         return {
-            subject: room_table(
+            subject: capacity_table(
                 known.partition_ids if self._barriers_known(subject) else (),
-                rooms,
+                capacities,
                 [
-                    (lane.partition.range_start, lane.partition.range_end)
-                    for lane in self._lanes_of(subject)
-                    if lane.partition is not None and lane.batches and not lane.listed
+                    (sender.partition.range_start, sender.partition.range_end)
+                    for sender in self._senders_of(subject)
+                    if sender.partition is not None and sender.batches and not sender.listed
                 ],
             )
             for subject, known in self._routes.known.items()
@@ -173,28 +173,28 @@ class Drainer:
 
     def _barriers_known(self, subject: str) -> bool:
         """True unless a partition has unsettled batches and its range is not known."""
-        return all(lane.partition is not None for lane in self._lanes_of(subject))
+        return all(sender.partition is not None for sender in self._senders_of(subject))
 
     async def _forget(self) -> None:
         """Forget everything that the tables know; batches under way are sent again by the next holder of the lease."""
         self.token = None
-        self._settled = Settled()
+        senders, self.senders = list(self.senders.values()), {}
+        for sender in senders:
+            await sender.close()
+        self._settled = Settled()  # until here senders may have added to it
         self._halted_keys = set()
-        lanes, self.lanes = list(self.lanes.values()), {}
-        for lane in lanes:
-            await lane.close()
         self._begin_session()
         for subject, known in self._routes.known.items():
             self._lead(subject, known)
 
-    # ── lanes ────────────────────────────────────────────────────────────────────────────────────────
-    def _lanes_of(self, subject: str) -> list[Lane]:
-        return [lane for lane in self.lanes.values() if lane.subject == subject]
+    # ── senders ────────────────────────────────────────────────────────────────────────────────────────
+    def _senders_of(self, subject: str) -> list[PartitionSender]:
+        return [sender for sender in self.senders.values() if sender.subject == subject]
 
-    def _lane(self, subject: str, partition_id: int) -> Lane:
-        lane = self.lanes.get(partition_id)
-        if lane is None:
-            lane = self.lanes[partition_id] = Lane(
+    def _sender(self, subject: str, partition_id: int) -> PartitionSender:
+        sender = self.senders.get(partition_id)
+        if sender is None:
+            sender = self.senders[partition_id] = PartitionSender(
                 subject,
                 partition_id,
                 self,
@@ -203,46 +203,50 @@ class Drainer:
                 rng=self._rng,
                 new_session=self._new_session,
             )
-        return lane
+        return sender
 
-    async def _close_idle_lanes(self) -> None:
-        """Close the lanes of partitions that the route has left, once they are empty."""
-        for partition_id, lane in list(self.lanes.items()):
-            known = self._routes.known.get(lane.subject)
-            if known is not None and known.route is not None and not (lane.listed or lane.batches):
-                del self.lanes[partition_id]
-                await lane.close()
+    async def _close_idle_senders(self) -> None:
+        """Close the senders of partitions that the route has left, once they are empty."""
+        for partition_id, sender in list(self.senders.items()):
+            known = self._routes.known.get(sender.subject)
+            if (
+                known is not None
+                and known.route is not None
+                and not (sender.listed or sender.batches)
+            ):
+                del self.senders[partition_id]
+                await sender.close()
 
-    def stored(self, _lane: Lane, batch: OutboxBatch, _base_offset: int) -> None:
-        """See `LaneOwner.stored`."""
+    def stored(self, batch: OutboxBatch) -> None:
+        """See `SenderOwner.stored`."""
         self._settled.stored.append(batch)
         self.wake()
 
     def left(
-        self, lane: Lane, returned: list[OutboxBatch], failed: list[OutboxBatch], why: str
+        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], why: str
     ) -> None:
-        """See `LaneOwner.left`."""
+        """See `SenderOwner.left`."""
         self._settled.returned += returned
         self._settled.failed |= dict.fromkeys(failed, why)
-        self._learn(lane.subject)
+        self._learn(subject)
         self.wake()
 
     # ── routes ───────────────────────────────────────────────────────────────────────────────────────
     async def follow(self, subject: str) -> None:
-        """See `LaneOwner.follow`."""
-        unsettled = [lane.partition_id for lane in self._lanes_of(subject) if lane.batches]
+        """See `SenderOwner.follow`."""
+        unsettled = [sender.partition_id for sender in self._senders_of(subject) if sender.batches]
         self._lead(subject, await self._routes.ask(subject, unsettled))
         self.wake()
 
     def _lead(self, subject: str, known: KnownRoute) -> None:
-        """Tell the lanes of a subject what is known of their partitions; there is one for each open partition."""
+        """Tell the senders of a subject what is known of their partitions; there is one for each open partition."""
         for partition_id in known.open:
-            self._lane(subject, partition_id)
-        for lane in self._lanes_of(subject):
-            lane.listed = lane.partition_id in known.open
-            lane.lost = lane.partition_id in known.lost
-            partition = known.open.get(lane.partition_id) or known.others.get(lane.partition_id)
-            lane.partition = partition or lane.partition
+            self._sender(subject, partition_id)
+        for sender in self._senders_of(subject):
+            sender.listed = sender.partition_id in known.open
+            sender.lost = sender.partition_id in known.lost
+            partition = known.open.get(sender.partition_id) or known.others.get(sender.partition_id)
+            sender.partition = partition or sender.partition
 
     def _learn(self, subject: str) -> None:
         """Ask for the route until it says where the rows of the subject go."""
@@ -253,12 +257,12 @@ class Drainer:
 
     def _is_routed(self, subject: str) -> bool:
         known = self._routes.known.get(subject)
-        lanes = self._lanes_of(subject)
+        senders = self._senders_of(subject)
         return (
             known is not None
             and known.route is not None
-            and known.open.keys() <= {lane.partition_id for lane in lanes}
-            and not any(lane.listed and lane.sealed for lane in lanes)
+            and known.open.keys() <= {sender.partition_id for sender in senders}
+            and not any(sender.listed and sender.sealed for sender in senders)
         )
 
     async def _ask_until_routed(self, subject: str) -> None:
@@ -266,7 +270,12 @@ class Drainer:
             await self.follow(subject)
             if self._is_routed(subject):
                 return
+            level = logging.WARNING if attempt == WARN_AT else logging.DEBUG
+            log.log(level, "rows of %s wait: %s", subject, self._routes.known[subject].problem)
             await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+            if self.token is None:  # another process sends; what it leaves is met as unknown
+                self._routes.known.pop(subject, None)
+                return
 
     @property
     def problems(self) -> dict[str, str]:
@@ -276,8 +285,10 @@ class Drainer:
             for subject in self._learning
             if subject in self._routes.known
         }
-        lanes = {lane.subject: lane.problem for lane in self.lanes.values() if lane.batches}
-        return {subject: why for subject, why in (routes | lanes).items() if why}
+        senders = {
+            sender.subject: sender.problem for sender in self.senders.values() if sender.batches
+        }
+        return {subject: why for subject, why in (routes | senders).items() if why}
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def close(self) -> None:
@@ -296,3 +307,8 @@ class Drainer:
                 await self._database.run(release, self._tables, token=token)
             except (KeylaneError, TokenPassedError) as error:
                 log.info("outbox: the lease ends by its time: %s", error)
+
+
+def _tell_of_a_fault(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("an outbox has stopped sending: open it again", exc_info=error)

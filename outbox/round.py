@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sqlalchemy.engine import Connection
 
 from . import lease, rows
-from .assignment import RoomTable, SubjectKey, assign, closed_ranges
+from .assignment import CapacityTable, SubjectKey, assign, closed_ranges
 from .batches import OutboxBatch
 from .settings import OutboxSettings
 from .tables import OutboxTables
@@ -41,7 +41,7 @@ class RoundOrder:
     settled: Settled
     sending: bool
     """Batches are recorded that are not settled."""
-    tables: Mapping[str, RoomTable]
+    tables: Mapping[str, CapacityTable]
     halted_keys: set[SubjectKey]
 
 

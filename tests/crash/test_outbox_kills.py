@@ -15,7 +15,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from proof.second_opinion import second_opinion
 from support.broker_forks import Forks
 from support.cluster import Cluster
-from support.outbox_writer import ORDERS, SETTINGS, SUBJECT, user_engine
+from support.outbox.writer import ORDERS, SETTINGS, SUBJECT, user_engine
 
 STEPS = 120
 """A life ends at one of its first 119 steps: each of its first transactions is killed at every statement."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Cluster
-from support.mariadb import Mariadb, running_mariadb
 from support.postgres import Postgres, running_postgres
+from support.sql.mariadb import Mariadb, running_mariadb
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,7 @@ class Forks:
         return self.ended(pid)
 
     def write_orders(self, meta: str, database: Path, seed: int, step: int) -> int:
-        """Run the user of `outbox_writer` until it ends; how it ended."""
+        """Run the user of `outbox.writer` until it ends; how it ended."""
         pid, fifo = self._fork("outbox", (meta, str(database), str(seed), str(step)), {})
         fifo.read_bytes()
         return self.ended(pid)
@@ -92,7 +92,7 @@ def serve() -> None:
     from keylane.broker.__main__ import main
     from keylane.cli.commands.broker.index import rebuild, switch
     from keylane.cli.options import OutputFormat
-    from support import outbox_writer
+    from support.outbox import writer
 
     def say(**values: int) -> None:
         sys.stdout.write(json.dumps(values) + "\n")
@@ -116,7 +116,7 @@ def serve() -> None:
                 if ask["program"] == "broker":
                     status = main(ask["arguments"])
                 elif ask["program"] == "outbox":
-                    outbox_writer.run(*ask["arguments"])
+                    writer.run(*ask["arguments"])
                 else:
                     work, folder, kind = ask["arguments"]
                     {"rebuild": rebuild, "switch": switch}[work](

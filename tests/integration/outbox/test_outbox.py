@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from keylane.outbox import Outbox, OutboxSettings, create_tables
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster
-from support.outboxes import SETTINGS, drained, rows_left
+from support.outbox.rows import SETTINGS, drained, rows_left
 
 numbers = itertools.count(1)
 

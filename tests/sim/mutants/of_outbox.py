@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from keylane.outbox import drainer as drainer_module
-from keylane.outbox import lane as lane_module
 from keylane.outbox import lease as lease_module
 from keylane.outbox import round as round_module
 from keylane.outbox import rows as rows_module
-from keylane.outbox.decisions import LaneStep
+from keylane.outbox import sender as sender_module
+from keylane.outbox.decisions import SendStep
 from keylane.outbox.drainer import Drainer
-from keylane.outbox.lane import Lane
+from keylane.outbox.sender import PartitionSender
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -29,10 +29,10 @@ def batches_sent_before_they_are_recorded(patches: Patches) -> None:
 def left_partition_is_no_barrier(patches: Patches) -> None:
     """Rows go to the new partition while older ones of their key may be stored late in the old one."""
 
-    def room_table(partition_ids: Any, rooms: Any, _barred: Any) -> Any:
-        return real(partition_ids, rooms, ())
+    def capacity_table(partition_ids: Any, capacities: Any, _barred: Any) -> Any:
+        return real(partition_ids, capacities, ())
 
-    real = patches.set(drainer_module, "room_table", room_table)
+    real = patches.set(drainer_module, "capacity_table", capacity_table)
 
 
 def lease_token_is_not_checked(patches: Patches) -> None:
@@ -53,42 +53,42 @@ def rows_deleted_before_the_ack(patches: Patches) -> None:
     def take(self: Any, batch: Any) -> bool:
         taken: bool = real(self, batch)
         if taken:
-            self._owner.stored(self, batch, 0)
+            self._owner.stored(batch)
         return taken
 
-    real = patches.set(Lane, "take", take)
+    real = patches.set(PartitionSender, "take", take)
 
 
 def recorded_batches_wait_behind_new_ones(patches: Patches) -> None:
     """New batches are recorded and sent while those of an earlier holder are not settled."""
 
-    def room(self: Any) -> Any:
+    def capacity(self: Any) -> Any:
         batches, self.batches = self.batches, type(self.batches)()
         try:
             return real(self)
         finally:
             self.batches = batches
 
-    real = patches.set(Lane, "room", room)
+    real = patches.set(PartitionSender, "capacity", capacity)
 
 
 def sealed_partition_gives_up(patches: Patches) -> None:
     """A batch that a sealed partition refused is taken for one that may be stored."""
 
-    def decide(error: Any, **kwargs: Any) -> LaneStep:
-        step: LaneStep = real(error, **kwargs)
-        return LaneStep.GIVE_UP if step is LaneStep.RETURN and kwargs["doubtful"] else step
+    def decide(error: Any, **kwargs: Any) -> SendStep:
+        step: SendStep = real(error, **kwargs)
+        return SendStep.GIVE_UP if step is SendStep.RETURN and kwargs["doubtful"] else step
 
-    real = patches.set(lane_module, "decide_lane_step", decide)
+    real = patches.set(sender_module, "decide_send_step", decide)
 
 
 def doubtful_batches_return(patches: Patches) -> None:
     """A batch that may be stored goes to another partition when the route has left its own."""
 
-    def decide(error: Any, **kwargs: Any) -> LaneStep:
+    def decide(error: Any, **kwargs: Any) -> SendStep:
         return real(error, **(kwargs | {"doubtful": False}))  # type: ignore[no-any-return]
 
-    real = patches.set(lane_module, "decide_lane_step", decide)
+    real = patches.set(sender_module, "decide_send_step", decide)
 
 
 def session_kept_after_a_lost_lease(patches: Patches) -> None:

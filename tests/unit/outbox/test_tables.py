@@ -20,7 +20,7 @@ from keylane.outbox import (
     purge_failed,
     redrive_failed,
 )
-from keylane.outbox.assignment import LaneRoom, room_table
+from keylane.outbox.assignment import Capacity, capacity_table
 from keylane.outbox.batches import SendSession
 from keylane.outbox.lease import TokenPassedError
 from keylane.outbox.round import RoundOrder, RoundOutcome, Settled, run_round
@@ -71,13 +71,13 @@ def do(
     sending: bool = False,
     halted=frozenset(),
 ) -> RoundOutcome:
-    room = LaneRoom(1, SendSession(7, 0), sequence, batches)
+    capacity = Capacity(1, SendSession(7, 0), sequence, batches)
     order = RoundOrder(
         owner=owner,
         token=token,
         settled=settled or Settled(),
         sending=sending,
-        tables={"s": room_table([1] * 1024, {1: room} if batches else {}, [])},
+        tables={"s": capacity_table([1] * 1024, {1: capacity} if batches else {}, [])},
         halted_keys=set(halted),
     )
     with engine.begin() as connection:
@@ -174,13 +174,13 @@ async def test_redrive_makes_the_holder_read_again(engine, outbox):
 def test_bytes_limit_what_one_round_reads(engine, outbox):
     rows = add(engine, outbox, *[bytes(1_000)] * 6)
     order_settings = OutboxSettings(read_bytes=2_500)
-    room = LaneRoom(1, SendSession(7, 0), 0, 5)
+    capacity = Capacity(1, SendSession(7, 0), 0, 5)
     order = RoundOrder(
         owner="a",
         token=None,
         settled=Settled(),
         sending=False,
-        tables={"s": room_table([1] * 1024, {1: room}, [])},
+        tables={"s": capacity_table([1] * 1024, {1: capacity}, [])},
         halted_keys=set(),
     )
     with engine.begin() as connection:

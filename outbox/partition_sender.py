@@ -10,43 +10,53 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from ..protocol.errors import Fate, KeylaneError, NotSentError, StaleRouteError
-from ..protocol.frames import Append, Appended
+from ..protocol.errors import (
+    AcceptedAsLostError,
+    Fate,
+    KeylaneError,
+    NotSentError,
+    StaleRouteError,
+)
+from ..protocol.frames import Append
 from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
-from .assignment import LaneRoom
+from .assignment import Capacity
 from .batches import OutboxBatch, SendSession
-from .decisions import LaneStep, decide_lane_step
+from .decisions import SendStep, decide_send_step
 from .settings import OutboxSettings
 
 log = logging.getLogger("keylane.outbox")
+WARN_AT = 8
+"""Failures in a row after which a warning is logged: some seconds."""
 
 
-class LaneOwner(Protocol):
-    """What a lane needs of the drainer."""
+class SenderOwner(Protocol):
+    """What a sender needs of the drainer."""
 
-    def stored(self, lane: Lane, batch: OutboxBatch, base_offset: int) -> None:
+    def stored(self, batch: OutboxBatch) -> None:
         """Delete a batch that is stored."""
         ...
 
-    def left(self, lane: Lane, returned: list[OutboxBatch], failed: list[OutboxBatch], why: str) -> None:  # fmt: skip
+    def left(
+        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], why: str
+    ) -> None:
         """Let rows wait again, or mark them as failed."""
         ...
 
     async def follow(self, subject: str) -> None:
-        """Ask for the newest route of a subject, and tell its lanes."""
+        """Ask for the newest route of a subject, and tell its senders."""
         ...
 
 
-class Lane:
+class PartitionSender:
     """The batches of one partition, and the task that sends them."""
 
     def __init__(
         self,
         subject: str,
         partition_id: int,
-        owner: LaneOwner,
+        owner: SenderOwner,
         *,
         broker_at: Callable[[str], BrokerClient],
         settings: OutboxSettings,
@@ -84,13 +94,14 @@ class Lane:
         return self.listed and not self.sealed
 
     # ── recording ────────────────────────────────────────────────────────────────────────────────────
-    def room(self) -> LaneRoom | None:
+    def capacity(self) -> Capacity | None:
         """What may be recorded for it now; None for nothing."""
         count = self._settings.in_flight_max - len(self.batches)
-        inherited = bool(self.batches) and self.batches[0].session != self._session
-        if not self.open or inherited or count <= 0:
+        # Brokers recognize the latest batches only, and nothing may be stored before what another process has recorded.
+        doubtful = any(batch.doubtful for batch in self.batches)
+        if not self.open or doubtful or count <= 0:
             return None
-        return LaneRoom(self.partition_id, self._session, self._next_sequence, count)
+        return Capacity(self.partition_id, self._session, self._next_sequence, count)
 
     def inherit(self, batches: Sequence[OutboxBatch]) -> None:
         """Send batches that an earlier holder of the lease has recorded, before anything else."""
@@ -98,7 +109,7 @@ class Lane:
         self._wake.set()
 
     def take(self, batch: OutboxBatch) -> bool:
-        """Send a batch that was recorded by `room`; False if that has changed meanwhile: it can't be sent."""
+        """Send a batch that was recorded by `capacity`; False if that has changed meanwhile: it can't be sent."""
         if not self.open or batch.session != self._session:
             return False
         assert batch.sequence == self._next_sequence
@@ -119,7 +130,8 @@ class Lane:
                 if self._after_failure(error):
                     continue
                 wait_ms = self._settings.backoff.wait_ms(self._attempt, self._rng)
-                log.debug("partition %d: %s; again in %d ms", self.partition_id, error.message, wait_ms)  # fmt: skip
+                level = logging.WARNING if self._attempt == WARN_AT else logging.DEBUG
+                log.log(level, "rows of %s wait: %s", self.subject, error.message)
                 await asyncio.sleep(wait_ms / 1000)
 
     async def _channel(self) -> Channel:
@@ -133,13 +145,14 @@ class Lane:
 
     async def _stream(self) -> None:
         """Send for ever.  After the first failure it waits for all calls, then raises that failure."""
-        calls: deque[asyncio.Task[int]] = deque()
+        calls: deque[asyncio.Task[None]] = deque()
         try:
             while True:
                 self._wake.clear()
                 while calls and calls[0].done():
-                    self._settle(self.batches[0], calls[0].result())
+                    calls[0].result()
                     calls.popleft()
+                    self._settle(self.batches[0])
                 for batch in list(islice(self.batches, len(calls), None)):
                     channel = await self._channel()
                     call = asyncio.create_task(self._append(channel, batch))
@@ -152,14 +165,14 @@ class Lane:
             raise
         finally:
             sent = list(self.batches)[: len(calls)]
-            offsets = await asyncio.gather(*calls, return_exceptions=True)
-            for batch, offset in zip(sent, offsets, strict=True):
-                if isinstance(offset, int):
-                    self._settle(batch, offset)
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            for batch, result in zip(sent, results, strict=True):
+                if result is None:
+                    self._settle(batch)
 
-    async def _append(self, channel: Channel, batch: OutboxBatch) -> int:
+    async def _append(self, channel: Channel, batch: OutboxBatch) -> None:
         try:
-            answer, _ = await channel.call(
+            await channel.call(
                 Append(self.partition_id),
                 batch.encode(),
                 timeout_ms=self._settings.call_timeout_ms,
@@ -168,26 +181,24 @@ class Lane:
             if not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN:
                 batch.doubtful = True
             raise
-        assert isinstance(answer, Appended)
-        return answer.base_offset
 
-    def _settle(self, batch: OutboxBatch, base_offset: int) -> None:
+    def _settle(self, batch: OutboxBatch) -> None:
         self._attempt = 0
         self.problem = ""
         self.batches.remove(batch)
-        self._owner.stored(self, batch, base_offset)
+        self._owner.stored(batch)
 
     def _after_failure(self, error: KeylaneError) -> bool:
         """Act on the error that the oldest batch met; True if all batches have left."""
         if not self.batches:
             return False
         self.sealed = self.sealed or isinstance(error, StaleRouteError)
-        step = decide_lane_step(
+        step = decide_send_step(
             error, doubtful=self.batches[0].doubtful, left=not self.open, lost=self.lost
         )
-        if step is LaneStep.AGAIN:
+        if step is SendStep.AGAIN:
             return False
-        if step is LaneStep.RETURN:
+        if step is SendStep.RETURN:
             returned, failed = list(self.batches), []
         else:
             returned = [batch for batch in self.batches if not batch.doubtful]
@@ -195,7 +206,8 @@ class Lane:
         self.batches.clear()
         self._session = self._new_session()
         self._next_sequence = 0
-        self._owner.left(self, returned, failed, error.message)
+        why = AcceptedAsLostError(partition_id=self.partition_id) if self.lost else error
+        self._owner.left(self.subject, returned, failed, why.message)
         return True
 
     async def close(self) -> None:
