@@ -22,7 +22,7 @@ WORKERS ?= 4
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit format bench bench-store bench-order lock wheel clean
+.PHONY: help setup demo sim proof kills test check lint types unit format bench bench-clients bench-store bench-order lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -83,6 +83,9 @@ kills: $(STAMP) ## kill the broker at every point, with both indexes (`make test
 
 bench: $(STAMP) ## measure the main path, print JSON
 	@$(BIN)/python benchmarks/main_path.py $(ARGS)
+
+bench-clients: $(STAMP) ## measure producers beside a bare path, print JSON (ARGS=--quick)
+	@$(BIN)/python benchmarks/clients.py $(ARGS)
 
 bench-store: $(STAMP) ## measure the broker's store beside the raw disk, print JSON (ARGS=--quick)
 	@$(BIN)/python benchmarks/store.py $(ARGS)

@@ -51,7 +51,14 @@ if TYPE_CHECKING:
         QueueReader,
         QueueSlice,
     )
-    from .producer import Producer, ProducerSettings, ProducerStats, SendFuture
+    from .producer import (
+        Producer,
+        ProducerSettings,
+        ProducerStats,
+        SendFuture,
+        WaitingKey,
+        WaitingMessages,
+    )
     from .protocol.backoff import Backoff
     from .protocol.control import TimeBound
     from .protocol.errors import (
@@ -229,6 +236,8 @@ __all__ = [
     "TimeBound",
     "UnreachableError",
     "Verification",
+    "WaitingKey",
+    "WaitingMessages",
     "WorkerCancelledError",
 ]
 
@@ -274,7 +283,14 @@ _HOMES = {
         "QueueReader",
         "QueueSlice",
     ),
-    ".producer": ("Producer", "ProducerSettings", "ProducerStats", "SendFuture"),
+    ".producer": (
+        "Producer",
+        "ProducerSettings",
+        "ProducerStats",
+        "SendFuture",
+        "WaitingKey",
+        "WaitingMessages",
+    ),
     ".protocol.backoff": ("Backoff",),
     ".protocol.control": ("TimeBound",),
     ".protocol.message": ("Message", "Receipt", "TableReceipt"),

@@ -3,5 +3,13 @@
 from .client import Producer, ProducerStats
 from .send_future import SendFuture
 from .settings import ProducerSettings
+from .waiting_keys import WaitingKey, WaitingMessages
 
-__all__ = ["Producer", "ProducerSettings", "ProducerStats", "SendFuture"]
+__all__ = [
+    "Producer",
+    "ProducerSettings",
+    "ProducerStats",
+    "SendFuture",
+    "WaitingKey",
+    "WaitingMessages",
+]

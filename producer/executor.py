@@ -41,7 +41,7 @@ from .identity import Identity
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .waiting import WaitReport
+from .waiting import NOT_WAITING, WaitReport, broker_cause
 
 log = logging.getLogger("keylane.producer")
 
@@ -115,8 +115,8 @@ class Executor:
         self.group = group
         self.partition = partition
         self.state = ExecutorState(Reach.FAILS if broker is None else Reach.ANSWERS)
-        self._waiting_for = ""
-        """Why messages wait, for logs and stats."""
+        self.cause = NOT_WAITING
+        """Why messages wait, since the last try that failed."""
         self._report = WaitReport()
         self._broker = broker
         self._owner = owner
@@ -197,7 +197,7 @@ class Executor:
     @property
     def waiting_for(self) -> str:
         """Why messages wait; empty if none do."""
-        return self._waiting_for if self._has_work() or self.state.refuses else ""
+        return self.cause.reason if self._has_work() or self.state.refuses else ""
 
     def heard(self, event: ExecutorEvent) -> None:
         """Note what a route, the history or a refusal says of the partition."""
@@ -468,7 +468,7 @@ class Executor:
 
     def _wait_on(self, error: KeylaneError, now_ms: int) -> None:
         """Note that messages wait because of `error`; a WARNING says so at growing intervals."""
-        self._waiting_for = error.message
+        self.cause = broker_cause(error, self.group.broker_group)
         if not self._report.waits(now_ms):
             return
         batches = self.batches
@@ -482,7 +482,7 @@ class Executor:
 
     def _moves_again(self) -> None:
         """Note that messages are stored again, or that none are left."""
-        self._waiting_for = ""
+        self.cause = NOT_WAITING
         if self._report.since_ms is None:
             return
         took_ms = self._report.over(self._clock.boot_ms())

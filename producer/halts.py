@@ -16,9 +16,7 @@ from ..protocol.message import unpack_properties
 from ..protocol.text import key_digest, seconds
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
-
-NO_ANSWER = "the broker has not answered yet"
-NOT_SENT = "it waits behind older messages, or for its batch to fill"
+from .waiting import NO_ANSWER, NOT_SENT
 
 
 class Halts:

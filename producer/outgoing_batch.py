@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch, split_columns
@@ -178,6 +178,20 @@ class OutgoingBatch:
                 part.opened_at_ms = self.opened_at_ms
             part.adopt(self, index)
         return parts[0], parts[1]
+
+    def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
+        """Key, size in bytes and time of sending of each unsettled message; a batch made by column stays as it is."""
+        if self._body is None:
+            keys, values = self.keys, self.values
+        else:
+            keys, values = split_columns(self._body, self._body_count)
+        properties = self.properties
+        for index, (key, value, sent_at_ns) in enumerate(
+            zip(keys, values, self.times, strict=True)
+        ):
+            if not (self.expired and self.settled(index)):
+                size = len(key) + len(value) + (len(properties[index]) if properties else 0)
+                yield key, size, sent_at_ns
 
     def set_deadline(self, index: int, at_ms: int, timeout_ms: int) -> None:
         """Give message `index` up at the boot time `at_ms`, `timeout_ms` after it was sent."""

@@ -41,7 +41,7 @@ from .outgoing_batch import REORDERED, OutgoingBatch
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .waiting import WaitReport
+from .waiting import NO_PARTITION, NO_ROUTE, OLDER_ROUTE, WaitCause, WaitReport, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
@@ -49,8 +49,6 @@ URGENT_WAIT_MS = 500
 EXPIRE_MS_MIN, EXPIRE_MS_MAX = 10, 1_000
 EXPIRE_SHARE = 10
 """A message is given up late by at most its time-out divided by this."""
-NO_ROUTE = "the metaserver has not told the route yet"
-NO_PARTITION = "the route has no open partition that takes them"
 CLOSED = "the producer was closed before this message was acked"
 
 
@@ -95,8 +93,8 @@ class SubjectSender:
         self._epochs = itertools.count()
         self._held: list[OutgoingBatch] = [OutgoingBatch(self._loop.create_future())]
         self._held_report = WaitReport()
-        self._held_for = NO_ROUTE
-        """Why messages are held, for logs and stats."""
+        self.held_for = NO_ROUTE
+        """Why messages are held."""
         self._halts = Halts(subject, clock, budget)
         self._open: set[int] = set()
         self._partition_ids: list[int] = []
@@ -179,11 +177,11 @@ class SubjectSender:
         waiting = [
             (batch, executor.waiting_for) for executor in executors for batch in executor.batches
         ]
-        waiting += [(batch, self._held_for) for batch in self._held]
+        waiting += [(batch, self.held_for.reason) for batch in self._held]
         if not self._halts.expire(waiting):
             return
         withdraw = self._halts.withdraw
-        held = [withdraw(batch, waits_for=self._held_for) for batch in self._held if len(batch)]
+        held = [withdraw(batch, waits_for=self.held_for.reason) for batch in self.held]
         self._held = [batch for batch in held if batch is not None]
         self._held.append(OutgoingBatch(self._loop.create_future()))
         self.careful = True
@@ -208,9 +206,14 @@ class SubjectSender:
             for executor in self.executors
             if executor.waiting_for
         }
-        if any(map(len, self._held)):
-            reasons[self.subject] = self._held_for
+        if self.held:
+            reasons[self.subject] = self.held_for.reason
         return reasons
+
+    @property
+    def held(self) -> list[OutgoingBatch]:
+        """Batches of messages that have no partition now, the oldest first."""
+        return [batch for batch in self._held if len(batch)]
 
     def roll(self) -> None:
         """Close the open batches, so that they are sent."""
@@ -232,11 +235,8 @@ class SubjectSender:
             raise
 
     def _unsettled(self) -> int:
-        waiting = [
-            *self._held,
-            *(batch for executor in self.executors for batch in executor.batches),
-        ]
-        return sum(map(len, waiting))
+        batches = [batch for executor in self.executors for batch in executor.batches]
+        return sum(map(len, [*self._held, *batches]))
 
     async def _follow_routes(self) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
@@ -248,21 +248,21 @@ class SubjectSender:
                     pauses.reset()
                     self._report_held(why)
                     continue
-                why = "the metaserver's route is older than the one followed"
+                why = OLDER_ROUTE
             except KeylaneError as error:
                 if error.retry is Retry.NEVER and self._route is None:
                     self._die(error)
                     return
                 log.info("route of %s: %s", self.subject, error.message)
-                why = error.message
+                why = route_cause(error)
             self._report_held(why)
             await asyncio.sleep(pauses.next_ms() / 1000)
 
-    def _report_held(self, why: str) -> None:
+    def _report_held(self, why: WaitCause) -> None:
         """Log at growing intervals why messages are held."""
         now_ms = self._clock.boot_ms()
         held = sum(map(len, self._held))
-        self._held_for = why if held else NO_PARTITION
+        self.held_for = why if held else NO_PARTITION
         if not held:
             took_ms = self._held_report.over(now_ms)
             if took_ms is not None:
@@ -271,7 +271,7 @@ class SubjectSender:
             oldest_ms = self._clock.wall_ms() - self._held[0].times[0] // 1_000_000
             log.warning(
                 "%s: %s held, the oldest for %.0f s: %s",
-                self.subject, counted(held, "message is", "messages are"), max(0, oldest_ms) / 1000, why,
+                self.subject, counted(held, "message is", "messages are"), max(0, oldest_ms) / 1000, why.reason,
             )  # fmt: skip
 
     async def _ask(self) -> Route:
@@ -308,9 +308,8 @@ class SubjectSender:
         self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
-        for batch in self._held:
-            if len(batch):
-                self._budget.give_up(batch, error)
+        for batch in self.held:
+            self._budget.give_up(batch, error)
         self._held = [OutgoingBatch(self._loop.create_future())]
 
     def _apply(self, route: Route) -> bool:
@@ -590,9 +589,8 @@ class SubjectSender:
         for executor in self.executors:
             for batch in await executor.close():
                 self._budget.give_up(batch, NoPartitionError(CLOSED))
-        for batch in self._held:
-            if len(batch):
-                self._budget.give_up(batch, NoPartitionError(CLOSED))
+        for batch in self.held:
+            self._budget.give_up(batch, NoPartitionError(CLOSED))
 
 
 def _answers(executor: Executor | None) -> TypeGuard[Executor]:

@@ -1,10 +1,54 @@
-"""Decides when a log line says that messages wait: after five seconds, then ever more rarely, and at the end.  Pure."""
+"""Why messages wait, with advice, and when a log line says so: after five seconds, then ever more rarely.  Pure."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..protocol.errors import ForeignServerError, KeylaneError, Retry, UnreachableError
 
 FIRST_MS = 5_000
 AGAIN_MS = 60_000
 AGAIN_MS_MAX = 3_600_000
+
+
+class WaitCause(NamedTuple):
+    """Why messages wait, and what helps; two texts for people, both empty if messages do not wait."""
+
+    reason: str = ""
+    advice: str = ""
+
+
+BY_ITSELF = "the producer follows the next route by itself; keylane subject operations shows what that waits for"
+META_DOWN = "start a metaserver again, or repair the way to it; keylane broker list shows whether it answers"
+NOT_WAITING = WaitCause()
+NO_ANSWER = "the broker has not answered yet"
+NOT_SENT = "it waits behind older messages, or for its batch to fill"
+NO_ROUTE = WaitCause("the metaserver has not told the route yet", META_DOWN)
+NO_PARTITION = WaitCause("the route has no open partition that takes them", BY_ITSELF)
+OLDER_ROUTE = WaitCause(
+    "the metaserver's route is older than the one followed",
+    "start the producer again if the metaserver's database was restored from a copy",
+)
+
+
+def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
+    """Why messages wait after a try to send them to a broker ended with `error`."""
+    if isinstance(error, UnreachableError) and not isinstance(error, ForeignServerError):
+        advice = (
+            f"start broker group {broker_group} again, or repair the way to it; if its disk is lost for good: "
+            f"keylane broker evacuate {broker_group} --accept-loss"
+        )
+    elif error.retry is Retry.AFTER_NEW_ROUTE:
+        advice = BY_ITSELF
+    else:
+        advice = error.hint
+    return WaitCause(error.message, advice)
+
+
+def route_cause(error: KeylaneError) -> WaitCause:
+    """Why messages are held after a call for the route ended with `error`."""
+    down = isinstance(error, UnreachableError) and not isinstance(error, ForeignServerError)
+    return WaitCause(error.message, META_DOWN if down else error.hint)
 
 
 class WaitReport:

@@ -91,13 +91,13 @@ def test_basedpyright_knows_the_face(tmp_path):
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(tmp_path)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     messages = json.loads(checked.stdout)["generalDiagnostics"]
-    assert [one["message"] for one in messages if one["severity"] == "information"] == [
+    assert [message["message"] for message in messages if message["severity"] == "information"] == [
         'Type of "FencedError" is "type[FencedError]"',
         'Type of "TokenUnknownError" is "type[TokenUnknownError]"',
         'Type of "TokenUnknownError().current_token" is "int | None"',
         'Type of "keylane.Consumer" is "type[Consumer]"',
     ]
-    assert [one["message"] for one in messages if one["severity"] == "error"] == [
+    assert [message["message"] for message in messages if message["severity"] == "error"] == [
         '"Produser" is unknown import symbol',
         '"Nonsense" is not a known attribute of module "keylane"',
     ]

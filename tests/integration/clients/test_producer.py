@@ -276,7 +276,17 @@ async def test_a_producer_waits_and_says_so_when_it_started_beside_a_silent_brok
         assert not any(futures[key].done() for key in lost)
         names = {partition.name for partition in route.partitions if partition.broker_group == "g1"}
         assert set(producer.stats.waiting) == names
+        waiting = producer.waiting()
+        assert {entry.key for entry in waiting.keys} == lost
+        assert {entry.partition for entry in waiting.keys} == names
+        assert waiting.messages == len(lost)
+        for entry in waiting.keys:
+            assert (entry.broker_group, entry.messages) == ("g1", 1)
+            assert entry.size_bytes == len(entry.key) + len(b"1")
+            assert entry.reason == producer.stats.waiting[entry.partition]
+            assert "start broker group g1 again" in entry.advice
         cluster.brokers[0].restart()
         for key in lost:
             assert home[(await futures[key]).partition_id].broker_group == "g1"
         assert producer.stats.waiting == {}
+        assert producer.waiting().messages == 0

@@ -1,0 +1,127 @@
+"""Measures producers beside a bare path in the same run; prints JSON.
+
+`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+from main_path import BenchCluster, line_of
+
+HERE = Path(__file__).parent
+SINGLE_SENDS = 300
+
+
+def measured(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a measured process."""
+    return subprocess.Popen(
+        [sys.executable, str(HERE / script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The figures of a process that ends with them."""
+    figures = line_of(process)
+    process.wait()
+    return figures
+
+
+def bare_send(folder: Path, count: int) -> dict[str, Any]:
+    """The bare path, with a server and a file of its own."""
+    server = measured("bare.py", "serve", str(folder / "bare"))
+    try:
+        address = line_of(server)["address"]
+        return result_of(measured("bare.py", "send", address, str(count)))
+    finally:
+        server.terminate()
+        server.wait()
+        (folder / "bare").unlink(missing_ok=True)
+
+
+def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> dict[str, float]:
+    """One round of all figures."""
+
+    def role(name: str, messages: int) -> dict[str, Any]:
+        subject = f"{name}-{number}"
+        cluster.create(subject)
+        return result_of(measured("client_roles.py", name, cluster.meta, subject, str(messages)))
+
+    bare = bare_send(folder, count)
+    send = role("send", count)
+    arrow = role("arrow", count)
+    large = role("send-1k", count // 5)
+    single = role("single", SINGLE_SENDS)
+    large_mb = (count // 5) / 1024
+    return {
+        "bare_per_second": count / bare["seconds"],
+        "bare_cpu_us": bare["cpu_seconds"] / count * 1e6,
+        "send_per_second": count / send["seconds"],
+        "send_vs_bare": bare["seconds"] / send["seconds"],
+        "send_cpu_us": send["cpu_seconds"] / count * 1e6,
+        "send_arrow_rows_per_second": count / arrow["seconds"],
+        "send_arrow_vs_send": send["seconds"] / arrow["seconds"],
+        "send_arrow_cpu_us": arrow["cpu_seconds"] / count * 1e6,
+        "send_1k_mb_s": large_mb / large["seconds"],
+        "disk_mb_s": large_mb / large["disk_seconds"],
+        "send_1k_vs_disk": large["disk_seconds"] / large["seconds"],
+        "single_send_p50_ms": single["p50_ms"],
+        "single_send_p99_ms": single["p99_ms"],
+        "single_p99_vs_p50": single["p99_ms"] / single["p50_ms"],
+    }
+
+
+def dead_broker(cluster: BenchCluster) -> dict[str, float]:
+    """The memory of a producer whose broker is stopped."""
+    cluster.create("dead")
+    process = measured("client_roles.py", "dead", cluster.meta, "dead", str(10_000_000))
+    line_of(process)
+    os.kill(cluster.broker_process.pid, signal.SIGSTOP)
+    try:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        figures = result_of(process)
+    finally:
+        os.kill(cluster.broker_process.pid, signal.SIGCONT)
+    return {"producer_peak_mb": figures["peak_mb"], "producer_limit_mb": figures["limit_mb"]}
+
+
+def main() -> None:
+    """Run the rounds, print medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    rounds, count = (1, options.count // 10) if options.quick else (options.rounds, options.count)
+    with tempfile.TemporaryDirectory(dir=".") as folder, ExitStack() as stack:
+        cluster = BenchCluster(Path(folder), stack)
+        figures = []
+        for number in range(rounds):
+            figures.append(round_of(cluster, Path(folder), number, count))
+            print(f"round {number + 1} of {rounds}", file=sys.stderr)
+        medians = {
+            key: round(statistics.median(figure[key] for figure in figures), 3)
+            for key in figures[0]
+        }
+        medians |= dead_broker(cluster)
+    print(json.dumps({"machine": machine(), "rounds": rounds, "count": count, **medians}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

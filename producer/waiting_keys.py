@@ -1,0 +1,137 @@
+"""Lists the keys whose messages wait at a producer: how many, since when, why, and what helps.
+
+A key has one entry, at the partition for which its oldest message waits.  Messages without a key have no order, and
+have one entry for each partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from ..protocol.routing import Partition, logical_partition
+from .executor import Executor
+from .outgoing_batch import OutgoingBatch
+from .sender import SubjectSender
+from .waiting import NO_ANSWER, NOT_SENT, WaitCause
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingKey:
+    """The messages of one key that are neither stored nor given up."""
+
+    subject: str
+    key: bytes
+    """b"" for messages without a key."""
+    messages: int
+    size_bytes: int
+    """Keys, values and properties, in bytes."""
+    sent_at_ns: int
+    """The time of the oldest message's `send`, in nanoseconds since 1970 by this machine's calendar."""
+    partition: str | None
+    """Name of the partition for which the oldest message waits; None while the route has none for it."""
+    broker_group: str | None
+    """Of that partition."""
+    reason: str
+    """Why the oldest message waits, for people."""
+    advice: str
+    """What helps, for people; empty while no try has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingMessages:
+    """All messages of a producer that are neither stored nor given up."""
+
+    messages: int
+    size_bytes: int
+    keys: tuple[WaitingKey, ...]
+    """The keys whose oldest messages wait longest, the longest wait first."""
+    more_keys: int
+    """How many further keys wait; `messages` and `size_bytes` count theirs too."""
+
+
+class _Entry:
+    """The messages of one key while they are counted."""
+
+    __slots__ = ("batch", "executor", "key", "messages", "sender", "sent_at_ns", "size_bytes")
+
+    def __init__(
+        self,
+        sender: SubjectSender,
+        key: bytes,
+        sent_at_ns: int,
+        executor: Executor | None,
+        batch: OutgoingBatch,
+    ) -> None:
+        self.sender = sender
+        self.key = key
+        self.messages = 0
+        self.size_bytes = 0
+        self.sent_at_ns = sent_at_ns
+        self.executor = executor
+        self.batch = batch
+
+    def waiting_key(self) -> WaitingKey:
+        executor, cause = self.executor, self.sender.held_for
+        if executor is None and self.key:
+            executor = _blocking(self.sender.executors, self.key)
+        partition: Partition | None = None
+        if executor is not None:
+            partition = executor.partition
+            text = NO_ANSWER if executor is not self.executor or self.batch.sends else NOT_SENT
+            cause = executor.cause if executor.waiting_for else WaitCause(text)
+        return WaitingKey(
+            self.sender.subject,
+            self.key,
+            self.messages,
+            self.size_bytes,
+            self.sent_at_ns,
+            None if partition is None else partition.name,
+            None if partition is None else partition.broker_group,
+            cause.reason,
+            cause.advice,
+        )
+
+
+def _blocking(executors: Iterable[Executor], key: bytes) -> Executor | None:
+    """The executor whose older messages are settled before held messages of this key are sent; None if there is none."""
+    logical = logical_partition(key)
+    for executor in executors:
+        partition = executor.partition
+        closed = executor.state.left or executor.state.refuses
+        if closed and partition.range_start <= logical < partition.range_end:
+            return executor
+    return None
+
+
+def waiting_messages(senders: Iterable[SubjectSender], limit: int) -> WaitingMessages:
+    """Count the messages of all `senders` by key, and list the `limit` keys that wait longest."""
+    entries: list[_Entry] = []
+    for sender in senders:
+        keyed: dict[bytes, _Entry] = {}
+        keyless: dict[Executor | None, _Entry] = {}
+        queued: list[tuple[Executor | None, OutgoingBatch]] = [
+            (executor, batch) for executor in sender.executors for batch in executor.batches
+        ]
+        for executor, batch in [*queued, *((None, batch) for batch in sender.held)]:
+            for key, size, sent_at_ns in batch.unsettled():
+                entry = keyed.get(key) if key else keyless.get(executor)
+                if entry is None:
+                    entry = _Entry(sender, key, sent_at_ns, executor, batch)
+                    entries.append(entry)
+                    if key:
+                        keyed[key] = entry
+                    else:
+                        keyless[executor] = entry
+                entry.messages += 1
+                entry.size_bytes += size
+                if sent_at_ns < entry.sent_at_ns:
+                    entry.sent_at_ns, entry.executor, entry.batch = sent_at_ns, executor, batch
+    oldest = nsmallest(limit, entries, key=lambda entry: entry.sent_at_ns)
+    return WaitingMessages(
+        messages=sum(entry.messages for entry in entries),
+        size_bytes=sum(entry.size_bytes for entry in entries),
+        keys=tuple(entry.waiting_key() for entry in oldest),
+        more_keys=len(entries) - len(oldest),
+    )

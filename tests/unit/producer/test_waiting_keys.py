@@ -1,0 +1,173 @@
+"""`producer.waiting()`: which keys wait, how many messages, since when, why, and what helps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from keylane import WaitingKey
+from keylane.producer import ProducerSettings
+from keylane.producer.waiting import META_DOWN, NO_ANSWER, broker_cause, route_cause
+from keylane.protocol.errors import (
+    DiskFullError,
+    ForeignServerError,
+    InvalidRequestError,
+    OtherLoopError,
+    OutcomeUnknownError,
+    StaleRouteError,
+)
+from keylane.protocol.routing import OrderStrategy, logical_partition
+from support.cluster import eventually
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
+
+
+def _key_in(start: int, end: int) -> bytes:
+    """An order key whose logical partition is in `[start, end)`."""
+    keys = (b"k%d" % number for number in range(10_000))
+    return next(key for key in keys if start <= logical_partition(key) < end)
+
+
+async def test_keys_are_listed_with_counts_and_advice_when_a_broker_is_away():
+    """Each key has one entry, the longest wait first; keys of the broker that answers are not in it."""
+    network = ScriptedNetwork()
+    network.route = route_over(
+        {1: (0, 512), 2: (512, 1024)}, version=1, strategy=OrderStrategy.STRICT
+    )
+    network.unreachable.add("broker-1")
+    away, answering = _key_in(0, 512), _key_in(512, 1024)
+    before_ns = time.time_ns()
+    async with producer_on(network) as producer:
+        first = producer.send("s", b"older", key=away, properties={"a": "b"})
+        await producer.send("s", b"stored", key=answering)
+        second = producer.send("s", b"newer", key=away)
+        await eventually(lambda: producer.stats.waiting)
+        waiting = producer.waiting()
+        (entry,) = waiting.keys
+        assert isinstance(entry, WaitingKey)
+        assert (entry.subject, entry.key, entry.messages) == ("s", away, 2)
+        assert entry.size_bytes > len(b"oldernewer") + 2 * len(away)
+        assert before_ns <= entry.sent_at_ns <= time.time_ns()
+        assert (entry.partition, entry.broker_group) == ("p1", "g1")
+        assert entry.reason == producer.stats.waiting["p1"]
+        assert "start broker group g1 again" in entry.advice
+        assert "keylane broker evacuate g1 --accept-loss" in entry.advice
+        assert (waiting.messages, waiting.size_bytes) == (2, entry.size_bytes)
+        assert waiting.more_keys == 0
+        network.unreachable.clear()
+        await asyncio.gather(first, second)
+        assert (producer.waiting().messages, producer.waiting().keys) == (0, ())
+
+
+async def test_the_list_of_keys_is_bounded_when_many_wait():
+    """The oldest keys are listed; the others are counted."""
+    network = ScriptedNetwork()
+    network.unreachable.add("broker-1")
+    async with producer_on(network) as producer:
+        futures = [producer.send("s", b"v", key=b"k%03d" % number) for number in range(300)]
+        await eventually(lambda: producer.stats.waiting)
+        waiting = producer.waiting(limit=7)
+        assert [entry.key for entry in waiting.keys] == [b"k%03d" % number for number in range(7)]
+        assert (waiting.messages, waiting.more_keys) == (300, 293)
+        assert len(producer.waiting().keys) == 100
+        network.unreachable.clear()
+        await asyncio.gather(*futures)
+
+
+async def test_counts_are_those_of_the_stats_when_some_messages_are_settled():
+    """Messages that timed out are given up, and wait no longer."""
+    network = ScriptedNetwork()
+    network.lost.add(1)
+    async with producer_on(network) as producer:
+        late = producer.send("s", b"v", key=b"timed", timeout=0.05)
+        others = [producer.send("s", b"v", key=b"k%d" % number) for number in range(5)]
+        await eventually(late.done)
+        stats, waiting = producer.stats, producer.waiting()
+        assert waiting.messages == stats.sent - stats.acked - stats.failed == 5
+        assert b"timed" not in {entry.key for entry in waiting.keys}
+        network.lost.clear()
+        await asyncio.gather(*others)
+        with pytest.raises(Exception, match="was not acked in"):
+            await late
+
+
+async def test_messages_are_listed_without_advice_when_no_try_has_failed():
+    """An answer that takes its time is no failure."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.late = asyncio.Event()
+        network.sealed.add(1)
+        future = producer.send("s", b"1", key=b"k")
+        await eventually(lambda: network.asked)
+        (entry,) = producer.waiting().keys
+        assert (entry.partition, entry.reason, entry.advice) == ("p1", NO_ANSWER, "")
+        assert producer.stats.waiting == {}
+        network.sealed.clear()
+        network.route = network.route_to(2, version=2)
+        network.late.set()
+        await future
+
+
+async def test_held_messages_name_the_partition_that_they_wait_for():
+    """A newer message of a range waits for what is under way to its left partition."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.late = asyncio.Event()
+        network.sealed.add(1)
+        older = producer.send("s", b"1", key=b"k")
+        await eventually(lambda: network.asked)
+        network.route = network.route_to(2, version=2)
+        sender = producer._senders["s"]
+        await eventually(lambda: sender.table[0] is None)
+        newer = producer.send("s", b"2", key=b"another")
+        entries = {entry.key: entry for entry in producer.waiting().keys}
+        assert (entries[b"another"].partition, entries[b"another"].reason) == ("p1", NO_ANSWER)
+        network.late.set()
+        await asyncio.gather(older, newer)
+    assert network.stored[2] == [b"1", b"2"]
+
+
+async def test_messages_wait_for_the_metaserver_when_there_is_no_route_yet():
+    """There is no partition; the advice is about the metaserver."""
+    network = ScriptedNetwork()
+    network.unreachable.add("meta:1")
+    settings = ProducerSettings(backoff=QUICK.backoff)
+    async with producer_on(network, settings) as producer:
+        future = producer.send("s", b"v")
+        await eventually(lambda: "cannot reach" in producer.stats.waiting.get("s", ""))
+        (entry,) = producer.waiting().keys
+        assert (entry.key, entry.partition, entry.broker_group) == (b"", None, None)
+        assert "cannot reach" in entry.reason
+        assert entry.advice == META_DOWN
+        network.unreachable.clear()
+        await future
+
+
+def test_advice_names_the_remedy_of_a_failure():
+    """A silent server is started again, a full disk needs space, a newer route comes by itself."""
+    assert "start broker group g again" in broker_cause(OutcomeUnknownError(), "g").advice
+    assert broker_cause(DiskFullError(), "g").advice == DiskFullError.hint
+    assert "by itself" in broker_cause(StaleRouteError(), "g").advice
+    assert broker_cause(ForeignServerError(), "g").advice == ForeignServerError.hint
+    assert route_cause(OutcomeUnknownError()).advice == META_DOWN
+    assert route_cause(ForeignServerError()).advice == ForeignServerError.hint
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "10", None])
+async def test_a_limit_is_refused_when_it_is_no_positive_number(limit):
+    """A limit is how many keys are listed."""
+    async with producer_on(ScriptedNetwork()) as producer:
+        with pytest.raises(InvalidRequestError, match="limit is 1 or more"):
+            producer.waiting(limit=limit)
+
+
+async def test_waiting_is_refused_in_another_thread():
+    """The batches are those of the event loop; a closed producer has none."""
+    producer = producer_on(ScriptedNetwork())
+    async with producer:
+        with pytest.raises(OtherLoopError):
+            await asyncio.to_thread(producer.waiting)
+    assert producer.waiting().messages == 0
