@@ -87,7 +87,7 @@ def run_round(
         _settle(connection, tables, order.settled)
         if order.settled.failed:
             halted_keys = rows.failed_keys(connection, tables)
-    found, more = rows.waiting(
+    waiting, more = rows.waiting(
         connection,
         tables,
         closed_ranges(order.tables),
@@ -95,7 +95,7 @@ def run_round(
         bytes_max=settings.read_bytes,
     )
     assigned = assign(
-        found,
+        waiting,
         order.tables,
         halted_keys,
         batch_bytes=settings.batch_bytes,
@@ -103,7 +103,7 @@ def run_round(
     )
     rows.record(connection, tables, assigned.batches)
     rows.halt(connection, tables, assigned.halted)
-    if not (order.sending or found or rows.any_waiting(connection, tables)):
+    if not (order.sending or waiting or rows.any_waiting(connection, tables)):
         lease.release(connection, tables, token=token)
         token = None
     return RoundOutcome(

@@ -41,10 +41,10 @@ def any_waiting(connection: Connection, tables: OutboxTables) -> bool:
 def failed_keys(connection: Connection, tables: OutboxTables) -> set[SubjectKey]:
     """The keys that have a failed row."""
     rows = tables.rows.c
-    found = connection.execute(
+    keys = connection.execute(
         sa.select(rows.subject, rows.order_key).where(rows.batch_id == FAILED).distinct()
     )
-    return {(subject, bytes(key)) for subject, key in found if key}
+    return {(subject, bytes(key)) for subject, key in keys if key}
 
 
 def waiting(
@@ -104,7 +104,7 @@ def _read(
     connection: Connection, tables: OutboxTables, wanted: sa.ColumnElement[bool]
 ) -> list[OutboxRow]:
     rows = tables.rows.c
-    found = connection.execute(
+    selected = connection.execute(
         sa.select(
             rows.id,
             rows.subject,
@@ -117,7 +117,7 @@ def _read(
         .where(wanted)
         .order_by(rows.id)
     )
-    return [OutboxRow(*row) for row in found]
+    return [OutboxRow(*row) for row in selected]
 
 
 def recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:

@@ -35,14 +35,14 @@ async def stored(cluster: Cluster) -> list[bytes]:
     network = HttpNetwork()
     try:
         route = await MetaClient(network, [cluster.meta]).route("s")
-        found = []
+        messages = []
         for partition in route.open_partitions():
             broker = BrokerClient(network, partition.address)
-            found += await read_partition(broker, "s", partition.partition_id)
+            messages += await read_partition(broker, "s", partition.partition_id)
             await broker.close()
     finally:
         await network.close()
-    return [message.value for message in found]
+    return [message.value for message in messages]
 
 
 @pytest.mark.parametrize("redriven", [False, True])

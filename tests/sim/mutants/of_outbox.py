@@ -107,9 +107,9 @@ def scan_begins_behind_the_last_row(patches: Patches) -> None:
     """Rows that wait again are not read again."""
 
     def waiting(connection: Any, tables: Any, closed: Any, **kwargs: Any) -> Any:
-        found, more = real(connection, tables, closed, **kwargs)
+        read, more = real(connection, tables, closed, **kwargs)
         last = seen.get(id(connection.engine), 0)
-        fresh = [row for row in found if row.id > last]
+        fresh = [row for row in read if row.id > last]
         if fresh:
             seen[id(connection.engine)] = fresh[-1].id
         return fresh, more

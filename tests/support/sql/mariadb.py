@@ -34,9 +34,9 @@ OPTIONS = (
 
 def server_program() -> tuple[Path, Path]:
     """The server, and the folder `usr` that it lies in."""
-    found = shutil.which("mariadbd")
-    if found is not None:
-        return Path(found), Path("/usr")
+    installed = shutil.which("mariadbd")
+    if installed is not None:
+        return Path(installed), Path("/usr")
     if not (CACHE / "usr" / "sbin" / "mariadbd").exists():
         _unpack()
     return CACHE / "usr" / "sbin" / "mariadbd", CACHE / "usr"

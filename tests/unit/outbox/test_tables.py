@@ -255,9 +255,9 @@ async def test_outbox_does_not_open_on_tables_it_cannot_use(tmp_path):
 def test_prefix_names_all_tables_and_indexes(engine):
     with engine.begin() as connection:
         OutboxTables("shop_outbox").create(connection)
-        found = sa.inspect(connection)
-        assert found.has_table("shop_outbox_lease")
-        assert [index["name"] for index in found.get_indexes("shop_outbox")] == [
+        schema = sa.inspect(connection)
+        assert schema.has_table("shop_outbox_lease")
+        assert [index["name"] for index in schema.get_indexes("shop_outbox")] == [
             "shop_outbox_by_batch"
         ]
 
