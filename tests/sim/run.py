@@ -81,12 +81,14 @@ def run_many(seeds: list[int]) -> list[dict[str, Any]]:
 
 
 def hunt(name: str, limit: int) -> dict[str, Any]:
-    """Runs seeds with one mutant until it is caught: first the one that caught it before, then from 0 on."""
-    from sim.mutants.bank import MUTANTS
+    """Runs seeds with one mutant until it is caught: first the one that caught it before, then from the first on."""
+    from sim.mutants.bank import FIRST_SEEDS, MUTANTS
     from sim.mutants.catches import CATCHES
 
     known = [CATCHES[name]] if name in CATCHES else []
-    seeds = [*known, *(seed for seed in range(limit) if seed not in known)][:limit]
+    first = FIRST_SEEDS.get(name, 0)
+    further = (seed for seed in range(first, first + limit) if seed not in known)
+    seeds = [*known, *further][:limit]
     unclear: list[str] = []
     with MUTANTS[name].applied():
         for tried, seed in enumerate(seeds, 1):

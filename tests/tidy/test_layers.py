@@ -47,6 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/broker": set(),
     "cli/commands/group": set(),
     "cli/commands/meta": set(),
+    "cli/commands/outbox": set(),
     "cli/commands/queue": set(),
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
     "protocol/errors": set(),
