@@ -50,6 +50,7 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/queue": set(),
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
     "protocol/errors": set(),
+    "protocol/http": {"protocol/errors"},
 }
 
 # folder -> what it may not import, because it decides or stores without a network
