@@ -51,6 +51,7 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/queue": set(),
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
     "protocol/errors": set(),
+    "protocol/http": {"protocol/errors"},
 }
 
 # folder -> imports that it may not have, because it decides or stores without a network
