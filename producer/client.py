@@ -162,6 +162,11 @@ class Producer(Resident):
         self._budget = SendBudget(self._settings.queue_bytes)
         self._ending = None
 
+    def __del__(self) -> None:
+        """Log messages that were given up and never told, because the producer was never closed."""
+        if getattr(self, "_open", False) and self._home.here:
+            self._log_untold("never closed")
+
     def _forked(self) -> None:
         """In a forked child, leave the queued messages to the parent; `send` finds no sender."""
         self._of_parent, self._senders = self._senders, {}
@@ -321,6 +326,10 @@ class Producer(Resident):
             ForkedError, OtherLoopError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
+        if not isinstance(error, DeliveryTimeoutError | KeyHaltedError):
+            raise InvalidRequestError(
+                f"resume takes the DeliveryTimeoutError or KeyHaltedError of a message, not {error!r:.60}"
+            )
         sender = self._senders.get(error.subject or "")
         if sender is not None:
             sender.resume(error.key or b"")
@@ -513,11 +522,11 @@ class Producer(Resident):
         if error is not None:
             raise error
 
-    def _log_untold(self) -> None:
+    def _log_untold(self, why: str = "closed") -> None:
         """Log the number of messages that were given up and not awaited, where no error can tell it."""
         error = self._budget.untold()
         if error is not None:
-            log.warning("closed: %s", error.message)
+            log.warning("%s: %s", why, error.message)
 
     async def _end(self) -> None:
         """Give up the messages that are left.  A task of its own, so that a cancelled `close` does not stop it."""

@@ -14,6 +14,7 @@
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: another session owns the partition
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
     │   ├── SequenceReusedError                            two producers under one id
+    │   ├── IdempotencyKeyReusedError                      other messages under an idempotency key
     │   ├── ForkedError, OtherLoopError, AlreadyOpenError  raised by the client: not open here
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
@@ -23,6 +24,8 @@
     │   ├── FolderBehindError, FolderGivenUpError          this data folder must not be used any more
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
     │   ├── AcceptedAsLostError                            raised by the client; its fate is UNKNOWN
+    │   ├── OutboxMissingError, OutboxOlderError, OutboxNewerError    the tables of an outbox
+    │   ├── OutboxRowFailedError                           its fate is UNKNOWN
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError                 raised by the client
     ├── UnreachableError               no answer of a keylane server
@@ -30,6 +33,7 @@
     │   ├── OutcomeUnknownError        it may have been done
     │   ├── ForeignServerError         the program at that address is no keylane server
     │   └── ResetUnfinishedError       a part of it was done; a repeat finishes it
+    ├── PartlyStoredError              some messages of an HTTP request are stored, others are not
     ├── DeliveryError                  a producer gave messages up
     │   ├── GivenUpError                                   by flush and close: messages whose futures were never awaited
     │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) resumes the key
@@ -58,6 +62,7 @@ from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError
 from .base import Retry as Retry
 from .failures import *  # noqa: F403 - the rest of the tree
+from .outbox import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 
 

@@ -41,7 +41,7 @@ PAUSE_TTLS_MAX = 10.0
 CALENDAR_HOURS_MIN = 0.9
 SEEDS_AT_ONCE = 1_000
 TESTS = Path(__file__).parents[1]
-WHOLE = ("crash", "sim", "property")
+WHOLE = ("crash", "sim", "property", "integration/outbox")
 """Folders of which `make test` runs a sample."""
 
 
@@ -193,7 +193,7 @@ def main() -> int:
 
 
 def _simulation(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
-    """What is asked for: seeds side by side, or drawn ones."""
+    """Run the seeds that were asked for: consecutive or drawn."""
     if args.random:
         drawing = secrets.randbits(48) if args.drawing is None else args.drawing
         return partial(simulate_drawn, args.random, drawing, args.workers, seconds=args.seconds)
