@@ -15,13 +15,17 @@ from typing import Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
+from ..protocol.endpoints import BROKER
 from ..rpc.client import MetaClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
-from ..rpc.server import Server
+from ..rpc.server import ControlRoute, Server, document_route
 from .control import BrokerControl
+from .peers import Peers
+from .posting import MessagePosting
+from .reading import MessageReading
 from .registration import Registration
 from .retention.loop import Cleaning
 from .service import BrokerService
@@ -84,15 +88,12 @@ async def running_broker(
         run_commit = _in_pool(stack, 1, "commit")
         run_read = _in_pool(stack, settings.reader_threads, "read")
         run_background = _in_pool(stack, 1, "background")
-
         opened = await run_commit(
             lambda: _open(files, settings, clock, rng, (run_commit, run_read, run_background))
         )
         store = opened.store
         stack.push_async_callback(store.close)
-        if network is None:
-            network = HttpNetwork()
-            stack.push_async_callback(network.close)
+        network = network or _own_network(stack)
 
         def report() -> BrokerHeartbeat:
             taken, untold = not registration.problem, cleaning.untold
@@ -112,8 +113,11 @@ async def running_broker(
             run_read=run_background,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
+        peers = Peers(service, opened.identity.broker_group, settings.meta, network)
+        stack.push_async_callback(peers.close)
         control = _control(opened, registration, cleaning, clock=clock)
-        server = Server(control.routes(), data_handler=service.handle, limits=_limits(settings))
+        routes = _routes(control, peers, clock=clock, rng=rng)
+        server = Server(routes, data_handler=service.handle, limits=_limits(settings))
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
         stack.callback(service.close)
@@ -158,6 +162,18 @@ def _control(
     )
 
 
+def _routes(
+    control: BrokerControl, peers: Peers, *, clock: Clock, rng: random.Random
+) -> list[ControlRoute]:
+    """A route for each endpoint of `endpoints.BROKER`, and one for their document."""
+    return [
+        *control.routes(),
+        MessagePosting(peers, clock=clock, rng=rng).route(),
+        MessageReading(peers).route(),
+        document_route(BROKER, "broker"),
+    ]
+
+
 def _report(
     opened: _Folder, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
@@ -178,6 +194,13 @@ def _report(
 
 def _limits(settings: BrokerSettings) -> HttpLimits:
     return HttpLimits(connections_max=settings.http_connections_max)
+
+
+def _own_network(stack: contextlib.AsyncExitStack) -> Network:
+    """A network that the stack closes."""
+    network = HttpNetwork()
+    stack.push_async_callback(network.close)
+    return network
 
 
 def _in_pool(

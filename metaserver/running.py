@@ -20,12 +20,11 @@ from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.race import Race
-from ..rpc.server import ControlRoute, Params, Server
+from ..rpc.server import ControlRoute, Server, document_route
 from .attendant import Attendant
 from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
-from .openapi import openapi_document
 from .operations.driver import OperationDriver
 from .resets.service import ResetService
 from .retention.announcer import Announcer
@@ -34,8 +33,6 @@ from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import open_database
 from .sql.write_watch import WatchedDatabase
 from .verify.service import VerifyService
-
-API_VERSION = "1"
 
 
 class RunningMetaserver:
@@ -165,17 +162,8 @@ def _services(
         groups=groups,
         operations=operations,
         attendant=attendant,
-        routes=[*routes, _document_route()],
+        routes=[*routes, document_route(endpoints.METASERVER, "metaserver")],
     )
-
-
-def _document_route() -> ControlRoute:
-    document = openapi_document(endpoints.METASERVER, version=API_VERSION)
-
-    async def openapi(_body: object, _params: Params) -> object:
-        return document
-
-    return ControlRoute(endpoints.OPENAPI, openapi)
 
 
 async def _health(database: WatchedDatabase, catalogue: Catalogue) -> Health:

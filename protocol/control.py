@@ -404,4 +404,65 @@ class PartitionStatusList(Struct, frozen=True, kw_only=True):
     """The next page begins after this id; None: this is the last page."""
 
 
+# ── messages over HTTP ────────────────────────────────────────────────────────────────────────────────
+class PostReceipt(Struct, frozen=True, kw_only=True):
+    """Where a posted message is stored, and how durably."""
+
+    partition_id: int
+    queue: int
+    """Number of the logic queue."""
+    offset: int
+    logic_offset: int
+    """Offset in the logic queue of a static subject."""
+    durable: str
+    """"fsync": on the broker's disk."""
+    duplicate: bool = False
+    """The message was stored by an earlier request with the same idempotency key, and is stored once."""
+
+
+class Posted(Struct, frozen=True, kw_only=True):
+    """Every posted message is stored; receipts in the order of the messages."""
+
+    receipts: list[PostReceipt]
+
+
+class PartlyPosted(ErrorBody, frozen=True, kw_only=True):
+    """Some posted messages are stored: an error, and a receipt for each message that is; null for the others."""
+
+    receipts: list[PostReceipt | None]
+
+
+class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stored message.  Bytes that are UTF-8 text are in `key` and `value`, any others in the fields with base64."""
+
+    partition_id: int
+    offset: int
+    queue: int
+    logic_offset: int
+    sent_at_ns: int
+    key: str | msgspec.UnsetType = msgspec.UNSET
+    key_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    value: str | msgspec.UnsetType = msgspec.UNSET
+    value_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    properties: dict[str, str] = {}
+    properties_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    """The stored properties where they are no texts, as another program may write them."""
+
+
+class MessagePage(Struct, frozen=True, kw_only=True):
+    """Messages of a partition, by offset; of a logic queue, every offset here is a logic offset."""
+
+    subject: str
+    partition_id: int
+    messages: list[MessageView]
+    next_offset: int
+    """The offset of the next read."""
+    first_offset: int
+    """The first offset of the partition that is still stored."""
+    end_offset: int
+    """One past the partition's last message."""
+    sealed: bool
+    """The partition takes no more messages."""
+
+
 encode_json = msgspec.json.Encoder().encode

@@ -3,19 +3,14 @@
     METASERVER    the calls of a metaserver, in the order of its OpenAPI document
     BROKER        the calls of a broker beside the data plane
 
-A body is JSON; its type describes it.  `{name}` in a path is a name or a number, percent-encoded.  An error is
+A body is JSON, but for posted messages; its type describes it.  `{name}` in a path is a name or a number, percent-encoded.  An error is
 answered with its HTTP status and an `ErrorBody`.  Durations are milliseconds.  No body has an instant: the receiver
 adds a duration to its own clock.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
-from urllib.parse import quote
-
-from msgspec import Struct
+from typing import Any
 
 from .control import (
     AcceptFolder,
@@ -34,8 +29,10 @@ from .control import (
     Join,
     Joined,
     Leave,
+    MessagePage,
     PartitionStatus,
     PartitionStatusList,
+    Posted,
     RefusedBroker,
     ReleaseGrant,
     SubjectList,
@@ -43,50 +40,15 @@ from .control import (
     Suspend,
     SwitchGroup,
 )
+from .http.endpoint import Endpoint, Rights
+from .http.idempotency import IDEMPOTENCY_KEY
+from .http.message_json import MessageObject
+from .http.posted import CONTENT_TYPE, JSON, KEY_HEADER, NDJSON, RAW
 from .operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
 from .progress import GroupReset, KnowGroups, ResetGroup, SetCursor
 from .queues import QueueList
 from .routing import Route
 from .verification import Verification
-
-A_co = TypeVar("A_co", covariant=True)
-
-
-class Rights(enum.StrEnum):
-    """The right that a call will need.  Servers do not check it: they serve loopback addresses only."""
-
-    PRODUCE = "produce"
-    CONSUME = "consume"
-    READ = "read"
-    ADMINISTER = "administer"
-    """Operators, and the servers of the cluster among themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint(Generic[A_co]):
-    """A control call, answered with an `A_co`."""
-
-    method: str
-    path: str
-    request: type[Struct] | None
-    """The type of the body; None: the call has no body."""
-    answer: type[A_co]
-    rights: Rights
-    summary: str
-    query: tuple[str, ...] = ()
-    """Optional parameters behind the question mark."""
-    idempotent: bool = False
-    """A POST that may be repeated when its outcome is unknown.  A GET may always be repeated."""
-
-    @property
-    def repeatable(self) -> bool:
-        """True if the call may be repeated when its outcome is unknown."""
-        return self.idempotent or self.method == "GET"
-
-    def path_of(self, **names: object) -> str:
-        """The path with its `{names}` filled in, percent-encoded."""
-        return self.path.format_map({key: quote(str(name), safe="") for key, name in names.items()})
-
 
 # ── to a metaserver: brokers and subjects ─────────────────────────────────────────────────────────────
 BROKER_HEARTBEAT = Endpoint(
@@ -223,6 +185,15 @@ SWITCH_GROUP = Endpoint(
 # ── to any server ─────────────────────────────────────────────────────────────────────────────────────
 HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.READ, "Whether the server is ready.")
 
+OPENAPI = Endpoint(
+    "GET",
+    "/v1/openapi.json",
+    None,
+    dict,
+    Rights.READ,
+    "The calls of the server as an OpenAPI document.",
+)
+
 # ── to a metaserver: changes of partitions, the cluster as a whole ────────────────────────────────────
 RESHAPE = Endpoint(
     "POST",
@@ -272,10 +243,6 @@ RESET_GROUP = Endpoint(
     Rights.ADMINISTER,
     "Set the progress of a consumer group that has no live consumers.",
 )
-OPENAPI = Endpoint(
-    "GET", "/v1/openapi.json", None, dict, Rights.READ, "These calls as an OpenAPI document."
-)
-
 # ── to a broker ───────────────────────────────────────────────────────────────────────────────────────
 HOST_PARTITION = Endpoint(
     "POST",
@@ -342,6 +309,30 @@ KNOW_GROUPS = Endpoint(
     idempotent=True,
 )
 
+POST_MESSAGES = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/messages",
+    bytes,
+    Posted,
+    Rights.PRODUCE,
+    "Store messages, durably, on whichever brokers have their partitions.  Messages of a key keep the order of the "
+    "request, and of requests that wait for the answer before them.  A repeat with the same Idempotency-Key is stored "
+    "once.",
+    query=("key", "key_base64"),
+    headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
+    content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),
+)
+READ_MESSAGES = Endpoint(
+    "GET",
+    "/v1/subjects/{subject}/messages",
+    None,
+    MessagePage,
+    Rights.CONSUME,
+    "Messages of a partition from an offset on, or of a static subject's logic queue from a logic offset on; without "
+    "an offset, from the first message.",
+    query=("partition", "queue", "offset", "count"),
+)
+
 METASERVER: tuple[Endpoint[Any], ...] = (
     BROKER_HEARTBEAT,
     CORDON,
@@ -377,4 +368,6 @@ BROKER: tuple[Endpoint[Any], ...] = (
     SET_CURSOR,
     KNOW_GROUPS,
     HEALTH,
+    POST_MESSAGES,
+    READ_MESSAGES,
 )

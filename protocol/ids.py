@@ -33,6 +33,10 @@ Sequence = NewType("Sequence", int)
 """Index of a message among those that one producer sent to one partition, from 0."""
 
 MAX_I64 = 2**63 - 1
+NO_PRODUCER = 0
+"""Producer id of a batch without a producer: the broker remembers nothing of it, and stores a repeat again."""
+KEYED_IDS = 1 << 63
+"""Producer ids from here on are made of idempotency keys; producers draw theirs below it."""
 NAME_CHARS_MAX = 200
 PARTITION_NAME_CHARS_MAX = 240
 """A subject's name with the suffix that `partition_name` adds."""

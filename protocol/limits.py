@@ -34,6 +34,12 @@ PARTITION_MESSAGES_MAX = 1 << 42
 CONTROL_BYTES_MAX = 1 << 20
 """Body of one JSON control call.  aiohttp warns of larger bodies that are given as bytes."""
 
+POSTED_MESSAGES_MAX = 5_000
+"""Messages in one HTTP request.  As many of one partition fit into a batch, whatever their sizes."""
+READ_MESSAGES_MAX = 1_000
+"""Messages in one HTTP answer."""
+IDEMPOTENCY_KEY_CHARS_MAX = 200
+
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
 """Unanswered calls of one connection, pulls apart.  At the limit no further call is read."""
 PULLS_PER_CONNECTION_MAX = 4_096

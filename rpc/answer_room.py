@@ -149,9 +149,9 @@ class Answering:
 
     async def take(self, wanted: int) -> None:
         """See `take_room`."""
-        assert not self._wanted
-        await self._share.take(wanted)
-        self._wanted = wanted
+        if not self._wanted:
+            await self._share.take(wanted)
+            self._wanted = wanted
 
     def made(self, count: int) -> None:
         """Note that the answer has `count` bytes; 0: it failed."""
@@ -179,7 +179,7 @@ def begin_answer(share: Share) -> Answering:
 
 async def take_room(bytes_max: int) -> None:
     """
-    Wait until the answer under way may have up to `bytes_max` bytes; once for an answer.
+    Wait until the answer under way may have up to `bytes_max` bytes; an answer that has room keeps that.
 
     Outside of a data plane, as in the simulation, there is always room.
     """

@@ -36,7 +36,6 @@ from ..protocol.control import (
     SwitchGroup,
     TimeBound,
 )
-from ..protocol.endpoints import Endpoint
 from ..protocol.errors import (
     ForeignServerError,
     InvalidRequestError,
@@ -47,6 +46,7 @@ from ..protocol.errors import (
     StorageError,
 )
 from ..protocol.frames import Answer, Pull, PullShared, Request
+from ..protocol.http.endpoint import Endpoint
 from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
 from ..protocol.progress import GroupReset, KnowGroups, ResetGroup, SetCursor

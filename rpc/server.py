@@ -14,13 +14,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import ClientConnectionResetError, web
 
 from ..protocol.control import ErrorBody, encode_json
-from ..protocol.endpoints import Endpoint
+from ..protocol.endpoints import OPENAPI
 from ..protocol.errors import (
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
@@ -28,27 +28,33 @@ from ..protocol.errors import (
     ForeignHostError,
     GroupBusyError,
     GroupUnknownError,
+    IdempotencyKeyReusedError,
     InternalError,
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
+    NotSentError,
     OperationRunningError,
     OriginError,
+    OutcomeUnknownError,
     PartitionUnknownError,
     QueueUnknownError,
     RefusedError,
     RequestTooSlowError,
     Retry,
     SessionUnknownError,
+    StaleRouteError,
     StaticSubjectError,
     StrategyMismatchError,
     SubjectExistsError,
     SubjectNotStaticError,
     SubjectUnknownError,
 )
+from ..protocol.http.endpoint import Endpoint
+from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
-from .answer_room import AnswerRoom
+from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
 from .http_network import DATA_PATH
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
@@ -56,6 +62,9 @@ from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
 
 log = logging.getLogger("keylane.rpc")
+
+HTTP_BYTES_MAX = 64 << 20
+"""Bytes of plain HTTP answers with messages that wait for their clients; apart from the room of the data plane."""
 
 Params = Mapping[str, str]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -79,6 +88,10 @@ _STATUS: dict[type[KeylaneError], int] = {
     FencedError: 409,
     SessionUnknownError: 410,
     MessageTooLargeError: 413,
+    IdempotencyKeyReusedError: 422,
+    StaleRouteError: 503,
+    NotSentError: 503,
+    OutcomeUnknownError: 504,
 }
 
 
@@ -87,11 +100,19 @@ class ControlRoute:
     """
     A control call and its handler.
 
-    `handler` takes the decoded body, None if the endpoint has none, and the parameters of path and query.
+    `handler` takes the decoded body, None if the endpoint has none, and the parameters of path and query, and of the
+    endpoint's headers.  It returns the body of the answer, or a Reply.
     """
 
     endpoint: Endpoint[Any]
     handler: Callable[[Any, Params], Awaitable[object]]
+
+
+class Reply(NamedTuple):
+    """An answer with an HTTP status of its own."""
+
+    body: object
+    status: int
 
 
 def status_of(error: KeylaneError) -> int:
@@ -149,8 +170,9 @@ def _control_handler(
             body: object = None
             if endpoint.request is not None:
                 data = await _read_body(request, body_s)
-                body = msgspec.json.decode(data, type=endpoint.request)
-            params = dict(request.query) | dict(request.match_info)
+                raw = endpoint.request is bytes
+                body = data if raw else msgspec.json.decode(data, type=endpoint.request)
+            params = {**request.query, **request.match_info, **_headers(request, endpoint.headers)}
             answer = await route.handler(body, params)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _error_response(
@@ -158,9 +180,33 @@ def _control_handler(
             )
         except KeylaneError as error:
             return _error_response(error)
-        return web.Response(body=encode_json(answer), content_type="application/json")
+        status = 200
+        if isinstance(answer, Reply):
+            answer, status = answer
+        return web.Response(
+            body=encode_json(answer), status=status, content_type="application/json"
+        )
 
     return handle
+
+
+def _headers(request: web.Request, names: Sequence[str]) -> dict[str, str]:
+    """The headers of these names that the request has.  Raises InvalidRequestError if it has one twice."""
+    headers = {name: request.headers.getall(name, ()) for name in names}
+    for name, values in headers.items():
+        if len(values) > 1:
+            raise InvalidRequestError(f"the header {name} is given {len(values)} times")
+    return {name: values[0] for name, values in headers.items() if values}
+
+
+def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRoute:
+    """The route of a program's OpenAPI document."""
+    document = openapi_document([*served, OPENAPI], program=program)
+
+    async def openapi(_body: object, _params: Params) -> object:
+        return document
+
+    return ControlRoute(OPENAPI, openapi)
 
 
 @web.middleware
@@ -202,6 +248,7 @@ class Server:
     ) -> None:
         self._plane: DataPlane | None = None
         self._limits = limits or HttpLimits()
+        self._http_room = AnswerRoom(bytes_max=HTTP_BYTES_MAX)
         app = web.Application(
             middlewares=[self._answers_in_time, _typed_errors, self._own_callers],
             client_max_size=CONTROL_BYTES_MAX,
@@ -234,19 +281,25 @@ class Server:
     @web.middleware
     async def _answers_in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Write the answer here, where the client's time to take it is limited."""
-        response = await handler(request)
-        if not response.prepared:
-            try:
-                async with asyncio.timeout(self._limits.answer_s):
-                    await response.prepare(request)
-                    await response.write_eof()
-            except ConnectionResetError:
-                pass  # the client has left, as when it ends a long poll
-            except TimeoutError:
-                log.warning("a client is let go: it does not take its answer")
-                if request.transport is not None:
-                    request.transport.abort()
-        return response
+        answering = begin_answer(self._http_room.share())
+        try:
+            response = await handler(request)
+            if not response.prepared:
+                assert isinstance(response, web.Response)
+                answering.made(len(response.body or b""))  # type: ignore[arg-type]  # always bytes here
+                try:
+                    async with asyncio.timeout(self._limits.answer_s):
+                        await response.prepare(request)
+                        await response.write_eof()
+                except ConnectionResetError:
+                    pass  # the client has left, as when it ends a long poll
+                except TimeoutError:
+                    log.warning("a client is let go: it does not take its answer")
+                    if request.transport is not None:
+                        request.transport.abort()
+            return response
+        finally:
+            answering.end()
 
     @web.middleware
     async def _own_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -303,3 +356,14 @@ def whole_number(
             f"{name} is a whole number from {low} to {high}, not {text!r:.40}"
         )
     return value
+
+
+def check_params(endpoint: Endpoint[Any], params: Params) -> None:
+    """Raises InvalidRequestError for a parameter that the endpoint does not have, as a misspelled one."""
+    names = {*endpoint.query, *endpoint.headers}
+    unknown = [name for name in params if name not in names and f"{{{name}}}" not in endpoint.path]
+    if unknown:
+        raise InvalidRequestError(
+            f"{endpoint.method} {endpoint.path} has no parameter {unknown[0]!r:.80}, "
+            f"only {', '.join(endpoint.query)}"
+        )

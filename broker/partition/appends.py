@@ -5,6 +5,9 @@
                               else: another producer uses this id, refuse
     higher epoch              begins at 0 again         lower epoch         refuse
 
+    no producer (id 0)        store, and remember nothing
+    an idempotency key        its first batch: store    the same epoch and count: duplicate, else refuse
+
 Invariants
     A repeated batch is stored once, as long as its producer is among the PRODUCERS_PER_PARTITION_MAX latest.
     A batch is a duplicate only if its sequence, count and checksum are those of a remembered batch.
@@ -15,6 +18,9 @@ A repeat has the bytes of the first try.  So a batch that is a part of a remembe
 repeat.  A batch older than all remembered batches is none either, because a producer has at most BATCHES_IN_FLIGHT_MAX
 unanswered batches.
 
+An idempotency key (`protocol/http/idempotency.py`) has a producer id of its own, and one batch on a partition, whose epoch
+is a digest of its messages.  Of the remembered ids, keys are forgotten before producers.
+
 Source: Kafka's idempotent producer (KIP-98), which remembers five batches and compares their sequences only.
 """
 
@@ -23,12 +29,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...protocol.errors import (
+    IdempotencyKeyReusedError,
     InvalidRequestError,
     ProducerFencedError,
     SequenceGapError,
     SequenceReusedError,
 )
-from ...protocol.ids import MAX_I64
+from ...protocol.ids import KEYED_IDS, MAX_I64, NO_PRODUCER
 from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
 from ...protocol.record import Header
 
@@ -87,9 +94,14 @@ def decide_append(
         SequenceGapError: the sequence is above the next one, which is `expected`.
         SequenceReusedError: another batch has this sequence.
         ProducerFencedError: the broker has seen a higher epoch.
+        IdempotencyKeyReusedError: the idempotency key has a batch of other messages.
         InvalidRequestError: the sequence does not fit 63 bits.
     """
     sequence = header.sequence
+    if header.producer_id >= KEYED_IDS:
+        return _decide_keyed(producer, header)
+    if header.producer_id == NO_PRODUCER:
+        return None
     if sequence + header.count > MAX_I64:
         raise InvalidRequestError("the sequence is too large", sequence=sequence)
     expected = 0
@@ -109,6 +121,26 @@ def decide_append(
             if batch.is_repeated_by(header):
                 return Duplicate(batch.base_offset)
     raise SequenceReusedError(sequence=sequence, count=header.count, expected=expected)
+
+
+def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate | None:
+    """Decide on a batch of an idempotency key."""
+    if header.sequence:
+        raise InvalidRequestError("the batch of an idempotency key has sequence 0")
+    if producer is None:
+        return None
+    batch = producer.latest[0]
+    if producer.epoch == header.producer_epoch and batch.message_count == header.count:
+        return Duplicate(batch.base_offset)
+    raise IdempotencyKeyReusedError(partition_id=header.partition_id, base_offset=batch.base_offset)
+
+
+def forget_producer(producers: dict[int, ProducerState]) -> tuple[int, ProducerState]:
+    """Forget the idempotency key of the oldest append; without keys, the producer of the oldest append."""
+    oldest = next((number for number in producers if number >= KEYED_IDS), None)
+    if oldest is None:
+        oldest = next(iter(producers))
+    return oldest, producers.pop(oldest)
 
 
 def after_append(

@@ -22,7 +22,7 @@ from ...protocol.errors import (
     SequenceReusedError,
     StaleRouteError,
 )
-from ...protocol.ids import MAX_I64, check_name
+from ...protocol.ids import MAX_I64, NO_PRODUCER, check_name
 from ...protocol.limits import (
     GROUPS_PER_SUBJECT_MAX,
     PARTITION_MESSAGES_MAX,
@@ -31,7 +31,7 @@ from ...protocol.limits import (
 from ...protocol.offsets import AckedOffsets, IntervalSet, Range
 from ...protocol.record import Header
 from ...protocol.routing import PartitionState
-from .appends import Duplicate, ProducerState, after_append, decide_append
+from .appends import Duplicate, ProducerState, after_append, decide_append, forget_producer
 from .in_flight import InFlight
 from .pull_lock import PullLock, raise_fence
 from .records import CursorBody, FenceBody
@@ -276,24 +276,24 @@ class HostedPartition:
     def apply_append(self, header: Header, *, base_offset: int, appended_at_ms: int) -> AppendUndo:
         """Add a batch to the state; returns the argument of `undo_append`."""
         assert base_offset == self.next_offset
-        producers = self.producers
-        before = producers.pop(header.producer_id, None)
+        producers, producer_id = self.producers, header.producer_id
+        before = producers.pop(producer_id, None)
         undo_time = self.appended_at_ms
-        producers[header.producer_id] = after_append(before, header, base_offset=base_offset)
-        self.clashed.discard(header.producer_id)
         forgotten = None
-        if len(producers) > PRODUCERS_PER_PARTITION_MAX:
-            oldest = next(iter(producers))
-            forgotten = (oldest, producers.pop(oldest))
-            self.clashed.discard(oldest)
+        if producer_id != NO_PRODUCER:
+            if len(producers) >= PRODUCERS_PER_PARTITION_MAX:
+                forgotten = forget_producer(producers)
+                self.clashed.discard(forgotten[0])
+            producers[producer_id] = after_append(before, header, base_offset=base_offset)
+            self.clashed.discard(producer_id)
         self.next_offset = base_offset + header.count
         self.appended_at_ms = max(appended_at_ms, undo_time)
-        return base_offset, undo_time, header.producer_id, before, forgotten
+        return base_offset, undo_time, producer_id, before, forgotten
 
     def undo_append(self, undo: AppendUndo) -> None:
         """Take back the newest append."""
         self.next_offset, self.appended_at_ms, producer_id, before, forgotten = undo
-        del self.producers[producer_id]
+        self.producers.pop(producer_id, None)
         if forgotten is not None:
             self.producers = {forgotten[0]: forgotten[1], **self.producers}
         if before is not None:

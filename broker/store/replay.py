@@ -25,6 +25,7 @@ from __future__ import annotations
 from ...protocol.errors import CorruptLogError, DataFolderError, KeylaneError
 from ...protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ...protocol.record import Header, Kind
+from ..partition.appends import forget_producer
 from ..partition.image import Part, part_of
 from ..partition.partition import END_UNKNOWN, HostedPartition
 from ..partition.records import WITHOUT_BODY, CursorBody, FenceBody, decode_body
@@ -293,7 +294,7 @@ def _take_producers(restored: HostedPartition, known: HostedPartition, *, ordere
             known.producers.pop(number, None)
             known.producers[number] = state
     while len(known.producers) > PRODUCERS_PER_PARTITION_MAX:
-        del known.producers[next(iter(known.producers))]
+        forget_producer(known.producers)
 
 
 _KINDS = frozenset(Kind)

@@ -118,7 +118,7 @@ async def consume(
         subject=subject,
         group=group,
         ttl_ms=ttl_ms,
-        strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
+        consume_strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
     )
     with StopSignals():  # a signal during the opening reaches `run`
         async with consumer:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from ...protocol.errors import ConfigError, InputError, InvalidRequestError, MessageTooLargeError
+from ...protocol.http.message_json import read_message
 from ...protocol.limits import MESSAGE_BYTES_MAX
-from ..message_json import read_message
 
 LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
 """A largest message written in JSON with every byte escaped still fits."""

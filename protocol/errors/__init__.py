@@ -14,6 +14,7 @@
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: another session owns the partition
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
     │   ├── SequenceReusedError                            two producers under one id
+    │   ├── IdempotencyKeyReusedError                      other messages under an idempotency key
     │   ├── ForkedError, OtherLoopError, AlreadyOpenError  raised by the client: not open here
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
@@ -32,6 +33,7 @@
     │   ├── OutcomeUnknownError        it may have been done
     │   ├── ForeignServerError         the program at that address is no keylane server
     │   └── ResetUnfinishedError       a part of it was done; a repeat finishes it
+    ├── PartlyStoredError              some messages of an HTTP request are stored, others are not
     ├── DeliveryError                  a producer gave messages up
     │   ├── GivenUpError                                   by flush and close: messages whose futures were never awaited
     │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) resumes the key

@@ -57,6 +57,20 @@ class ForeignServerError(UnreachableError):
     address = Detail(str)
 
 
+class PartlyStoredError(KeylaneError):
+    """Some messages of an HTTP request are stored, and others are not; the answer has a receipt of each stored one."""
+
+    code = 1147
+    fate = Fate.UNKNOWN
+    summary = "some messages of the request are stored, others are not"
+    hint = (
+        "Repeat the request with its Idempotency-Key: what is stored is not stored again.  Without a key, send the "
+        "messages again that have no receipt."
+    )
+    stored = Detail(int)
+    messages = Detail(int)
+
+
 class DeliveryError(KeylaneError):
     """Root of the errors of messages that a producer gave up.  `fate` is that of the message."""
 

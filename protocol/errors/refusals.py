@@ -275,6 +275,17 @@ class AlreadyOpenError(RefusedError):
     hint = "Close it first, or make another one."
 
 
+class IdempotencyKeyReusedError(RefusedError):
+    """A request has the idempotency key of an earlier request with other messages."""
+
+    code = 1146
+    summary = "the idempotency key was used for other messages"
+    hint = "Nothing of this request was stored there.  A new request takes a new key; a repeat has the same messages."
+    partition_id = Detail(int)
+    base_offset = Detail(int)
+    """Offset of the first message that was stored under the key."""
+
+
 class StrategyMismatchError(RefusedError):
     """The order strategy of a producer is not the subject's."""
 

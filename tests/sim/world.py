@@ -135,7 +135,7 @@ class World:
 
     @property
     def at_rest(self) -> bool:
-        """Nothing that an operator began is under way."""
+        """Whether no operation of an operator is under way."""
         return self.operator.idle and self.loser.idle and self.creator.idle
 
     def _new_rng(self) -> random.Random:
@@ -234,7 +234,7 @@ class World:
     def add_consumer(
         self, kind: type[ConsumerHost] = ConsumerHost, *, group: str = ""
     ) -> ConsumerHost:
-        """One more, of a group; of one with an order, if none is named."""
+        """Add a consumer to `group`; by default, to the groups with an order in turn."""
         index = len(self.consumers)
         host = kind(
             self.internet,
@@ -325,7 +325,7 @@ class World:
             self.trace(f"not begun: {error!r}")
 
     async def _verify(self) -> list[str]:
-        """What the cluster's own look at itself finds, once all is quiet."""
+        """The violations that `verify` finds once all is quiet."""
         seen = await self._operator_meta.verify()
         return [
             f"{check.code} {check.name}: {violation}"

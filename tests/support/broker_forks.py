@@ -44,7 +44,7 @@ class Forks:
         return pid, json.loads(line)["address"] if line else ""
 
     def work(self, work: str, folder: Path, kind: str, **environment: str) -> int:
-        """What `keylane broker index rebuild` and `switch` do, until it ends; how it ended."""
+        """Run the work of `keylane broker index rebuild` or `switch` to its end; returns its status."""
         pid, fifo = self._fork("index", (work, str(folder), kind), environment)
         fifo.read_bytes()
         return self.ended(pid)

@@ -55,7 +55,7 @@ def packaged_programs() -> Path:
 
 
 def _other_user() -> pwd.struct_passwd | None:
-    """Who runs the server; None: we ourselves may."""
+    """The user that runs the server; None if the current user may."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):

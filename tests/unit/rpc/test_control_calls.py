@@ -127,7 +127,7 @@ async def test_the_queries_of_a_route_arrive(client, meta):
         (InvalidRequestError("no"), 400),
         (BrokerReadOnlyError(), 503),
         (DiskFullError(path="/x"), 500),
-        (NotSentError("the broker"), 500),
+        (NotSentError("the broker"), 503),
         (InternalError(), 500),
     ],
     ids=lambda value: type(value).__name__,

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from keylane.protocol.control import Done, ErrorBody, Leave
-from keylane.protocol.endpoints import Endpoint, Rights
 from keylane.protocol.errors import (
     InvalidRequestError,
     KeylaneError,
@@ -22,6 +21,7 @@ from keylane.protocol.errors import (
     RequestTooSlowError,
 )
 from keylane.protocol.frames import Append
+from keylane.protocol.http.endpoint import Endpoint, Rights
 from keylane.protocol.limits import CONTROL_BYTES_MAX
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits

@@ -269,7 +269,7 @@ def parts_of(partition: HostedPartition, *, together: int = 2) -> list[bytes]:
 def crowded(*, producers: int = 5) -> Told:
     """A partition to which several producers sent, the first of them last."""
     whole = Told(1)
-    for number in [*range(producers), 0]:
+    for number in [producers, *range(1, producers), producers]:
         base = whole.state.partition(1).next_offset
         whole.tell(messages(1, base, producer_id=number, sequence=2 if base >= 10 else 0))
     return whole
@@ -283,7 +283,7 @@ def test_a_state_in_parts_is_the_whole_one():
         told.tell(part)
     told.replay.finish()
     partition = told.state.partition(1)
-    assert list(partition.producers) == [1, 2, 3, 4, 0]
+    assert list(partition.producers) == [1, 2, 3, 4, 5]
     assert image_of(partition) == image_of(whole)
     assert not told.state.problems
 
@@ -340,4 +340,4 @@ def test_a_state_never_makes_more_producers_than_are_remembered(monkeypatch):
     told = Told(1)
     for part in parts_of(whole):
         told.tell(part)
-    assert list(told.state.partition(1).producers) == [3, 4, 0]
+    assert list(told.state.partition(1).producers) == [3, 4, 5]

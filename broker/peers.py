@@ -1,0 +1,92 @@
+"""The other brokers: which of them has a partition, by the metaserver's routes, and calls to them.
+
+HTTP requests come to any broker.  A request about a partition of this broker is answered from its own store, any other is
+made at the broker that has the partition.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from ..protocol.errors import NotSentError
+from ..protocol.frames import Append, Read
+from ..protocol.routing import Partition, Route
+from ..rpc.client import BrokerClient, MetaClient
+from ..rpc.network import Network
+from .service import BrokerService, Handled
+
+ROUTES_MAX = 10_000
+"""Routes that are kept, those used last.  A message is stored in an open partition, so an old route is refused there."""
+PEERS_MAX = 1_000
+"""Connections that are kept."""
+
+
+class Peers:
+    """Answers data calls about any partition of the cluster."""
+
+    def __init__(
+        self, service: BrokerService, broker_group: str, meta: Sequence[str], network: Network
+    ) -> None:
+        """`meta`: the addresses of the metaservers."""
+        self._service = service
+        self._broker_group = broker_group
+        self._meta = MetaClient(network, meta)
+        self._network = network
+        self._routes: OrderedDict[str, Route] = OrderedDict()
+        self._clients: dict[str, BrokerClient] = {}
+
+    async def route(self, subject: str) -> Route:
+        """
+        The route of a subject, which may be out of date.
+
+        Raises:
+            SubjectUnknownError, InvalidNameError
+            UnreachableError: the route is not known here, and no metaserver answers.
+        """
+        route = self._routes.get(subject)
+        return await self.new_route(subject) if route is None else route
+
+    async def new_route(self, subject: str, *, known_version: int = -1, wait_ms: int = 0) -> Route:
+        """Ask for the route; the answer waits up to `wait_ms` for a version other than `known_version`."""
+        route = await self._meta.route(subject, known_version=known_version, wait_ms=wait_ms)
+        self._routes[subject] = route
+        self._routes.move_to_end(subject)
+        if len(self._routes) > ROUTES_MAX:
+            self._routes.popitem(last=False)
+        return route
+
+    def is_here(self, partition: Partition) -> bool:
+        """True if the partition belongs to this broker."""
+        return partition.broker_group == self._broker_group
+
+    async def call(
+        self, partition: Partition, request: Append | Read, payload: bytes = b""
+    ) -> Handled:
+        """
+        Answer a request about a partition, here or at its broker.
+
+        Raises:
+            KeylaneError: the answer is an error, or there is none.
+        """
+        if self.is_here(partition):
+            return await self._service.handle(request, memoryview(payload))
+        address = partition.address
+        if address is None:
+            raise NotSentError(
+                f"broker group {partition.broker_group!r} is not available now",
+                broker_group=partition.broker_group,
+                partition_id=partition.partition_id,
+            )
+        client = self._clients.get(address)
+        if client is None:
+            if len(self._clients) >= PEERS_MAX:
+                await self._clients.pop(next(iter(self._clients))).close()
+            client = self._clients.setdefault(address, BrokerClient(self._network, address))
+        answer, data = await client.call(request, payload)
+        return answer, bytes(data)
+
+    async def close(self) -> None:
+        """Close the connections to other brokers."""
+        for client in self._clients.values():
+            await client.close()

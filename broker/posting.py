@@ -1,0 +1,261 @@
+"""Stores messages that come by HTTP, each in the open partition of its key, on whichever broker that is.
+
+    body ─▶ messages, all checked ─▶ the route ─▶ a batch for each partition ─▶ here, or at its broker ─▶ receipts
+                                        ▲                    │ sealed, or not there: wait for a newer route
+                                        └────────────────────┘
+
+Invariants
+    Messages of a key are in one batch, in the order of the request.  A batch is stored whole or not at all.
+    With an idempotency key, every sealed partition of the messages' ranges is asked first: it answers with what an
+    earlier request stored there, and stores nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..protocol.batch import encode_batch
+from ..protocol.clock import Clock
+from ..protocol.control import ErrorBody, PartlyPosted, Posted, PostReceipt
+from ..protocol.endpoints import POST_MESSAGES
+from ..protocol.errors import (
+    Fate,
+    KeylaneError,
+    NoPartitionError,
+    NotSentError,
+    PartlyStoredError,
+    Retry,
+    StaleRouteError,
+)
+from ..protocol.frames import Append, Appended
+from ..protocol.http.idempotency import IDEMPOTENCY_KEY, KeyedProducer, keyed_producer
+from ..protocol.http.posted import PostedMessage, posted_messages
+from ..protocol.ids import NO_PRODUCER, check_name
+from ..protocol.routing import Partition, PartitionState, Route, logical_partition
+from ..protocol.text import counted
+from ..rpc.server import ControlRoute, Params, Reply, check_params, status_of
+from .peers import Peers
+
+WAIT_MS = 10_000
+"""How long a request waits for a newer route, as while a partition is split."""
+ANYWHERE = -1
+"""In place of a logical partition: any open partition will do."""
+
+
+@dataclass(slots=True)
+class _Post:
+    """The messages of a request, and what is stored of them."""
+
+    subject: str
+    messages: list[PostedMessage]
+    logical: list[int]
+    """Logical partition of each message."""
+    producer: KeyedProducer
+    sent_at_ns: int
+    receipts: list[PostReceipt | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.receipts = [None] * len(self.messages)
+
+    @property
+    def keyed(self) -> bool:
+        """True if the request has an idempotency key."""
+        return self.producer.producer_id != NO_PRODUCER
+
+    def pending(self) -> list[int]:
+        """The messages without a receipt, by their place in the request."""
+        return [place for place, receipt in enumerate(self.receipts) if receipt is None]
+
+    def in_range(self, partition: Partition) -> list[int]:
+        """All messages in the range of a partition."""
+        start, end = partition.range_start, partition.range_end
+        return [place for place, logical in enumerate(self.logical) if start <= logical < end]
+
+
+class MessagePosting:
+    """Answers `POST /v1/subjects/{subject}/messages`."""
+
+    def __init__(self, peers: Peers, *, clock: Clock, rng: random.Random) -> None:
+        self._peers = peers
+        self._clock = clock
+        self._rng = rng
+
+    def route(self) -> ControlRoute:
+        """The route of the call."""
+        return ControlRoute(POST_MESSAGES, self.post)
+
+    async def post(self, body: bytes, params: Params) -> Posted | Reply:
+        """
+        Store the messages of a request, durably.
+
+        Returns:
+            Their receipts; a Reply with a PartlyPosted if only some are stored.
+
+        Raises:
+            KeylaneError: nothing is stored, or its fate is UNKNOWN.
+        """
+        check_params(POST_MESSAGES, params)
+        subject = check_name("subject", params["subject"])
+        messages = posted_messages(body, params)
+        key = params.get(IDEMPOTENCY_KEY)
+        producer = KeyedProducer(NO_PRODUCER, 0)
+        keyless = ANYWHERE
+        if key is not None:
+            producer = keyed_producer(key, messages)
+            keyless = logical_partition(key.encode())  # a repeat goes to the same partition
+        post = _Post(
+            subject,
+            messages,
+            [logical_partition(each.key) if each.key else keyless for each in messages],
+            producer,
+            self._clock.wall_ns(),
+        )
+        try:
+            await self._store(post)
+        except KeylaneError as error:
+            return _partly(post, error)
+        return Posted(receipts=[receipt for receipt in post.receipts if receipt is not None])
+
+    async def _store(self, post: _Post) -> None:
+        """Store every message, with newer routes where the known one is out of date."""
+        until_ms = self._clock.boot_ms() + WAIT_MS
+        route = await self._peers.route(post.subject)
+        while True:
+            errors = await self._try(post, route)
+            final = [error for error in errors if not _is_of_route(error)]
+            if not errors:
+                return
+            left_ms = until_ms - self._clock.boot_ms()
+            if final or left_ms <= 0:
+                raise max(final or errors, key=lambda error: error.fate is Fate.UNKNOWN)
+            # A broker that is not reached may have moved; only a partition that is sealed surely has a newer route.
+            silent = all(isinstance(error, NotSentError) for error in errors)
+            newer = await self._peers.new_route(
+                post.subject,
+                known_version=-1 if silent else route.version,
+                wait_ms=0 if silent else left_ms,
+            )
+            if newer == route:
+                raise errors[0]
+            route = newer
+
+    async def _try(self, post: _Post, route: Route) -> list[KeylaneError]:
+        """Store what is pending by this route; the errors of the partitions that did not."""
+        if post.keyed:
+            earlier = [
+                (partition, places)
+                for partition in route.partitions
+                if partition.state is PartitionState.SEALED
+                and set(places := post.in_range(partition)).intersection(post.pending())
+            ]
+            errors = [
+                error
+                for error in await self._append_all(post, earlier)
+                if not isinstance(error, StaleRouteError)  # it has nothing of this request
+            ]
+            if errors:
+                return errors
+        try:
+            parts = self._parts(post, route).values()
+        except NoPartitionError as error:
+            return [error]
+        return await self._append_all(post, parts)
+
+    def _parts(self, post: _Post, route: Route) -> dict[int, tuple[Partition, list[int]]]:
+        """Partition id → the open partition and its pending messages."""
+        parts: dict[int, tuple[Partition, list[int]]] = {}
+        still_open = route.open_partitions()
+        anywhere = self._any(still_open)
+        by_logical = {
+            logical: partition
+            for partition in still_open
+            for logical in range(partition.range_start, partition.range_end)
+        }
+        for place in post.pending():
+            logical = post.logical[place]
+            partition = anywhere if logical == ANYWHERE else by_logical.get(logical)
+            if partition is None:
+                raise NoPartitionError(f"subject {post.subject!r} has no open partition now")
+            parts.setdefault(partition.partition_id, (partition, []))[1].append(place)
+        return parts
+
+    def _any(self, still_open: Iterable[Partition]) -> Partition | None:
+        """A partition for messages without a key: one of this broker, else one of a broker that is available."""
+        ranked: dict[int, list[Partition]] = defaultdict(list)
+        for partition in still_open:
+            rank = 0 if self._peers.is_here(partition) else 1 + (partition.address is None)
+            ranked[rank].append(partition)
+        return self._rng.choice(ranked[min(ranked)]) if ranked else None
+
+    async def _append_all(
+        self, post: _Post, parts: Iterable[tuple[Partition, list[int]]]
+    ) -> list[KeylaneError]:
+        answers = await asyncio.gather(
+            *(self._append(post, partition, places) for partition, places in parts),
+            return_exceptions=True,
+        )
+        errors: list[KeylaneError] = []
+        for answer in answers:
+            if isinstance(answer, KeylaneError):
+                errors.append(answer)
+            elif answer is not None:
+                raise answer
+        return errors
+
+    async def _append(self, post: _Post, partition: Partition, places: list[int]) -> None:
+        """Store messages in a partition, and note their receipts."""
+        messages = [post.messages[place] for place in places]
+        batch = encode_batch(
+            partition_id=partition.partition_id,
+            sent_at_ns=[post.sent_at_ns] * len(messages),
+            keys=[message.key for message in messages],
+            values=[message.value for message in messages],
+            properties=[message.packed_properties for message in messages],
+            producer_id=post.producer.producer_id,
+            producer_epoch=post.producer.producer_epoch,
+            sequence=0,
+        )
+        answer, _ = await self._peers.call(partition, Append(partition.partition_id), batch)
+        assert isinstance(answer, Appended)
+        for offset, place in enumerate(places, answer.base_offset):
+            post.receipts[place] = PostReceipt(
+                partition_id=partition.partition_id,
+                queue=partition.queue,
+                offset=offset,
+                logic_offset=partition.logic_start + offset,
+                durable=answer.durable,
+                duplicate=answer.duplicate,
+            )
+
+
+def _is_of_route(error: KeylaneError) -> bool:
+    """True if the messages may be stored by a newer route: nothing was stored, and the partition is elsewhere."""
+    return isinstance(error, NotSentError) or error.retry is Retry.AFTER_NEW_ROUTE
+
+
+def _partly(post: _Post, error: KeylaneError) -> Reply:
+    """The answer if some messages are stored; raises `error` if none is."""
+    stored = len(post.messages) - len(post.pending())
+    if not stored:
+        raise error
+    partly = ErrorBody.of(
+        PartlyStoredError(
+            f"{stored} of {counted(len(post.messages), 'message')} are stored; then: {error.message}",
+            stored=stored,
+            messages=len(post.messages),
+        )
+    )
+    body = PartlyPosted(
+        code=partly.code,
+        name=partly.name,
+        message=partly.message,
+        hint=partly.hint,
+        fate=partly.fate,
+        details=partly.details,
+        receipts=post.receipts,
+    )
+    return Reply(body, status_of(error))

@@ -1,0 +1,1 @@
+"""What plain HTTP adds to the contract: posted messages, idempotency keys, the OpenAPI document."""

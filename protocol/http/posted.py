@@ -1,0 +1,137 @@
+"""The messages of an HTTP request, read from its body by its content type.  Pure.
+
+    application/json          one object, or an array of objects       see `message_json`
+    application/x-ndjson      an object a line
+    any other                 the body is the value of one message; its key is in the query or in a header
+
+All messages are checked before any is stored: one bad message refuses the request.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from ..errors import InvalidRequestError, KeylaneError, MessageTooLargeError
+from ..limits import POSTED_MESSAGES_MAX
+from ..message import check_message_size, pack_properties
+from .message_json import KeyValueProperties, MessageObject, parts_of
+
+T = TypeVar("T")
+CONTENT_TYPE = "Content-Type"
+KEY_HEADER = "Message-Key"
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+RAW = "application/octet-stream"
+_NDJSON_NAMES = frozenset({NDJSON, "application/ndjson", "application/jsonl"})
+_objects = msgspec.json.Decoder(list[MessageObject] | MessageObject).decode
+_object = msgspec.json.Decoder(MessageObject).decode
+
+
+class PostedMessage(NamedTuple):
+    """A message to store; `key` is b"" for a message without a key."""
+
+    key: bytes
+    value: bytes
+    packed_properties: bytes
+
+
+def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessage]:
+    """
+    The messages of a request, in order.
+
+    Args:
+        params: the parameters `key` and `key_base64`, the headers Content-Type and Message-Key, where given.
+
+    Raises:
+        InvalidRequestError: the body is not what its content type says, or has no message; or a key is given twice.
+        MessageTooLargeError: a message is over its limits, or there are more than POSTED_MESSAGES_MAX.
+    """
+    content = params.get(CONTENT_TYPE, RAW).partition(";")[0].strip().lower()
+    key = _key(params)
+    if content == JSON or content in _NDJSON_NAMES:
+        if key is not None:
+            raise InvalidRequestError(f"the key of a message in {content} is in its object")
+        parts = _of_json(body) if content == JSON else _of_lines(body)
+    elif content.startswith("multipart/"):
+        raise InvalidRequestError(
+            f"a body of {content[:80]!r} is no message: send the value itself, {JSON} or {NDJSON}"
+        )
+    else:
+        parts = [(key or b"", body, None)]
+    return [_checked(part, number, len(parts)) for number, part in enumerate(parts)]
+
+
+def _key(params: Mapping[str, str]) -> bytes | None:
+    given = [name for name in ("key", "key_base64", KEY_HEADER) if name in params]
+    if len(given) > 1:
+        raise InvalidRequestError(f"the key is given more than once: {', '.join(given)}")
+    if not given:
+        return None
+    text = params[given[0]]
+    if given[0] != "key_base64":
+        try:
+            return text.encode("utf-8", "surrogateescape")  # bytes of a header that are no UTF-8
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"the key is no text: {error.reason}") from None
+    try:
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        raise InvalidRequestError(f"key_base64 is no base64: {error}") from None
+
+
+def _of_json(body: bytes) -> list[KeyValueProperties]:
+    parsed = _parsed(_objects, body, "the body")
+    objects = parsed if isinstance(parsed, list) else [parsed]
+    if not objects:
+        raise InvalidRequestError("the body has no message")
+    _check_count(len(objects))
+    return [_parts(message, f"message {number}") for number, message in enumerate(objects)]
+
+
+def _of_lines(body: bytes) -> list[KeyValueProperties]:
+    lines = [
+        (number, line) for number, line in enumerate(body.split(b"\n"), 1) if line.strip(b" \t\r")
+    ]
+    if not lines:
+        raise InvalidRequestError("the body has no message")
+    _check_count(len(lines))
+    return [
+        _parts(_parsed(_object, line, f"line {number}"), f"line {number}") for number, line in lines
+    ]
+
+
+def _parsed(decode: Callable[[bytes], T], body: bytes, what: str) -> T:
+    try:
+        return decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"{what} is no message in JSON: {error}") from None
+
+
+def _parts(message: MessageObject, what: str) -> KeyValueProperties:
+    try:
+        return parts_of(message)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{what}: {error.message}") from None
+
+
+def _check_count(count: int) -> None:
+    if count > POSTED_MESSAGES_MAX:
+        raise MessageTooLargeError(
+            f"a request has at most {POSTED_MESSAGES_MAX} messages, not {count}"
+        )
+
+
+def _checked(part: KeyValueProperties, number: int, count: int) -> PostedMessage:
+    key, value, properties = part
+    try:
+        packed = pack_properties(properties)
+        check_message_size(len(key), len(value), len(packed))
+    except KeylaneError as error:
+        if count == 1:
+            raise
+        raise type(error)(f"message {number}: {error.message}", **error.details) from None
+    return PostedMessage(key, value, packed)
