@@ -21,6 +21,7 @@ from .options import (
     META_DEFAULT,
     ROWS_MIN,
     ROWS_TOTAL,
+    WAIT_S,
     MetaOption,
     OutputFormat,
     OutputOption,
@@ -54,8 +55,20 @@ def _keylane(
             "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            "--wait-s",
+            envvar="KEYLANE_WAIT_S",
+            min=0,
+            max=86_400,
+            metavar="SECONDS",
+            help="How long every command waits for a metaserver that is still starting.",
+        ),
+    ] = 0,
 ) -> None:
     """Messages of one order key keep their order: a cluster, its subjects, groups and messages."""
+    WAIT_S.set(wait_s)
 
 
 app.add_typer(subject_app, name="subject")
@@ -95,6 +108,25 @@ def dev(
 
     status = run_dev(output, data=data, port=port, brokers=brokers, subjects=subject or [])
     raise typer.Exit(status)
+
+
+@app.command()
+def wait(
+    brokers: Annotated[
+        int, typer.Option(min=0, help="How many broker groups have to be available.")
+    ] = 1,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Give up after this time."),
+    ] = 60,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Wait until a metaserver is ready and enough broker groups are available; status 0 then, else 1."""
+    from .commands.wait import wait_for_servers
+    from .screen import run
+
+    run(output, wait_for_servers(meta, output, brokers=brokers, timeout_s=timeout))
 
 
 @app.command()

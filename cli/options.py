@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from contextvars import ContextVar
 from typing import Annotated
 
 import typer
@@ -15,6 +16,8 @@ ROWS_TOTAL = 336_776
 """Rows of the demo's file."""
 ROWS_MIN = 1_000
 """With fewer rows, a dying consumer of the demo may have no message left to hand over."""
+WAIT_S = ContextVar("WAIT_S", default=0.0)
+"""The `wait_s` of every client of this command, in seconds: the option --wait-s."""
 
 
 class OutputFormat(enum.StrEnum):

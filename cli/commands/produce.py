@@ -18,7 +18,7 @@ from ...protocol.errors import ConfigError, Fate, InputError, InputUnfinishedErr
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
 from ...protocol.text import counted
-from ..options import OutputFormat
+from ..options import WAIT_S, OutputFormat
 from ..screen import show_error, show_json, show_line
 from .lines import (
     LineFormat,
@@ -101,7 +101,7 @@ async def produce(
     )
     ranges = [] if lines is None else parse_ranges(lines)
     tally = _Tally(form)
-    async with Producer(meta) as producer:
+    async with Producer(meta, wait_s=WAIT_S.get()) as producer:
         if value is not None:
             tally.add(await producer.send(subject, _bytes(value), key=_bytes(key)))
         else:
