@@ -33,10 +33,10 @@ from ..protocol.errors import (
 )
 from ..protocol.ids import MAX_I64, check_name
 from ..protocol.operations import (
+    ROUTE_FINAL,
     Cordon,
     OperationKind,
     OperationList,
-    OperationState,
     OperationView,
     Reshape,
     SubjectHistory,
@@ -53,8 +53,6 @@ from .views import describe_subject as join_subject
 
 T = TypeVar("T")
 POLL_MS = 100
-ROUTE_SETTLED = frozenset({OperationState.DONE, OperationState.FENCE, OperationState.CANCELED})
-"""States in which an operation will not change the route any more."""
 
 
 class Admin(Resident):
@@ -267,7 +265,7 @@ class Admin(Resident):
         return await self._meta.reset_group(subject, group, body)
 
     async def switch_group(
-        self, subject: str, group: str, strategy: ConsumeStrategy | str
+        self, subject: str, group: str, consume_strategy: ConsumeStrategy | str
     ) -> GroupView:
         """
         Change how a consumer group shares out messages: "exclusive" or "shared".
@@ -279,7 +277,7 @@ class Admin(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        body = _checked(SwitchGroup, {"strategy": strategy})
+        body = _checked(SwitchGroup, {"strategy": consume_strategy})
         return await self._meta.switch_group(subject, group, body)
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────────
@@ -396,7 +394,7 @@ class Admin(Resident):
             raise InvalidRequestError(f"one operation is followed, not {operation!r:.80}")
         view = operation
         yield view
-        while view.operation_id and view.state not in ROUTE_SETTLED:
+        while view.operation_id and view.state not in ROUTE_FINAL:
             await asyncio.sleep(POLL_MS / 1000)
             latest = await self.list_operations(view.subject)
             listed = {operation.operation_id: operation for operation in latest}

@@ -142,7 +142,7 @@ async def handover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list
     traffic = Traffic(cluster.meta, "handover")
     changes: list[float] = []
     async with (
-        Producer(cluster.meta, strategy="strict") as producer,
+        Producer(cluster.meta, order_strategy="strict") as producer,
         traffic.consumer(),
         traffic.consumer(),
     ):
@@ -164,7 +164,7 @@ async def failover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list
     traffic = Traffic(cluster.meta, "failover")
     delays: list[float] = []
     async with (
-        Producer(cluster.meta, strategy="strict") as producer,
+        Producer(cluster.meta, order_strategy="strict") as producer,
         traffic.consumer(ttl_ms=TTL_MS) as heir,
     ):
         sending = asyncio.create_task(traffic.send(producer))
@@ -221,7 +221,7 @@ async def resize(
     others: list[list[float]] = []
     before: list[list[float]] = []
     async with (
-        Producer(cluster.meta, strategy="strict") as producer,
+        Producer(cluster.meta, order_strategy="strict") as producer,
         traffic.consumer(),
         traffic.consumer(),
     ):

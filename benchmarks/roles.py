@@ -26,7 +26,7 @@ SENDS_PER_TURN = 500
 
 async def send(meta: str, subject: str, count: int) -> dict[str, object]:
     """Send `count` messages as fast as the producer's queue takes them; the clock stops at the last ack."""
-    async with Producer(meta, strategy="strict") as producer:
+    async with Producer(meta, order_strategy="strict") as producer:
         await producer.send(subject, VALUE, key=KEYS[0])
         started = time.monotonic()
         queue = producer.send
@@ -67,7 +67,7 @@ async def single(meta: str, subject: str, count: int) -> dict[str, object]:
     sends: list[float] = []
     flushes: list[float] = []
     with tempfile.NamedTemporaryFile() as probe:
-        async with Producer(meta, strategy="strict") as producer:
+        async with Producer(meta, order_strategy="strict") as producer:
             await producer.send(subject, VALUE, key=KEYS[0])
             for index in range(count):
                 began = time.perf_counter()

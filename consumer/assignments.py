@@ -171,7 +171,7 @@ class Assignments:
                 self._clients[partition_id] = self._make(grant)
 
     def _make(self, grant: Grant) -> PullClient:
-        shared = self._settings.strategy is ConsumeStrategy.SHARED
+        shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
         kind = SharedClient if shared else PullClient
         return kind(
             subject=self._subject,

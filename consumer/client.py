@@ -86,7 +86,7 @@ class Consumer(Resident):
         concurrency: int | None = None,
         ttl_ms: int | None = None,
         name: str | None = None,
-        strategy: ConsumeStrategy | str | None = None,
+        consume_strategy: ConsumeStrategy | str | None = None,
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
         _environment: Environment | None = None,
@@ -103,9 +103,9 @@ class Consumer(Resident):
             concurrency: handlers at once, each on another key; 16 by default.
             ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
             name: for people, shown with the partitions; up to 512 characters; by default host and process id.
-            strategy: the *consume* strategy of the group, "exclusive", the default, or "shared": every consumer of the
+            consume_strategy: the strategy of the group, "exclusive", the default, or "shared": every consumer of the
                 group takes messages of every partition, in no order, each at least once.  The group's first consumer
-                decides.  Not the order strategy of `Producer`.
+                decides.
             settings: everything that can be set; the arguments above take precedence.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
@@ -118,7 +118,7 @@ class Consumer(Resident):
         if name is not None:
             _check_client_name(name)
         self._settings = _settings_with(
-            settings, concurrency=concurrency, ttl_ms=ttl_ms, strategy=strategy
+            settings, concurrency=concurrency, ttl_ms=ttl_ms, consume_strategy=consume_strategy
         )
         self._addresses = addresses_of(meta)
         if handler is not None:
@@ -216,7 +216,7 @@ class Consumer(Resident):
             clock=self._clock,
             rng=self._rng,
             on_crash=self._fail,
-            ordered=self._settings.strategy is ConsumeStrategy.EXCLUSIVE,
+            ordered=self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE,
         )
 
     def _new_assignments(self, membership: Membership, dispatch: Workers | Stream) -> Assignments:

@@ -126,7 +126,7 @@ class Membership:
                 client=self._client,
                 ttl_ms=self._settings.ttl_ms,
                 suspended=self._suspended,
-                strategy=self._settings.strategy,
+                strategy=self._settings.consume_strategy,
             )
         )
         self.session = session

@@ -41,8 +41,8 @@ class ConsumerSettings:
 
     ttl_ms: int = TTL_MS_DEFAULT
     """A consumer silent for this long loses its partitions."""
-    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """The consume strategy of the group, also as text: "exclusive" or "shared"; the group's first consumer decides."""
+    consume_strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+    """The strategy of the group, also as text: "exclusive" or "shared"; the group's first consumer decides."""
     concurrency: int = 16
     """Handlers at once, each on another order key."""
     pull_bytes: int = 1 << 20
@@ -79,10 +79,10 @@ class ConsumerSettings:
                 f"concurrency above {ACK_RANGES_MAX} could leave more gaps than a cursor keeps"
             )
         try:
-            object.__setattr__(self, "strategy", ConsumeStrategy(self.strategy))
+            object.__setattr__(self, "consume_strategy", ConsumeStrategy(self.consume_strategy))
         except ValueError:
             names = " or ".join(ConsumeStrategy)
-            problems.append(f"strategy must be {names}, not {self.strategy!r:.40}")
+            problems.append(f"consume_strategy must be {names}, not {self.consume_strategy!r:.40}")
         problems += kind_problems(values, {"backoff": Backoff, "handler_backoff": Backoff})
         refuse(problems)
 

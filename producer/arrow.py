@@ -39,7 +39,7 @@ from .sender import SubjectSender
 from .settings import ProducerSettings
 
 try:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]  # ships no types; our settings know that
 except ImportError as missing:
     raise ConfigError(
         "send_arrow needs pyarrow and numpy: pip install 'keylane[arrow]'"
@@ -200,10 +200,10 @@ def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> An
     try:
         return pa.table(source)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        # A column of Python objects, as pandas has them, some of which Arrow does not take.
+        # A column of Python objects, as pandas has them, some of which Arrow does not take; maybe a column not asked for.
         try:
             columns = {name: list(source[name]) for name in names}
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, IndexError, AttributeError):
             raise InvalidRequestError(f"Arrow does not take this data: {error!s:.300}") from error
     return pa.table({name: _of_objects(column, wrong) for name, column in columns.items()})
 
@@ -214,7 +214,8 @@ def _of_objects(column: list[Any], wrong: dict[int, str]) -> Any:
         if isinstance(value, str):
             taken.append(value.encode())
             continue
-        if not isinstance(value, bytes) and value is not None:
+        missing = value is None or value != value  # noqa: PLR0124 - pandas' NaN
+        if not isinstance(value, bytes) and not missing:
             wrong[row] = f"{value!r:.40} is neither bytes nor text"
         taken.append(value if isinstance(value, bytes) else None)
     return pa.array(taken, pa.large_binary())

@@ -28,6 +28,7 @@ from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import TableReceipt, check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
+from ..protocol.settings import is_within
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
@@ -41,7 +42,7 @@ from .settings import ProducerSettings
 from .waiting_keys import WaitingMessages, waiting_messages
 
 log = logging.getLogger("keylane.producer")
-TIMEOUT_S_MAX = 1_000_000_000
+TIMEOUT_MS_MAX = 1_000_000_000_000
 NO_LIMIT = 1 << 62
 """Bytes: more than any queue has."""
 _hash = xxhash.xxh3_64_intdigest
@@ -86,7 +87,7 @@ class Producer(Resident):
         self,
         meta: str | Iterable[str],
         *,
-        strategy: OrderStrategy | str | None = None,
+        order_strategy: OrderStrategy | str | None = None,
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
         _environment: Environment | None = None,
@@ -96,9 +97,8 @@ class Producer(Resident):
 
         Args:
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
-            strategy: the *order* strategy that each subject must have, "strict" or "best_tried"; messages to a subject
-                with the other one fail with a StrategyMismatchError.  None: either.  Not the consume strategy of
-                `Consumer`.
+            order_strategy: what each subject must have, "strict" or "best_tried"; messages to a subject with the other
+                one fail with a StrategyMismatchError.  None: either.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
@@ -106,7 +106,7 @@ class Producer(Resident):
             ConfigError: an argument that cannot work.
         """
         self._addresses = addresses_of(meta)
-        self._order_strategy = None if strategy is None else _order_strategy(strategy)
+        self._order_strategy = None if order_strategy is None else _order_strategy(order_strategy)
         self._settings = ProducerSettings() if settings is None else settings
         if not isinstance(self._settings, ProducerSettings):
             raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
@@ -168,6 +168,11 @@ class Producer(Resident):
         self._budget = SendBudget(self._settings.queue_bytes)
         self._ending = None
 
+    def __del__(self) -> None:
+        """Log messages that were given up and never told, because the producer was never closed."""
+        if getattr(self, "_open", False) and self._home.here:
+            self._log_untold("never closed")
+
     def _forked(self) -> None:
         """In a forked child, leave the queued messages to the parent; `send` finds no sender."""
         self._of_parent, self._senders = self._senders, {}
@@ -187,7 +192,7 @@ class Producer(Resident):
         *,
         key: bytes = b"",
         properties: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout_ms: int | None = None,
     ) -> SendFuture:
         """
         Queue a message, behind those of its key that were sent before.
@@ -197,8 +202,8 @@ class Producer(Resident):
             value: up to 1 MiB together with key and properties.
             key: the order key; none means any partition, and no order.
             properties: text to text, up to 64 KiB packed.
-            timeout: seconds; a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing
-                newer of its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
+            timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
+                its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
         Returns:
             A future: `await` it for the Receipt; an unknown subject raises there.
@@ -219,9 +224,9 @@ class Producer(Resident):
         size = len(value) + len(key) + len(packed)
         if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
             check_message_size(len(key), len(value), len(packed))
-        timeout_ms = self._timeout_ms if timeout is None else _milliseconds(timeout)
+        timeout_ms = self._timeout_ms if timeout_ms is None else _checked_timeout(timeout_ms)
         if self._budget.bytes >= self._queue_bytes:
-            return self._send_over_limit(subject, value, key, properties, timeout)
+            return self._send_over_limit(subject, value, key, properties, timeout_ms or None)
         if get_ident() != self._thread:  # two threads would corrupt a batch
             self._home.check()
         if key:
@@ -263,7 +268,7 @@ class Producer(Resident):
         value: bytes,
         key: bytes,
         properties: Mapping[str, str] | None,
-        timeout: float | None,
+        timeout_ms: int | None,
     ) -> SendFuture:
         """Queue a message over the limit; raises QueueFullError if the budget does not let this task do so."""
         self._home.check()
@@ -272,7 +277,9 @@ class Producer(Resident):
             raise QueueFullError(queued_bytes=budget.bytes)
         limit, self._queue_bytes = self._queue_bytes, NO_LIMIT
         try:
-            future = self.send(subject, value, key=key, properties=properties, timeout=timeout)
+            future = self.send(
+                subject, value, key=key, properties=properties, timeout_ms=timeout_ms
+            )
         finally:
             self._queue_bytes = limit
         budget.exceeded(task)
@@ -325,6 +332,10 @@ class Producer(Resident):
             ForkedError, OtherLoopError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
+        if not isinstance(error, DeliveryTimeoutError | KeyHaltedError):
+            raise InvalidRequestError(
+                f"resume takes the DeliveryTimeoutError or KeyHaltedError of a message, not {error!r:.60}"
+            )
         sender = self._senders.get(error.subject or "")
         if sender is not None:
             sender.resume(error.key or b"")
@@ -517,11 +528,11 @@ class Producer(Resident):
         if error is not None:
             raise error
 
-    def _log_untold(self) -> None:
+    def _log_untold(self, why: str = "closed") -> None:
         """Log the number of messages that were given up and not awaited, where no error can tell it."""
         error = self._budget.untold()
         if error is not None:
-            log.warning("closed: %s", error.message)
+            log.warning("%s: %s", why, error.message)
 
     async def _end(self) -> None:
         """Give up the messages that are left.  A task of its own, so that a cancelled `close` does not stop it."""
@@ -536,15 +547,15 @@ def _order_strategy(text: str) -> OrderStrategy:
         return OrderStrategy(text)
     except ValueError:
         spelled = " or ".join(OrderStrategy)
-        raise ConfigError(f"strategy is {spelled}, not {text!r:.40}") from None
+        raise ConfigError(f"order_strategy is {spelled}, not {text!r:.40}") from None
 
 
-def _milliseconds(seconds: float) -> int:
-    if not isinstance(seconds, int | float) or not 0 < seconds <= TIMEOUT_S_MAX:
+def _checked_timeout(timeout_ms: int) -> int:
+    if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
         raise InvalidRequestError(
-            f"timeout is seconds in (0, {TIMEOUT_S_MAX}], not {seconds!r:.40}"
+            f"timeout_ms must be a whole number from 1 to {TIMEOUT_MS_MAX}, not {timeout_ms!r:.40}"
         )
-    return max(1, int(seconds * 1000))
+    return timeout_ms
 
 
 def _refuse_text(**given: object) -> NoReturn:

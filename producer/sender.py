@@ -108,7 +108,9 @@ class SubjectSender:
         self._expiring: asyncio.TimerHandle | None = None
         self._expire_ms = EXPIRE_MS_MAX
         """The interval between two searches for overdue messages."""
-        self._task = asyncio.create_task(self._follow_route(), name=f"route {subject}")
+        self._task = asyncio.create_task(self._follow_routes(), name=f"route {subject}")
+        # Not in the task: a task that is cancelled before its first step never runs.
+        self._task.add_done_callback(self._ended)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     def hold(
@@ -221,18 +223,15 @@ class SubjectSender:
             executor.roll()
 
     # ── the route ────────────────────────────────────────────────────────────────────────────────────
-    async def _follow_route(self) -> None:
-        try:
-            await self._follow_routes()
-        except asyncio.CancelledError:
-            unsent = self._unsettled()
-            if unsent and not self._closing:
-                log.warning(
-                    "a producer of %s was never closed: %s not acked and given up; use: "
-                    "async with Producer(...), or await producer.close()",
-                    self.subject, counted(unsent, "message was", "messages were"),
-                )  # fmt: skip
-            raise
+    def _ended(self, _task: asyncio.Task[None]) -> None:
+        """Log how many messages are lost, if the event loop ended before the producer was closed."""
+        unsent = self._unsettled()
+        if unsent and not self._closing:
+            log.warning(
+                "a producer of %s was never closed: %s not acked and given up; use: "
+                "async with Producer(...), or await producer.close()",
+                self.subject, counted(unsent, "message was", "messages were"),
+            )  # fmt: skip
 
     def _unsettled(self) -> int:
         batches = [batch for executor in self.executors for batch in executor.batches]

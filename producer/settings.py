@@ -58,7 +58,7 @@ class ProducerSettings:
     tries_min: int = 10
     """The number of tries after which QMQ gives up."""
     delivery_timeout_ms: int = 0
-    """A message that is not acked within this time is given up, unless `send` was passed a `timeout`; 0: never."""
+    """A message that is not acked within this time is given up, unless `send` was passed a `timeout_ms`; 0: never."""
     close_timeout_ms: int = 30_000
     backoff: Backoff = field(default_factory=Backoff)
 

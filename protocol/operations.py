@@ -41,6 +41,10 @@ class OperationState(enum.StrEnum):
     CANCELED = "canceled"
 
 
+ROUTE_FINAL = frozenset({OperationState.FENCE, OperationState.DONE, OperationState.CANCELED})
+"""The states in which the operation no longer changes the subject's route."""
+
+
 class StepAction(enum.StrEnum):
     """What a step asks a broker to do."""
 

@@ -119,7 +119,7 @@ async def consume(
         subject=subject,
         group=group,
         ttl_ms=ttl_ms,
-        strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
+        consume_strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
     )
     async with open_admin(meta):  # waits for a metaserver, and a signal ends the command
         pass

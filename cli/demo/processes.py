@@ -31,6 +31,7 @@ class Program:
         self._command = [sys.executable, "-m", f"keylane.{module}", *arguments]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed = False
 
     def start(self) -> None:
         """Start the process; its standard error goes to its log."""
@@ -85,7 +86,7 @@ class Program:
 
     def check(self) -> None:
         """Raise InternalError if the program has ended by itself."""
-        if self._process is not None and self._process.poll() is not None:
+        if not self._killed and self._process is not None and self._process.poll() is not None:
             raise InternalError(
                 f"{self.name} ended with status {self._process.returncode}{self.last_words()}"
             )
@@ -107,6 +108,7 @@ class Program:
 
     async def kill(self) -> None:
         """SIGKILL; the process has ended when this returns."""
+        self._killed = True
         self._started.kill()
         await self._gone()
 

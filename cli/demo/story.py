@@ -81,7 +81,7 @@ class Story:
         cluster.spark.start()
         await self._within("the consumers", cluster.start_consumers())
         say(f"{CONSUMERS} consumers of group {GROUP} share the partitions")
-        async with Producer(cluster.meta_address, strategy=OrderStrategy.STRICT) as producer:
+        async with Producer(cluster.meta_address, order_strategy=OrderStrategy.STRICT) as producer:
             self._producer = producer
             try:
                 async with asyncio.TaskGroup() as tasks:

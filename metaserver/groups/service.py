@@ -6,7 +6,8 @@
 
 A change wakes the heartbeats of the sessions it concerns and no others.
 
-Heartbeats of one moment share one UPDATE (`SingleFlight`); the queue of writes puts it before joins and merges nothing.
+Heartbeats of one moment share one UPDATE (`SingleFlight`); the queue of writes puts it before joins.
+The queue shares transactions between works, not statements.
 Measured with a thousand sessions on SQLite: 50 µs of processor time each, against 700 µs with one UPDATE each.
 """
 

@@ -57,7 +57,16 @@ from .journal import (
     read_operation,
     release_operation,
 )
-from .states import RULES, Outlook, outlook, parents_silent, silence, unsealable, waiting_reason
+from .states import (
+    RULES,
+    Ask,
+    Outlook,
+    outlook,
+    parents_silent,
+    silence,
+    unsealable,
+    waiting_reason,
+)
 from .views import operation_views, subject_history, subject_operations
 
 log = logging.getLogger("keylane.metaserver")
@@ -75,6 +84,8 @@ _ENTERED = {
     OperationState.DONE: "opened",
     OperationState.CANCELED: "canceled",
 }
+_ANSWERED = {Ask.SEAL: "sealing", Ask.TELL: "telling"}
+"""What `after_step` is told when a broker has done what it was asked for; nothing of a hosted child."""
 
 
 class _Round(enum.Enum):
@@ -292,7 +303,7 @@ class OperationDriver:
         if outlook(operation.state, operation.pending) is not Outlook.WAIT:
             return _Round.RETRY  # a broker has refused, or a new consumer group is to be told
         log.info("operation %d waits: %s", operation_id, problem)
-        pause_ms = PAUSE_MS if operation.state is OperationState.OPEN else 0
+        pause_ms = PAUSE_MS if RULES[state].asks is Ask.TELL else 0
         await self._database.write(
             release_operation, operation_id, driver=self._driver, pause_ms=pause_ms
         )
@@ -311,8 +322,9 @@ class OperationDriver:
         )
         done = dict(answer for answer in asked if not isinstance(answer, str))
         problems = [answer for answer in asked if isinstance(answer, str)]
-        if done and operation.state is not OperationState.PLAN:
-            self._after_step("telling" if operation.state is OperationState.OPEN else "sealing")
+        asks = RULES[operation.state].asks
+        if done and asks in _ANSWERED:
+            self._after_step(_ANSWERED[asks])
         if not problems:
             problems = [parents_silent(operation.state, operation.pending)]
         if not any(problems):
@@ -327,11 +339,12 @@ class OperationDriver:
         """Ask a broker to host or seal a partition; returns the id and the end offset, or the problem."""
         if partition.address is None:
             return silence(operation.state, partition.broker_group)
+        rule = RULES[operation.state]
+        canceled = rule.children is PartitionState.EXPIRED
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
             try:
-                if operation.state not in {OperationState.PLAN, OperationState.OPEN}:
-                    canceled = operation.state is OperationState.CANCELED
+                if rule.asks is Ask.SEAL:
                     status = await broker.seal(partition.partition_id, empty=canceled)
                     return partition.partition_id, status.next_offset
                 facts = replace(partition, state=PartitionState.OPEN)
@@ -348,7 +361,7 @@ class OperationDriver:
                 )
             except KeylaneError as error:
                 absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
-                if operation.state is OperationState.CANCELED and absent:
+                if canceled and absent:
                     # Never hosted: a partition of that id at the broker is not of this operation.
                     return partition.partition_id, 0
                 if isinstance(error, PartitionUnknownError):

@@ -140,7 +140,7 @@ def _pending(
     rows = connection.execute(_steps, {"of_operation": row.operation_id}).all()
     left = {step.partition_id: step for step in rows if not step.done}
     asks = {key: ASK_OF_STEP[StepAction(step.action)] for key, step in left.items()}
-    if row.state == OperationState.OPEN:
+    if RULES[OperationState(row.state)].asks is Ask.TELL:
         children = {step.partition_id: step for step in rows if step.action == StepAction.HOST}
         for partition_id in unheard_children(connection, row.subject_id, list(children)):
             left[partition_id] = children[partition_id]

@@ -62,7 +62,7 @@ def folder(tmp_path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(one): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_a_whole_folder(folder):
@@ -70,9 +70,9 @@ def test_a_whole_folder(folder):
     before = contents(folder)
     done = keylane("verify", str(folder), "-o", "json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["batches"], found["messages"], found["partitions"]) == (40, 80, 2)
-    assert found["problems"] == found["stopped_partitions"] == []
+    report = json.loads(done.stdout)
+    assert (report["batches"], report["messages"], report["partitions"]) == (40, 80, 2)
+    assert report["problems"] == report["stopped_partitions"] == []
     assert contents(folder) == before
     assert "nothing is wrong" in keylane("verify", str(folder)).stdout
 
@@ -87,10 +87,10 @@ def test_a_damaged_folder(folder):
     before = contents(folder)
     done = keylane("verify", str(folder), "-o", "json")
     assert done.returncode == 1
-    found = json.loads(done.stdout)
-    assert found["stopped_partitions"] == [1]
-    assert "positions [" in found["problems"][0]
-    assert "partition 1 has lost its offsets from" in found["problems"][1]
+    report = json.loads(done.stdout)
+    assert report["stopped_partitions"] == [1]
+    assert "positions [" in report["problems"][0]
+    assert "partition 1 has lost its offsets from" in report["problems"][1]
     assert "stopped partitions: 1" in keylane("verify", str(folder)).stdout
     assert "DAMAGE" in keylane("dump", str(folder)).stdout
     assert contents(folder) == before
@@ -106,11 +106,11 @@ def test_dump(folder):
         "dump", str(folder), "--partition", "2", "--from", "31", "--limit", "4", "--messages",
         "-o", "json",
     )  # fmt: skip
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["kind"] for one in found] == ["PARTITION", "TOLD", "MESSAGES", "MESSAGES"]
-    assert [one.get("base_offset") for one in found] == [None, None, 30, 32]
-    assert found[2]["messages"][1] == {"key": "k31", "value": "value 31"}
-    position = found[2]["position"]
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["kind"] for record in records] == ["PARTITION", "TOLD", "MESSAGES", "MESSAGES"]
+    assert [record.get("base_offset") for record in records] == [None, None, 30, 32]
+    assert records[2]["messages"][1] == {"key": "k31", "value": "value 31"}
+    position = records[2]["position"]
     done = keylane("dump", str(folder), "--from", str(position), "--limit", "1", "--messages")
     assert "'k31': 'value 31'" in done.stdout
 
@@ -136,7 +136,9 @@ def test_dump_of_properties(tmp_path):
     files.close()
     done = keylane("dump", str(tmp_path / "data"), "--messages", "-o", "json")
     (batch_found,) = [
-        one for one in map(json.loads, done.stdout.splitlines()) if one["kind"] == "MESSAGES"
+        record
+        for record in map(json.loads, done.stdout.splitlines())
+        if record["kind"] == "MESSAGES"
     ]
     assert batch_found["messages"] == [
         {"key": "a", "value": "x", "properties": {"from": "JFK"}},

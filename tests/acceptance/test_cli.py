@@ -99,8 +99,8 @@ def test_dev_is_ready(dev):
     ]
     (summaries,) = dev.json("subject", "list")
     assert {"subject": "ready", "order_strategy": "strict", "partitions": 2} in [
-        {name: one[name] for name in ("subject", "order_strategy", "partitions")}
-        for one in summaries
+        {name: summary[name] for name in ("subject", "order_strategy", "partitions")}
+        for summary in summaries
     ]
 
 
@@ -115,44 +115,55 @@ def test_a_day_with_a_subject(dev):
     assert (receipt["offset"], receipt["durable"]) == (0, "fsync")
     lines = "".join(f"a={n}\n" for n in range(1, 100)) + "b=x\n"
     receipts = dev.json("produce", "day", "--key-separator", "=", text=lines)
-    assert [one["offset"] for one in receipts[:99]] == list(range(1, 100))
+    assert [receipt["offset"] for receipt in receipts[:99]] == list(range(1, 100))
     (told,) = dev.json("produce", "day", "--json", text='{"key": "c", "value": {"n": 1}}\n')
     assert told["duplicate"] is False
 
     (described,) = dev.json("subject", "describe", "day")
-    ranges = [(one["range_start"], one["range_end"]) for one in described["partitions"]]
+    ranges = [
+        (partition["range_start"], partition["range_end"]) for partition in described["partitions"]
+    ]
     assert ranges == [(0, 256), (256, 512), (512, 768), (768, 1024)]
-    assert {one["broker_group"] for one in described["partitions"]} == {"broker-1", "broker-2"}
-    assert {one["state"] for one in described["partitions"]} == {"open"}
-    stored = sum(one["next_offset"] - one["first_offset"] for one in described["partitions"])
+    assert {partition["broker_group"] for partition in described["partitions"]} == {
+        "broker-1",
+        "broker-2",
+    }
+    assert {partition["state"] for partition in described["partitions"]} == {"open"}
+    stored = sum(
+        partition["next_offset"] - partition["first_offset"]
+        for partition in described["partitions"]
+    )
     assert stored == 102
 
     some = dev.json("consume", "day", "--group", "audit", "--count", "40")
     assert len(some) == 40
-    assert all(one["partition_id"] > 0 and one["fencing_token"] > 0 for one in some)
+    assert all(message["partition_id"] > 0 and message["fencing_token"] > 0 for message in some)
     (group,) = dev.json("group", "describe", "day", "audit")
     assert (group["sessions"], group["lag"]) == (0, 62)
     rest = dev.json("consume", "day", "--group", "audit", "--count", "62")
-    values = [one["value"] for one in some + rest if one["key"] == "a"]
+    values = [message["value"] for message in some + rest if message["key"] == "a"]
     assert values == ["first", *map(str, range(1, 100))]
     (group,) = dev.json("group", "describe", "day", "audit")
-    assert (group["lag"], [one["lag"] for one in group["partitions"]]) == (0, [0, 0, 0, 0])
-    assert {one["owner"] for one in group["partitions"]} == {None}
-    assert all(one["token"] > 0 for one in group["partitions"])
-    assert sum(one["offset"] for one in group["partitions"]) == 102
+    assert (group["lag"], [partition["lag"] for partition in group["partitions"]]) == (
+        0,
+        [0, 0, 0, 0],
+    )
+    assert {partition["owner"] for partition in group["partitions"]} == {None}
+    assert all(partition["token"] > 0 for partition in group["partitions"])
+    assert sum(partition["offset"] for partition in group["partitions"]) == 102
 
 
 def test_a_broker_group_is_cordoned(dev):
     """It gets no new partitions until it is uncordoned; the list shows it."""
     assert dev.run("broker", "cordon", "broker-1").returncode == 0
     (listed,) = dev.json("broker", "list")
-    assert {one["broker_group"]: one["cordoned"] for one in listed} == {
+    assert {broker["broker_group"]: broker["cordoned"] for broker in listed} == {
         "broker-1": True,
         "broker-2": False,
     }
     assert dev.run("subject", "create", "narrow").returncode == 0
     (described,) = dev.json("subject", "describe", "narrow")
-    assert {one["broker_group"] for one in described["partitions"]} == {"broker-2"}
+    assert {partition["broker_group"] for partition in described["partitions"]} == {"broker-2"}
     assert "gets none" in dev.run("broker", "list").stdout
     assert dev.run("broker", "uncordon", "broker-1").returncode == 0
     assert "gets none" not in dev.run("broker", "list").stdout
@@ -172,7 +183,7 @@ def test_a_group_is_shared_and_switched(dev):
     assert listed == [{"group": "g", "strategy": "shared", "sessions": 0}]
     assert "is exclusive" in dev.run("group", "switch", "crowd", "g", "exclusive").stdout
     (rest,) = dev.json("consume", "crowd", "--group", "g", "--count", "1")
-    assert {one["value"] for one in (*some, rest)} == {"x", "y", "z"}
+    assert {message["value"] for message in (*some, rest)} == {"x", "y", "z"}
     assert "exclusive" in dev.run("group", "describe", "crowd", "g").stdout
     assert "exclusive" in dev.run("group", "list", "crowd").stdout
 
@@ -201,10 +212,10 @@ def test_owner_is_shown_while_it_consumes(dev):
         assert consumer.stdout is not None
         assert consumer.stdout.readline().endswith("wake\n")
         (group,) = dev.json("group", "describe", "owned", "g")
-        (one,) = group["partitions"]
-        assert str(consumer.pid) in one["owner"]
-        assert one["token"] >= 1
-        assert 0 < one["expires_in_ms"] <= 10_000
+        (partition,) = group["partitions"]
+        assert str(consumer.pid) in partition["owner"]
+        assert partition["token"] >= 1
+        assert 0 < partition["expires_in_ms"] <= 10_000
         assert group["sessions"] == 1
         shown = dev.run("group", "describe", "owned", "g").stdout
         assert "1 consumer, lag" in shown
@@ -471,7 +482,7 @@ def test_dev_again(tmp_path):
     with running_dev(tmp_path / "data") as second:
         assert len(second.facts["brokers"]) == 3
         got = second.json("consume", "s", "-g", "g", "-n", "3")
-        assert sorted(one["value"] for one in got) == ["a", "b", "c"]
+        assert sorted(message["value"] for message in got) == ["a", "b", "c"]
 
 
 def test_next_steps(tmp_path):

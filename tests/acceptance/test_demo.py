@@ -37,7 +37,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def processes_of(folder: Path) -> list[int]:
     """Ids of the processes whose command line names `folder`."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
@@ -45,8 +45,8 @@ def processes_of(folder: Path) -> list[int]:
             except OSError:
                 continue
             if str(folder).encode() in command:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def wait_for(what, timeout_s: float = 60.0):
@@ -94,7 +94,9 @@ def test_the_main_job(tmp_path):
                 look = [*COMMAND[:-1], *line.split()[1:], "-o", "json"]
                 look += ["--meta", export.partition("=")[2]]
                 shown[line.split()[1]] = json.loads(subprocess.check_output(look, timeout=60))
-        assert sum(one["next_offset"] for one in shown["subject"]["partitions"]) == 6_000
+        assert (
+            sum(partition["next_offset"] for partition in shown["subject"]["partitions"]) == 6_000
+        )
         assert shown["group"]["lag"] == 0
         (stop,) = [line for line in printed if line.startswith("kill ")]
         named = [int(word) for word in stop.partition("#")[0].split()[1:]]

@@ -17,7 +17,7 @@ from tidy.tree import ROOT
 pytestmark = pytest.mark.acceptance
 
 EXAMPLES = ROOT / "examples"
-TIMEOUT_S = 100
+TIMEOUT_S = 200
 
 
 @pytest.fixture(scope="module")

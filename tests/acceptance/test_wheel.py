@@ -167,12 +167,14 @@ def test_basedpyright_sees_the_types_of_an_installed_wheel(empty_environment, tm
     command = ["basedpyright", "--outputjson", "--pythonpath", python, "program.py"]
     said = json.loads(checked(command, tmp_path))["generalDiagnostics"]
     assert [
-        one["message"].split(" is ")[-1] for one in said if one["severity"] == "information"
+        diagnostic["message"].split(" is ")[-1]
+        for diagnostic in said
+        if diagnostic["severity"] == "information"
     ] == [
         '"Mapping[str, str]"',
         '"Receipt"',
         '"int | None"',
         '"int | None"',
     ]
-    errors = [one["rule"] for one in said if one["severity"] == "error"]
+    errors = [diagnostic["rule"] for diagnostic in said if diagnostic["severity"] == "error"]
     assert errors == ["reportArgumentType", "reportArgumentType"]

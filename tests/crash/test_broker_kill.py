@@ -59,10 +59,10 @@ class Sender:
     async def run(self, client: BrokerClient) -> None:
         while len(self.offsets) < BATCHES:
             left = [number for number in range(BATCHES) if number not in self.offsets]
-            found = await asyncio.gather(
+            outcomes = await asyncio.gather(
                 *(self.send(client, number) for number in left[:PIPELINE]), return_exceptions=True
             )
-            for error in found:
+            for error in outcomes:
                 if isinstance(error, KeylaneError):
                     await asyncio.sleep(0.02)
                 elif error is not None:
@@ -71,18 +71,18 @@ class Sender:
 
 async def read_all(client: BrokerClient, partition_id: int) -> list[tuple[int, int]]:
     """(producer, number of its message) at each offset."""
-    found = []
+    messages = []
     offset = 0
     while True:
         answer, payload = await client.call(Read(partition_id, offset, 1 << 20))
         if answer.upto == offset:
-            return found
+            return messages
         for at, header in batch_starts(payload):
-            assert header.base_offset == len(found)
+            assert header.base_offset == len(messages)
             cut = columns(payload, header, at)
             for start, end in zip(cut.value_edges, cut.value_edges[1:], strict=False):
                 producer, number = cut.blob[start:end].split()
-                found.append((int(producer), int(number)))
+                messages.append((int(producer), int(number)))
         offset = answer.upto
 
 

@@ -46,13 +46,13 @@ async def test_a_consumer_stopped_at_a_handlers_first_line_does_no_harm(tmp_path
     """The one moment that no look at the lease can cover: the next owner starts over, and the fence does the rest."""
     async with Stage(tmp_path, keys=100, per_second=300, partitions=3) as stage:
         await stage.freeze_at_start("c0", 2.5 * stage.ttl_s)
-        found, events = await stage.judge()
-    assert not found.total, found.examples
+        findings, events = await stage.judge()
+    assert not findings.total, findings.examples
     assert not second_opinion(tmp_path)["findings"]
-    (frozen,) = [one for one in events if type(one) is Frozen]
+    (frozen,) = [event for event in events if type(event) is Frozen]
     assert frozen.late_ms > 1_000
-    begun = [one for one in events if type(one) is Started]
-    tokens = {one.token for one in begun if one[2:4] == (frozen.partition_id, frozen.offset)}
+    begun = [event for event in events if type(event) is Started]
+    tokens = {start.token for start in begun if start[2:4] == (frozen.partition_id, frozen.offset)}
     assert len(tokens) == 2, "the one that slept, and the next owner"
 
 
@@ -84,9 +84,11 @@ async def test_calendar_of_a_single_program_is_moved(tmp_path: Path):
     async with Stage(tmp_path, keys=10, per_second=100, consumers=1) as stage:
 
         async def more_messages() -> None:
-            before = Counter(type(one) for one in await stage.history())[Settled]
+            before = Counter(type(event) for event in await stage.history())[Settled]
             async with asyncio.timeout(READY_S):
-                while Counter(type(one) for one in await stage.history())[Settled] < before + 50:
+                while (
+                    Counter(type(event) for event in await stage.history())[Settled] < before + 50
+                ):
                     await asyncio.sleep(0.1)
 
         await more_messages()
@@ -96,19 +98,19 @@ async def test_calendar_of_a_single_program_is_moved(tmp_path: Path):
         stage.set_calendar(3_600, ["p"])
         await more_messages()
         assert stage.calendar_hours > 0.9
-        found, _ = await stage.judge()
-    assert not found.total, found.examples
+        findings, _ = await stage.judge()
+    assert not findings.total, findings.examples
 
 
 async def test_without_the_fence_a_stopped_consumer_does_harm(tmp_path: Path):
     """A broker that does not look at tokens serves a consumer that woke up too late, and the checker says so."""
-    found = await run_without_fence(tmp_path)
-    assert found.counts["stale effect"], found.examples
+    findings = await run_without_fence(tmp_path)
+    assert findings.counts["stale effect"], findings.examples
     assert second_opinion(tmp_path)["findings"]["not linearizable"]
 
 
 async def test_without_the_drain_rule_a_resize_breaks_the_order(tmp_path: Path):
     """A metaserver that lets children be read before their parents are drained, and the checker says so."""
-    found = await run_without_drain_rule(tmp_path)
-    assert found.counts["skip"], found.examples
+    findings = await run_without_drain_rule(tmp_path)
+    assert findings.counts["skip"], findings.examples
     assert second_opinion(tmp_path)["findings"]["handled too early"]

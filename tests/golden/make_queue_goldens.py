@@ -38,15 +38,15 @@ def queue_files() -> dict[str, bytes]:
         await store.close()
 
     asyncio.run(fill())
-    return {path: bytes(one.data) for path, one in sorted(disk.contents.items())}
+    return {path: bytes(content.data) for path, content in sorted(disk.contents.items())}
 
 
 def main() -> None:
-    found = {
+    golden = {
         path: [data[at : at + LENGTH].hex() for at in range(0, len(data), LENGTH)]
         for path, data in queue_files().items()
     }
-    PATH.write_text(json.dumps(found, indent=1) + "\n")
+    PATH.write_text(json.dumps(golden, indent=1) + "\n")
 
 
 if __name__ == "__main__":

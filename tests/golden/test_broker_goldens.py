@@ -80,7 +80,7 @@ def test_own_records():
 
     asyncio.run(fill())
     data = disk.pread("log/" + "0" * 20 + ".log", 0, 1 << 20)
-    found = []
+    records = []
     at = 0
     while at < len(data):
         length = int.from_bytes(data[at + 8 : at + 12], "little")
@@ -88,15 +88,15 @@ def test_own_records():
         partition_id = int.from_bytes(data[at + 24 : at + 32], "little")
         base_offset = int.from_bytes(data[at + 32 : at + 40], "little")
         body = data[at + 96 : at + length]
-        found.append((kind, partition_id, base_offset, b"" if kind == 1 else body))
+        records.append((kind, partition_id, base_offset, b"" if kind == 1 else body))
         at += length
     facts_body = (
         b"\x82\xa7subject\xa7flights\xa9partition\x89\xacpartition_id\x09\xa4name\xa2p9"
         b"\xa5queue\x00\xabrange_start\x00\xa9range_end\xcd\x04\x00\xacbroker_group\xa2g1"
         b"\xa5state\xa4open\xa7parents\x92\x03\x04\xa7address\xc0"
     )
-    assert found[0] == (2, 9, 0, facts_body)
-    assert found[2:] == [
+    assert records[0] == (2, 9, 0, facts_body)
+    assert records[2:] == [
         (7, 1, 0, b""),
         (1, 1, 0, b""),
         (4, 1, 0, b"\x93\xa5audit\x05\xb0" + b"a" * 16),

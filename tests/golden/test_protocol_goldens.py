@@ -71,11 +71,11 @@ def test_the_golden_batch_reads_back():
     """The reader finds in the golden bytes what was packed."""
     data = golden_batch()
     header = check_batch(data)
-    found = columns(data, header)
-    cut = found.blob
-    keys = [cut[a:b] for a, b in pairwise(found.key_edges)]
-    values = [cut[a:b] for a, b in pairwise(found.value_edges)]
-    edges = found.property_edges
+    parts = columns(data, header)
+    cut = parts.blob
+    keys = [cut[a:b] for a, b in pairwise(parts.key_edges)]
+    values = [cut[a:b] for a, b in pairwise(parts.value_edges)]
+    edges = parts.property_edges
     properties = [unpack_properties(cut[a:b]) for a, b in pairwise(edges)]
     assert (header.base_offset, header.next_offset, header.sequence) == (1_000, 1_003, 41)
     assert keys == [b"N14228", b"", b"N24211"]

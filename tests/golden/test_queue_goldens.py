@@ -27,10 +27,10 @@ def of_today() -> dict[str, bytes]:
 
 def test_the_files_are_what_they_were():
     """PARTITION with `static`, FENCE and CURSOR of a reset, and the image of the partition, have these bytes."""
-    found = of_today()
-    assert sorted(found) == sorted(GOLDEN)
+    files = of_today()
+    assert sorted(files) == sorted(GOLDEN)
     for path, data in GOLDEN.items():
-        assert found[path].hex(" ", 8) == data.hex(" ", 8), path
+        assert files[path].hex(" ", 8) == data.hex(" ", 8), path
 
 
 async def test_the_files_are_read():

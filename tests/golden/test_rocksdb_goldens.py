@@ -23,8 +23,8 @@ UNITS = [
 def rows(queues: RocksConsumeQueues) -> dict[str, dict[str, str]]:
     tables = queues._tables
     return {
-        family: {key.hex(): value.hex() for key, value in found.items()}
-        for family, found in (("units", tables._units), ("bounds", tables._bounds))
+        family: {key.hex(): value.hex() for key, value in table.items()}
+        for family, table in (("units", tables._units), ("bounds", tables._bounds))
     }
 
 
@@ -32,9 +32,9 @@ def test_batches_are_written_as_the_golden_rows(tmp_path):
     """Three batches make the rows of the format, and no others."""
     queues = RocksConsumeQueues(str(tmp_path / "rocksdb"))
     queues.dispatch(UNITS)
-    found = rows(queues)
+    stored = rows(queues)
     queues.close()
-    assert found == GOLDEN
+    assert stored == GOLDEN
 
 
 def test_golden_rows_are_read_as_their_batches(tmp_path):

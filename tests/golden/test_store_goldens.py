@@ -22,8 +22,8 @@ HERE = Path(__file__).parent
 
 
 def golden(name: str) -> dict[str, bytes]:
-    found = json.loads((HERE / name).read_text())
-    return {path: bytes.fromhex("".join(lines)) for path, lines in found.items()}
+    files = json.loads((HERE / name).read_text())
+    return {path: bytes.fromhex("".join(lines)) for path, lines in files.items()}
 
 
 GOLDEN = golden("store_v1.json")
@@ -52,10 +52,10 @@ def on_a_disk(files: dict[str, bytes]) -> SimDisk:
 
 def test_the_files_are_what_they_were():
     """Segments, trails, snapshots, index and identity have the bytes of their format."""
-    found = of_today()
-    assert sorted(found) == sorted(GOLDEN)
+    files = of_today()
+    assert sorted(files) == sorted(GOLDEN)
     for path, data in GOLDEN.items():
-        assert found[path].hex(" ", 8) == data.hex(" ", 8), path
+        assert files[path].hex(" ", 8) == data.hex(" ", 8), path
 
 
 @pytest.mark.parametrize("files", [GOLDEN, OLDER], ids=["today", "older"])
@@ -70,7 +70,9 @@ async def test_the_files_are_read(files):
         state = desk.store.state
         assert not state.problems
         assert sorted(state.partitions) == [1, 9]
-        images[snapshot] = {number: image_of(one) for number, one in state.partitions.items()}
+        images[snapshot] = {
+            number: image_of(partition) for number, partition in state.partitions.items()
+        }
         assert state.partition(9).sealed
         assert state.partition(9).facts.partition.parents == (3, 4)
         told = [number for number in (1, 9) if state.partition(number).groups_told]
@@ -105,10 +107,10 @@ def test_an_image():
     image = bytes.fromhex(
         "9d a7666c6967687473 a27031 00 00 cd0400 a26731 90 00 03 05 c2 90 90".replace(" ", "")
     )
-    one = partition_of(1, image)
-    assert (one.next_offset, one.appended_at_ms, one.sealed) == (3, 5, False)
-    assert one.lost == ()
-    assert not one.groups_told
+    partition = partition_of(1, image)
+    assert (partition.next_offset, partition.appended_at_ms, partition.sealed) == (3, 5, False)
+    assert partition.lost == ()
+    assert not partition.groups_told
 
 
 def test_the_checksums_come_last_in_an_image():

@@ -9,12 +9,12 @@ from itertools import permutations
 from leases import LeaseCall, LeaseState, step_lease
 from linearizable import FOREVER, Operation
 
-NOBODY: LeaseState = ("", 0)
+NO_HOLDER: LeaseState = ("", 0)
 
 
 def random_history(rng: random.Random, calls: int) -> list[Operation[LeaseCall]]:
     """A history of a right lease whose instants are stretched, in one of two then spoiled at random."""
-    state = NOBODY
+    state = NO_HOLDER
     history: list[Operation[LeaseCall]] = []
     for instant in range(0, 10 * calls, 10):
         session, token = state
@@ -43,7 +43,7 @@ def random_history(rng: random.Random, calls: int) -> list[Operation[LeaseCall]]
 def try_every_order(history: Sequence[Operation[LeaseCall]]) -> bool:
     """True if some order of the calls keeps to their instants and to the lease."""
     for order in permutations(history):
-        state: LeaseState | None = NOBODY
+        state: LeaseState | None = NO_HOLDER
         latest = -FOREVER
         for operation in order:
             latest = max(latest, operation.invoked)

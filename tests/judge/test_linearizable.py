@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from histories import NOBODY, random_history, try_every_order
+from histories import NO_HOLDER, random_history, try_every_order
 from leases import (
     ANSWERED,
     CALLING,
@@ -24,7 +24,7 @@ def test_search_agrees_with_trying_every_order():
     verdicts = []
     for _ in range(1_500):
         history = random_history(rng, rng.randrange(3, 8))
-        verdict = is_linearizable(history, NOBODY, step_lease)
+        verdict = is_linearizable(history, NO_HOLDER, step_lease)
         assert verdict == try_every_order(history), history
         verdicts.append(verdict)
     assert 300 < sum(verdicts) < 1_200, "both kinds are there"
@@ -36,23 +36,23 @@ def observe(invoked: int, returned: int, session: str, token: int) -> Operation[
 
 def test_search_refuses_two_sessions_with_one_lease():
     history = [observe(0, 10, "a", 1), observe(20, 30, "b", 2), observe(40, 50, "a", 1)]
-    assert not is_linearizable(history, NOBODY, step_lease)
+    assert not is_linearizable(history, NO_HOLDER, step_lease)
 
 
 def test_search_refuses_a_token_that_was_given_before():
     freed = Operation(12, 14, LeaseCall("release", "a", 1))
     assert not is_linearizable(
-        [observe(0, 10, "a", 1), freed, observe(20, 30, "b", 1)], NOBODY, step_lease
+        [observe(0, 10, "a", 1), freed, observe(20, 30, "b", 1)], NO_HOLDER, step_lease
     )
     assert is_linearizable(
-        [observe(0, 10, "a", 1), freed, observe(20, 30, "b", 2)], NOBODY, step_lease
+        [observe(0, 10, "a", 1), freed, observe(20, 30, "b", 2)], NO_HOLDER, step_lease
     )
 
 
 def test_search_lets_an_unanswered_release_take_effect_later():
     lost = Operation(5, FOREVER, LeaseCall("release", "a", 1))
     history = [observe(0, 4, "a", 1), lost, observe(10, 12, "a", 1), observe(20, 30, "b", 2)]
-    assert is_linearizable(history, NOBODY, step_lease)
+    assert is_linearizable(history, NO_HOLDER, step_lease)
 
 
 def test_search_of_a_long_history_is_quick():
@@ -61,7 +61,7 @@ def test_search_of_a_long_history_is_quick():
         at = 100 * token
         history += [observe(at, at + 60, "ab"[token % 2], token)] * 2
         history.append(Operation(at + 50, at + 99, LeaseCall("release", "ab"[token % 2], token)))
-    assert is_linearizable(history, NOBODY, step_lease)
+    assert is_linearizable(history, NO_HOLDER, step_lease)
 
 
 def test_fence_refuses_a_call_below_it():

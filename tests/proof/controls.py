@@ -21,10 +21,10 @@ async def run_without_fence(folder: Path) -> Findings:
         for _ in range(PAUSES_MAX):
             await stage.pause_in_handler(2.5 * TTL_MS / 1000, busy=set(), rng=rng)
             await asyncio.sleep(0.5)
-            found, _ = await stage.look()
-            if found.counts["stale effect"]:
+            findings, _ = await stage.look()
+            if findings.counts["stale effect"]:
                 break
-        return found
+        return findings
 
 
 async def run_without_drain_rule(folder: Path) -> Findings:
@@ -36,7 +36,7 @@ async def run_without_drain_rule(folder: Path) -> Findings:
             await asyncio.sleep(1.5)
             await stage.resize(partitions)
             await asyncio.sleep(1.0)
-            found, _ = await stage.look()
-            if found.counts["skip"]:
+            findings, _ = await stage.look()
+            if findings.counts["skip"]:
                 break
-        return found
+        return findings

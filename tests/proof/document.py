@@ -92,7 +92,7 @@ def document(shares: str) -> str:
     """The whole page."""
     read = [json.loads(line) for line in shares.splitlines()]
     text = TITLE + _summary(read) + HEAD
-    machines = sorted({one["machine"] for one in read})
+    machines = sorted({share["machine"] for share in read})
     text += f"\nMachine: {'; '.join(machines)}.\n"
     for title, name, row in (
         (SIMULATION, "simulation", _simulated),
@@ -100,37 +100,40 @@ def document(shares: str) -> str:
         (KILLS, "kills", _killed),
         (MUTANTS, "mutants", _hunted),
     ):
-        rows = [(one, one[name]) for one in read if name in one]
+        rows = [(share, share[name]) for share in read if name in share]
         text += title + "".join(
-            _row(one["date"], one["version"], *row(part), part["seconds"]) for one, part in rows
+            _row(share["date"], share["version"], *row(part), part["seconds"])
+            for share, part in rows
         )
         if name == "simulation":
             total = sum(part["seeds"] for _, part in rows)
             bad = sum(part["violations"] for _, part in rows)
-            versions = ", ".join(sorted({one["version"] for one, _ in rows}))
+            versions = ", ".join(sorted({share["version"] for share, _ in rows}))
             text += f"\n{total:,} seeds in all, of {versions}: {bad} violations.\n"
         if name == "processes" and rows:
             faults = ", ".join(f"{kind} {n}" for kind, n in rows[-1][1]["faults"].items())
             text += f"\nFaults of the latest run: {faults}.\n"
         if name == "mutants" and rows:
             text += EACH + "".join(
-                _row(one["mutant"], _seed(one), one["by"].replace("|", "/"))
-                for one in rows[-1][1]["found"]
+                _row(mutant["mutant"], _seed(mutant), mutant["by"].replace("|", "/"))
+                for mutant in rows[-1][1]["found"]
             )
     return text
 
 
 def _summary(read: list[dict[str, Any]]) -> str:
     """The page in five lines."""
-    sims = [one["simulation"] for one in read if "simulation" in one]
-    version = next((one["version"] for one in reversed(read) if "processes" in one), "")
-    runs = [one["processes"] for one in read if "processes" in one and one["version"] == version]
-    hunt = next((one["mutants"]["found"] for one in reversed(read) if "mutants" in one), [])
-    judged = [one["judge"] for one in runs if one.get("judge")]
-    faults = _sum(sims, "faults") + sum(sum(one["faults"].values()) for one in runs)
-    drawn = sum(one["seeds"] for one in sims if "drawing" in one)
-    bad = sum(len(one["bad_seeds"]) for one in sims)
-    wrong = sum(sum(one["counts"].values()) for one in runs)
+    sims = [share["simulation"] for share in read if "simulation" in share]
+    version = next((share["version"] for share in reversed(read) if "processes" in share), "")
+    runs = [
+        share["processes"] for share in read if "processes" in share and share["version"] == version
+    ]
+    hunt = next((share["mutants"]["found"] for share in reversed(read) if "mutants" in share), [])
+    judged = [run["judge"] for run in runs if run.get("judge")]
+    faults = _sum(sims, "faults") + sum(sum(run["faults"].values()) for run in runs)
+    drawn = sum(sim["seeds"] for sim in sims if "drawing" in sim)
+    bad = sum(len(sim["bad_seeds"]) for sim in sims)
+    wrong = sum(sum(run["counts"].values()) for run in runs)
     lines = [
         (
             "**Promised**: a message that was acked is kept; messages of one key are handled in the order in which they "
@@ -147,11 +150,11 @@ def _summary(read: list[dict[str, Any]]) -> str:
             f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of the simulation itself; each "
             "was mended, and is replayed by the tests since.  In the runs of real programs one judge counted "
             f"{wrong:,} violations, and another, which shares no code with the product and reads the disks, "
-            f"{sum(sum(one['findings'].values()) for one in judged):,} among {_sum(judged, 'acked'):,} acked messages."
+            f"{sum(sum(verdict['findings'].values()) for verdict in judged):,} among {_sum(judged, 'acked'):,} acked messages."
         ),
         (
             f"**The judge, judged**: of {len(hunt):,} faults built into the programs on purpose, one at a time, "
-            f"{sum(one['caught'] for one in hunt):,} were caught."
+            f"{sum(mutant['caught'] for mutant in hunt):,} were caught."
         ),
     ]
     return "".join(f"\n{number}. {line}" for number, line in enumerate(lines, 1)) + "\n"
@@ -166,8 +169,8 @@ def _row(*cells: object) -> str:
     return f"| {' | '.join(shown)} |\n"
 
 
-def _seed(one: dict[str, Any]) -> str:
-    return str(one["seed"]) if one["caught"] else f"not in {one['tried']} seeds"
+def _seed(mutant: dict[str, Any]) -> str:
+    return str(mutant["seed"]) if mutant["caught"] else f"not in {mutant['tried']} seeds"
 
 
 def _simulated(part: dict[str, Any]) -> tuple[object, ...]:
@@ -207,5 +210,5 @@ def _killed(part: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _hunted(part: dict[str, Any]) -> tuple[object, ...]:
-    found = part["found"]
-    return len(found), sum(one["caught"] for one in found), part["limit"]
+    mutants = part["found"]
+    return len(mutants), sum(mutant["caught"] for mutant in mutants), part["limit"]

@@ -35,8 +35,8 @@ class Frozen(NamedTuple):
     """
     A process was stopped between its look at the lease and the first line of the handler, past the lease's end.
 
-    No look can be close enough for that: the broker's fence keeps what such a handler does from counting.  Nobody
-    writes it down: `starts_placed` finds it.
+    No look can be close enough for that: the broker's fence keeps what such a handler does from counting.  No
+    process writes it down: `starts_placed` finds it.
     """
 
     partition_id: int
@@ -117,12 +117,12 @@ def decode_events(written: bytes) -> Iterator[Timed]:
         size = int.from_bytes(data[at : at + LENGTH_BYTES], "little")
         at_ns, number, fields = decode(data[at + LENGTH_BYTES : at + LENGTH_BYTES + size])
         at += LENGTH_BYTES + size
-        values = (_frozen(one) if type(one) is list else one for one in fields)
+        values = (_frozen(item) if type(item) is list else item for item in fields)
         yield at_ns, KINDS[number](*values)
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(one) for one in value) if type(value) is list else value
+    return tuple(_frozen(item) for item in value) if type(value) is list else value
 
 
 GRANTS = "proof_grants"
@@ -171,8 +171,10 @@ def starts_placed(timed: Iterable[Timed], stops: Sequence[Stop]) -> Iterator[Tim
 
 def one_history(timed: Iterable[Timed], log: Iterable[Stored]) -> list[Event]:
     """All events by their instants, those without an outcome settled as gone, the final log behind them."""
-    judged = (one for one in timed if type(one[1]) not in {Calling, Answered})
-    order = sorted(judged, key=lambda one: one[0])
+    judged = (
+        timed_event for timed_event in timed if type(timed_event[1]) not in {Calling, Answered}
+    )
+    order = sorted(judged, key=lambda timed_event: timed_event[0])
     instants = [
         at_ns for at_ns, _ in order
     ]  # of these alone: `began` counts the events of the history

@@ -85,11 +85,11 @@ def digest(seeds: Sequence[int]) -> str:
 
 def hunt_mutants(limit: int, workers: int) -> dict[str, Any]:
     """Every mutant, until a seed catches it."""
-    found = sorted(hunts(sorted(MUTANTS), limit, workers), key=lambda one: one["mutant"])
-    for one in found:
-        if not one["caught"]:
-            print(f"mutant {one['mutant']} is not caught in {one['tried']} seeds", flush=True)
-    return {"limit": limit, "found": found}
+    mutants = sorted(hunts(sorted(MUTANTS), limit, workers), key=lambda mutant: mutant["mutant"])
+    for mutant in mutants:
+        if not mutant["caught"]:
+            print(f"mutant {mutant['mutant']} is not caught in {mutant['tried']} seeds", flush=True)
+    return {"limit": limit, "found": mutants}
 
 
 async def perform(cycles: int, seed: int) -> Told:
@@ -206,7 +206,7 @@ def _tell(share: dict[str, Any]) -> int:
     """The last line, as of `make sim`; the exit status."""
     sim, process = share.get("simulation", {}), share.get("processes", {})
     mutants = share.get("mutants", {}).get("found", [])
-    caught = sum(one["caught"] for one in mutants)
+    caught = sum(mutant["caught"] for mutant in mutants)
     harmless = sum(not process[name] for name in process if name.startswith("control"))
     line = {name: sim.get(name, 0) for name in ("seeds", "faults", "events", "violations")}
     judged = process.get("judge", {}).get("findings", {})

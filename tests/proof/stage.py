@@ -167,7 +167,9 @@ class Stage:
         async with asyncio.timeout(READY_S):
             while True:
                 health = (await self.meta.health()).details
-                if sum(bool(one["available"]) for one in health["brokers"]) == len(self.brokers):
+                if sum(bool(broker["available"]) for broker in health["brokers"]) == len(
+                    self.brokers
+                ):
                     with contextlib.suppress(NotEnoughBrokersError):  # silent again: a busy machine
                         await self.meta.create_subject(ask)
                         return
@@ -276,33 +278,33 @@ class Stage:
             await self.actors["p"].stop(seconds=seconds)
         try:
             async with asyncio.timeout(seconds):
-                while any(_lag(one) for one in await self._hosted()):
+                while any(_lag(status) for status in await self._hosted()):
                     await asyncio.sleep(0.1)
         except TimeoutError:
             return False
         return True
 
     async def _hosted(self) -> list[PartitionStatus]:
-        found = []
+        hosted = []
         for name in self.brokers:
             client = BrokerClient(self.network, self._addresses[name])
-            found += (await client.partitions()).partitions
+            hosted += (await client.partitions()).partitions
             await client.close()
-        return found
+        return hosted
 
     async def _log(self) -> list[Stored]:
-        found = []
+        stored = []
         for name in self.brokers:
             client = BrokerClient(self.network, self._addresses[name])
-            for one in (await client.partitions()).partitions:
-                messages = await read_partition(client, SUBJECT, one.partition_id)
+            for status in (await client.partitions()).partitions:
+                messages = await read_partition(client, SUBJECT, status.partition_id)
                 self.stamps_ns += [message.sent_at_ns for message in messages]
-                found += [
-                    Stored(one.partition_id, message.offset, message.key, message.value)
+                stored += [
+                    Stored(status.partition_id, message.offset, message.key, message.value)
                     for message in messages
                 ]
             await client.close()
-        return found
+        return stored
 
     async def history(self) -> list[Event]:
         """What everybody did, and the log at the end."""
@@ -315,7 +317,7 @@ class Stage:
 
     def _all_are_there(self, *names: str) -> None:
         ended = [self.actors[name] for name in names if not self.actors[name].running]
-        assert not ended, "\n".join(one.last_words() for one in ended)
+        assert not ended, "\n".join(actor.last_words() for actor in ended)
 
     async def look(self) -> tuple[Findings, list[Event]]:
         """Check the history so far, during the run."""
@@ -330,12 +332,12 @@ class Stage:
         finally:  # a broker that is gone cannot be asked either
             self._all_are_there(*self.brokers, "m", *self.consumers)
         events = await self.history()
-        found = check_history(events)
-        if not drained and not found.total:
-            found.note("starvation", "not everything stored was acked in time")
-        return found, events
+        findings = check_history(events)
+        if not drained and not findings.total:
+            findings.note("starvation", "not everything stored was acked in time")
+        return findings, events
 
 
 def _lag(status: PartitionStatus) -> int:
-    (cursor,) = [one.cursor for one in status.groups if one.group == GROUP] or [0]
+    (cursor,) = [group.cursor for group in status.groups if group.group == GROUP] or [0]
     return status.next_offset - cursor

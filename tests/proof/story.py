@@ -90,7 +90,7 @@ class Story:
         """Heal, drain and judge."""
         self._stage.set_calendar(0)
         findings, events = await self._stage.judge()
-        return Told(findings, Counter(type(one).__name__ for one in events), self.faults)
+        return Told(findings, Counter(type(event).__name__ for event in events), self.faults)
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────
     async def _free(self, names: Sequence[str]) -> str:

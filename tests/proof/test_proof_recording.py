@@ -39,37 +39,37 @@ def judged(stops: list[tuple[int, int]], *, deadline_ns: int = DEADLINE):
 def test_a_gap_before_the_first_line_without_a_stop_is_a_late_start():
     """A delay of the product between the look at the lease and the handler is found."""
     for stops in ([], [(100 * MS, 900 * MS)], [(1_600 * MS, 2_000 * MS)]):
-        found, events = judged(stops)
-        assert found.counts["late start"] == found.total == 1
-        assert not [one for one in events if type(one) is Frozen]
+        findings, events = judged(stops)
+        assert findings.counts["late start"] == findings.total == 1
+        assert not [event for event in events if type(event) is Frozen]
 
 
 def test_a_gap_in_which_the_process_was_stopped_is_no_late_start():
     """The handler begins with the look, and its process counts as frozen."""
-    found, events = judged([(100 * MS, 200 * MS), (LOOK + MS // 2, FIRST_LINE - MS)])
-    assert not found.total
-    (frozen,) = [one for one in events if type(one) is Frozen]
+    findings, events = judged([(100 * MS, 200 * MS), (LOOK + MS // 2, FIRST_LINE - MS)])
+    assert not findings.total
+    (frozen,) = [event for event in events if type(event) is Frozen]
     assert frozen == (1, 0, 499.0)
 
 
 def test_a_lease_that_ends_within_a_moment_of_the_look_is_no_late_start():
     """Between the look and the first line there is always a moment, and the lease may end in it."""
-    found, events = judged([], deadline_ns=LOOK + 1)
-    assert found.counts["late start"] == found.total == 1
+    findings, events = judged([], deadline_ns=LOOK + 1)
+    assert findings.counts["late start"] == findings.total == 1
     log = [Stored(1, 0, b"k", b"a")]
     begun = (LOOK + MS, a_start(deadline_ns=LOOK + 1))
     events = one_history(starts_placed([begun], []), log)
     assert check_history(events, drained=False).counts["late start"] == 0
-    assert not [one for one in events if type(one) is Frozen]
+    assert not [event for event in events if type(event) is Frozen]
 
 
 def test_a_handler_in_time_begins_with_its_first_line():
     """A stop before a handler whose lease is still valid afterwards is no fault."""
-    found, events = judged([(LOOK, FIRST_LINE)], deadline_ns=FIRST_LINE + 1)
-    assert not found.total
-    (begun,) = [one for one in events if type(one) is Started]
+    findings, events = judged([(LOOK, FIRST_LINE)], deadline_ns=FIRST_LINE + 1)
+    assert not findings.total
+    (begun,) = [event for event in events if type(event) is Started]
     assert begun.clock_ns == FIRST_LINE
-    assert not [one for one in events if type(one) is Frozen]
+    assert not [event for event in events if type(event) is Frozen]
 
 
 def test_handlers_that_died_with_their_process_are_forgotten(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""In some seeds somebody copies a running broker's folder, and starts it later in the place of the newer one, for a while.
+"""In some seeds a running broker's folder is copied, and the copy runs later in place of the newer folder, for a while.
 
 It draws from a generator of its own.  Metaservers and networks are whole in these seeds: while no metaserver answers, a
 broker cannot know that another folder stands for its group.
@@ -81,7 +81,7 @@ class Copier:
 
 def _copy_of(disk: SimDisk) -> SimDisk:
     """The files as a program sees them now."""
-    copy = disk_of({path: bytes(one.data) for path, one in disk.contents.items()})
+    copy = disk_of({path: bytes(content.data) for path, content in disk.contents.items()})
     for folder in disk.folders:
         copy.make_folder(folder)
     copy.block_bytes = disk.block_bytes

@@ -50,7 +50,9 @@ class Whole:
     records: list[Header] = field(default_factory=list)
     reached: list[int] = field(default_factory=list)
     """Positions that the snapshots stand for."""
-    values: dict[int, list[bytes]] = field(default_factory=lambda: {one: [] for one in PARTITIONS})
+    values: dict[int, list[bytes]] = field(
+        default_factory=lambda: {number: [] for number in PARTITIONS}
+    )
     """Partition → the value at each offset, as it was appended."""
 
     @property
@@ -65,30 +67,36 @@ class Whole:
     @cached_property
     def base_of(self) -> list[int]:
         """The segment of each record."""
-        return [max(base for base in self.bases if base <= one.position) for one in self.records]
+        return [
+            max(base for base in self.bases if base <= record.position) for record in self.records
+        ]
 
     @cached_property
     def batches(self) -> dict[int, list[tuple[int, bytes]]]:
         """Partition → (index of the record, its bytes) for each offset."""
-        found: dict[int, list[tuple[int, bytes]]] = {one: [] for one in PARTITIONS}
-        for index, one in enumerate(self.records):
-            if one.kind == Kind.MESSAGES:
-                found[one.partition_id] += [(index, self.bytes_of(index))] * one.count
-        return found
+        stored: dict[int, list[tuple[int, bytes]]] = {number: [] for number in PARTITIONS}
+        for index, record in enumerate(self.records):
+            if record.kind == Kind.MESSAGES:
+                stored[record.partition_id] += [(index, self.bytes_of(index))] * record.count
+        return stored
 
     def bytes_of(self, index: int) -> bytes:
-        one, base = self.records[index], self.base_of[index]
-        at = one.position - base
-        return self.files[segment_path(base)][at : at + one.length]
+        record, base = self.records[index], self.base_of[index]
+        at = record.position - base
+        return self.files[segment_path(base)][at : at + record.length]
 
 
 def log_bases(files: Found) -> list[int]:
-    return sorted(int(one[4:24]) for one in files if one.startswith("log/") and one[-4:] == ".log")
+    return sorted(
+        int(path[4:24]) for path in files if path.startswith("log/") and path[-4:] == ".log"
+    )
 
 
 def image(files: Files) -> Found:
     """What is in the folders of a store that damage is done to."""
-    paths = [f"{one}/{name}" for one in ("log", "snapshot", "index") for name in files.list(one)]
+    paths = [
+        f"{folder}/{name}" for folder in ("log", "snapshot", "index") for name in files.list(folder)
+    ]
     return {path: files.pread(path, 0, files.size(path) or 0) for path in paths}
 
 
@@ -107,7 +115,7 @@ async def fill(files: Files, rng: random.Random, *, index: str = "file", count: 
             values = whole.values[number]
             first, size = len(values), rng.randint(1, count)
             value = rng.choice((b"x", b"yy"))
-            values += [b"%s %d" % (value, first + one) for one in range(size)]
+            values += [b"%s %d" % (value, first + n) for n in range(size)]
             data = batch(partition_id=number, sequence=first, count=size, value=value)
             calls.append(desk.append(data, number))
         await asyncio.gather(*calls)
@@ -137,14 +145,14 @@ async def fill(files: Files, rng: random.Random, *, index: str = "file", count: 
 def check_values(whole: Whole) -> None:
     """What is in the log is what was appended, so that bytes can be compared from here on."""
     for number, values in whole.values.items():
-        found = []
-        for index, one in enumerate(whole.records):
-            if one.kind == Kind.MESSAGES and one.partition_id == number:
-                cut = columns(whole.bytes_of(index), one, 0)
+        read = []
+        for index, record in enumerate(whole.records):
+            if record.kind == Kind.MESSAGES and record.partition_id == number:
+                cut = columns(whole.bytes_of(index), record, 0)
                 edges = cut.value_edges
-                assert one.base_offset == len(found)
-                found += [cut.blob[edges[at] : edges[at + 1]] for at in range(one.count)]
-        assert found == values
+                assert record.base_offset == len(read)
+                read += [cut.blob[edges[at] : edges[at + 1]] for at in range(record.count)]
+        assert read == values
 
 
 class Owed:
@@ -156,10 +164,10 @@ class Owed:
         self.bases = log_bases(files)
         self.broken = {
             index
-            for index, one in enumerate(whole.records)
-            if self._differs(segment_path(whole.base_of[index])) and self._is_broken(index, one)
+            for index, record in enumerate(whole.records)
+            if self._differs(segment_path(whole.base_of[index])) and self._is_broken(index, record)
         }
-        self.hurt = {whole.records[one].partition_id for one in self._messages(self.broken)}
+        self.hurt = {whole.records[index].partition_id for index in self._messages(self.broken)}
         """Partitions that have lost a message."""
         trails = [trail_path(base) for base in whole.bases]
         self.explained = not any(map(self._differs, trails)) and self.bases[:1] == whole.bases[:1]
@@ -177,16 +185,16 @@ class Owed:
         return self.files.get(path) != self.whole.files.get(path)
 
     def _differ(self, folder: str) -> bool:
-        return any(self._differs(one) for one in self.whole.files if one.startswith(folder))
+        return any(self._differs(path) for path in self.whole.files if path.startswith(folder))
 
-    def _is_broken(self, index: int, one: Header) -> bool:
+    def _is_broken(self, index: int, record: Header) -> bool:
         base = self.whole.base_of[index]
-        at = one.position - base
+        at = record.position - base
         data = self.files.get(segment_path(base), b"")
-        return data[at : at + one.length] != self.whole.bytes_of(index)
+        return data[at : at + record.length] != self.whole.bytes_of(index)
 
     def _messages(self, indexes: set[int]) -> list[int]:
-        return [one for one in indexes if self.whole.records[one].kind == Kind.MESSAGES]
+        return [index for index in indexes if self.whole.records[index].kind == Kind.MESSAGES]
 
     def _cut_from(self) -> int:
         """Behind the last barrier that is whole, the first record that is not: a commit never made durable, to all looks."""
@@ -194,35 +202,37 @@ class Owed:
         last = self.bases[-1] if self.bases else 0
         proven = max(
             (
-                one.position
-                for index, one in enumerate(records)
-                if one.flags & BARRIER and one.position >= last and index not in self.broken
+                record.position
+                for index, record in enumerate(records)
+                if record.flags & BARRIER and record.position >= last and index not in self.broken
             ),
             default=last,
         )
-        behind = (records[one].position for one in self.broken if records[one].position >= proven)
+        behind = (
+            records[index].position for index in self.broken if records[index].position >= proven
+        )
         return max(self._durable(), min(behind, default=self.whole.end))
 
     def _durable(self) -> int:
         """What the trail and the snapshots prove to have been durable."""
-        paths = sorted(one for one in self.whole.files if one.startswith("snapshot/"))
-        found = 0
+        paths = sorted(path for path in self.whole.files if path.startswith("snapshot/"))
+        position = 0
         for path, reached in zip(paths, self.whole.reached, strict=True):
             if self._differs(path):
                 break
-            found = reached
+            position = reached
         bases = self.whole.bases
         trails = [base for base in bases if trail_path(base) in self.files]
         if trails and not self._differs(trail_path(trails[-1])):
-            found = max(found, [*bases, self.whole.end][bases.index(trails[-1]) + 1])
-        return found
+            position = max(position, [*bases, self.whole.end][bases.index(trails[-1]) + 1])
+        return position
 
     def may_be_unknown(self, number: int) -> bool:
         """What the partition is was in a record that is broken, and nothing else says it."""
         (index,) = (
             index
-            for index, one in enumerate(self.whole.records)
-            if one.kind == Kind.PARTITION and one.partition_id == number
+            for index, record in enumerate(self.whole.records)
+            if record.kind == Kind.PARTITION and record.partition_id == number
         )
         return index in self.broken and not (self.explained and not self._differ("snapshot/"))
 

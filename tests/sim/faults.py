@@ -141,7 +141,7 @@ class Faults(NetworkFaults):
             self._later(4.0, self.restart, host)
 
     def _broker_commit(self) -> None:
-        """It dies right after one of the next syncs, before anybody is told; most of what waits comes again."""
+        """The broker dies right after one of the next syncs, before any caller is answered; most of the callers send again."""
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             host.crash_after_commits = self._rng.randint(1, 4)
@@ -198,7 +198,7 @@ class Faults(NetworkFaults):
         self._crash(list(self._world.metas))
 
     def _meta_commit(self) -> None:
-        """It dies right after a commit, before anybody is told."""
+        """The metaserver dies right after a commit, before any caller is answered."""
         host = self._some(list(self._world.metas))
         if isinstance(host, MetaHost):
             host.crash_after_commits = self._rng.randint(1, 6)

@@ -35,8 +35,8 @@ class NetworkFaults:
 
     def _cut(self, left: list[Host], right: list[Host]) -> None:
         net = self._world.internet
-        one, other = self._rng.choice(left).name, self._rng.choice(right).name
-        links = [(one, other), (other, one)]
+        source, target = self._rng.choice(left).name, self._rng.choice(right).name
+        links = [(source, target), (target, source)]
         if "one_way" in self._world.swarm.faults and self._rng.random() < 0.5:
             links = [self._rng.choice(links)]
         seconds = self._rng.choice((0.5, 2.0, 6.0)) * self._rng.random()
@@ -107,7 +107,7 @@ class NetworkFaults:
 
     def _reset(self) -> None:
         net = self._world.internet
-        alive = [one for one in net.connections if not one.broken]
+        alive = [connection for connection in net.connections if not connection.broken]
         if alive:
             self._rng.choice(alive).break_off()
 
@@ -135,8 +135,12 @@ class NetworkFaults:
         """
         world, rng = self._world, self._rng
         producer = rng.choice(world.producers)
-        alive = [one for one in world.internet.connections if not one.broken]
-        brokers = {one.server.process.name for one in alive if one.client is producer.process}
+        alive = [connection for connection in world.internet.connections if not connection.broken]
+        brokers = {
+            connection.server.process.name
+            for connection in alive
+            if connection.client is producer.process
+        }
         if not brokers:
             return
         link = (producer.name, rng.choice(sorted(brokers)))

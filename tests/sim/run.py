@@ -32,8 +32,8 @@ OUT_OF_DATE = ("TypeError", "AttributeError", "NameError", "ImportError")
 """Errors of a mutant whose target has changed: it has to be mended, it was not caught."""
 NO_CATCH = tuple(
     name
-    for name, one in vars(builtins).items()
-    if isinstance(one, type) and issubclass(one, Exception) and one is not AssertionError
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError
 )
 """An exception of the language itself says that something broke, not what: the mutant's own code may be at fault.  A
 typed error of ours, and an assertion that says what should hold, name what they found."""
@@ -95,7 +95,7 @@ def hunt(name: str, limit: int) -> dict[str, Any]:
             except Exception as error:  # noqa: BLE001 - a mutant may break anything, that is its nature
                 said = f"{type(error).__name__}: {error}"
                 outcome = {"problems": [said], "violations": 1, "findings": {"counts": {}}}
-            broken = [one for one in outcome["problems"] if one.startswith(OUT_OF_DATE)]
+            broken = [problem for problem in outcome["problems"] if problem.startswith(OUT_OF_DATE)]
             if broken:
                 return {
                     "mutant": name,
@@ -104,7 +104,7 @@ def hunt(name: str, limit: int) -> dict[str, Any]:
                     "caught": False,
                     "by": broken[0],
                 }
-            if any(_is_plain(one) for one in outcome["problems"]):
+            if any(_is_plain(problem) for problem in outcome["problems"]):
                 unclear.append(outcome["problems"][0])
             elif outcome["violations"]:
                 counts = outcome["findings"]["counts"]
@@ -170,10 +170,10 @@ def _tell(outcome: dict[str, Any]) -> None:
         print("   ", line)
 
 
-def _fate(found: dict[str, Any]) -> str:
-    if not found["caught"]:
-        return f"NOT CAUGHT in {found['tried']} seeds {found['by']}"
-    return f"caught by seed {found['seed']} ({found['tried']} tried): {found['by']}"
+def _fate(hunted: dict[str, Any]) -> str:
+    if not hunted["caught"]:
+        return f"NOT CAUGHT in {hunted['tried']} seeds {hunted['by']}"
+    return f"caught by seed {hunted['seed']} ({hunted['tried']} tried): {hunted['by']}"
 
 
 def _arguments() -> argparse.Namespace:
@@ -207,9 +207,9 @@ def main() -> int:
 
         names = sorted(MUTANTS) if args.mutants == "1" else args.mutants.split(",")
     caught = 0
-    for found in hunts(names, args.limit, args.workers) if names else ():
-        caught += found["caught"]
-        print(f"mutant {found['mutant']}: {_fate(found)}", flush=True)
+    for hunted in hunts(names, args.limit, args.workers) if names else ():
+        caught += hunted["caught"]
+        print(f"mutant {hunted['mutant']}: {_fate(hunted)}", flush=True)
     seconds = round(time.perf_counter() - began, 1)
     print(json.dumps(total | {"mutants": len(names), "mutants_caught": caught, "seconds": seconds}))
     return int(bool(total["violations"]) or caught < len(names))

@@ -55,8 +55,8 @@ class Service:
 
     def lost(self, partitions: Iterable[HostedPartition]) -> None:
         """No broker has these any more; what they continue is read first all the same."""
-        for one in partitions:
-            facts = one.facts.partition
+        for partition in partitions:
+            facts = partition.facts.partition
             self._lost[int(facts.partition_id)] = {int(parent) for parent in facts.parents}
 
     def expect(self, group: str) -> None:
@@ -74,30 +74,40 @@ class Service:
         if not all(broker.running and broker.store is not None for broker in self._brokers):
             return False
         return all(
-            one.next_offset == one.readable_offset
-            and all(cursor_of(one, group) >= one.readable_offset for group in self.groups)
-            for one in self._hosted()
+            partition.next_offset == partition.readable_offset
+            and all(
+                cursor_of(partition, group) >= partition.readable_offset for group in self.groups
+            )
+            for partition in self._hosted()
         )
 
     def may_read(self, group: str, name: int) -> bool:
         """Whether a group is through with all that a partition continues."""
-        partitions = {int(one.facts.partition.partition_id): one for one in self._hosted()}
-        before = [partitions[one] for one in self._before(name, partitions) if one in partitions]
-        return all(cursor_of(one, group) >= one.readable_offset for one in before)
+        partitions = {
+            int(partition.facts.partition.partition_id): partition for partition in self._hosted()
+        }
+        before = [
+            partitions[partition_id]
+            for partition_id in self._before(name, partitions)
+            if partition_id in partitions
+        ]
+        return all(cursor_of(partition, group) >= partition.readable_offset for partition in before)
 
     def look(self, now_s: float) -> None:
         """See how long partitions wait."""
-        partitions = {int(one.facts.partition.partition_id): one for one in self._hosted()}
+        partitions = {
+            int(partition.facts.partition.partition_id): partition for partition in self._hosted()
+        }
         before = {name: self._before(name, partitions) for name in partitions}
         for group in self.groups:
             unread = {
                 name
-                for name, one in partitions.items()
-                if cursor_of(one, group) < one.readable_offset
+                for name, partition in partitions.items()
+                if cursor_of(partition, group) < partition.readable_offset
             }
-            for name, one in partitions.items():
+            for name, partition in partitions.items():
                 if name in unread and unread.isdisjoint(before[name]):
-                    self._waits((group, name), cursor_of(one, group), now_s)
+                    self._waits((group, name), cursor_of(partition, group), now_s)
                 else:
                     self._since.pop((group, name), None)
 
@@ -113,19 +123,19 @@ class Service:
 
     def _before(self, name: int, partitions: dict[int, HostedPartition]) -> set[int]:
         """All that a partition continues, near and far, as far as brokers have it, or had it on a lost disk."""
-        found: set[int] = set()
+        ancestors: set[int] = set()
         left = [name]
         while left:
             partition_id = left.pop()
-            one = partitions.get(partition_id)
+            partition = partitions.get(partition_id)
             parents = self._lost.get(partition_id, set())
-            if one is not None:
-                parents = {int(parent) for parent in one.facts.partition.parents}
-            left += sorted(parents - found)
-            found |= parents
-        return found
+            if partition is not None:
+                parents = {int(parent) for parent in partition.facts.partition.parents}
+            left += sorted(parents - ancestors)
+            ancestors |= parents
+        return ancestors
 
 
 def cursor_of(partition: HostedPartition, group: str) -> int:
-    found = partition.groups.get(group)
-    return partition.first_offset if found is None else found.acked.cursor
+    progress = partition.groups.get(group)
+    return partition.first_offset if progress is None else progress.acked.cursor

@@ -41,7 +41,7 @@ def _told(outcome) -> str:
 )
 def test_seeds_end_without_an_anomaly(seeds):
     """Order, durability and exclusivity hold through every fault, and everything drains after it."""
-    bad = [_told(one) for one in outcomes_of(seeds, WORKERS) if one["violations"]]
+    bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
     assert not bad, "\n\n".join(bad)
 
 
@@ -59,7 +59,7 @@ def test_seeds_end_without_an_anomaly(seeds):
 )
 def test_seeds_that_found_a_fault_stay_clean(seeds):
     """A fault that a seed found and that was mended does not come back."""
-    bad = [_told(one) for one in outcomes_of(seeds, WORKERS) if one["violations"]]
+    bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
     assert not bad, "\n\n".join(bad)
 
 
@@ -71,7 +71,7 @@ def test_the_same_seed_is_the_same_run_in_another_process():
     for order in (seeds, seeds[::-1]):
         with pool(1) as executor:
             done = [executor.submit(run_one, seed) for seed in order]
-            traces.append({one.result()["seed"]: one.result()["trace"] for one in done})
+            traces.append({future.result()["seed"]: future.result()["trace"] for future in done})
     assert traces[0] == traces[1]
     assert len(set(traces[0].values())) == len(seeds)
 
@@ -108,7 +108,7 @@ MORE_SEEDS = 400
 def test_a_sample_of_mutants_is_caught():
     """Bugs put in on purpose are found, most by the seed that found them before; `make sim MUTANTS=1` hunts all."""
     missed = [
-        one["mutant"] for one in hunts(list(SAMPLE), MORE_SEEDS, WORKERS) if not one["caught"]
+        hunt["mutant"] for hunt in hunts(list(SAMPLE), MORE_SEEDS, WORKERS) if not hunt["caught"]
     ]
     assert not missed
 

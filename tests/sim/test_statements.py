@@ -62,8 +62,8 @@ def test_changes_are_counted_and_returned_each_time():
 
     for name in ("a", "b", "c"):
         assert connection.transact(change, (name,), {}) == ([1, 0], [2, 3])
-    found = connection.transact(lambda it: it.execute(_some, {"ids": [1, 2]}).all(), (), {})
-    assert [(row.name, row.ready) for row in found] == [("n1", False), ("c", True)]
+    rows = connection.transact(lambda it: it.execute(_some, {"ids": [1, 2]}).all(), (), {})
+    assert [(row.name, row.ready) for row in rows] == [("n1", False), ("c", True)]
 
 
 def test_errors_are_those_of_sqlalchemy_and_undo_the_transaction():

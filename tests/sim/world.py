@@ -223,7 +223,7 @@ class World:
 
     def add_dead_group(self) -> None:
         """A consumer of a group of its own: it is killed when it is first granted something."""
-        if any(isinstance(one, DeadGroupHost) for one in self.consumers):
+        if any(isinstance(consumer, DeadGroupHost) for consumer in self.consumers):
             return
         host = self.add_consumer(DeadGroupHost, group="dead")
         self.service.expect("dead")
@@ -298,11 +298,11 @@ class World:
 
     async def _reshape_some(self, count: int, kind: OperationKind, broker_group: str) -> None:
         try:
-            found = (await self._operator_meta.route(SUBJECT)).open_partitions()
+            partitions = (await self._operator_meta.route(SUBJECT)).open_partitions()
         except KeylaneError:
             return
-        start = self.rng.randrange(max(1, len(found) - count + 1))
-        ids = tuple(one.partition_id for one in found[start : start + count])
+        start = self.rng.randrange(max(1, len(partitions) - count + 1))
+        ids = tuple(partition.partition_id for partition in partitions[start : start + count])
         await self._reshape(Reshape(kind=kind, partition_ids=ids, broker_group=broker_group))
 
     async def _reshape(self, ask: Reshape) -> None:
@@ -317,8 +317,8 @@ class World:
             self.trace(f"begun {answer!r}")
             if "cancel" in self.swarm.faults and self.rng.random() < 0.5:
                 await asyncio.sleep(0.1 * self.rng.random() ** 2)
-                for one in answer.operations:
-                    await self._operator_meta.cancel_operation(one.operation_id)
+                for operation in answer.operations:
+                    await self._operator_meta.cancel_operation(operation.operation_id)
         except KeylaneError as error:
             self.trace(f"not begun: {error!r}")
 
@@ -335,19 +335,19 @@ class World:
         subjects = [SUBJECT, SECOND] if is_creating(self.seed) else [SUBJECT]
         try:
             running = [
-                one
+                operation
                 for subject in subjects
-                for one in (await self._operator_meta.operations(subject)).operations
+                for operation in (await self._operator_meta.operations(subject)).operations
             ]
         except KeylaneError:
             return False
         ended = {OperationState.DONE, OperationState.CANCELED}
-        return all(one.state in ended for one in running)
+        return all(operation.state in ended for operation in running)
 
     async def _tell_abandoned(self) -> None:
         """Record the partitions of which operators were told that their remaining messages are reordered."""
-        for one in (await self._operator_meta.operations(SUBJECT)).operations:
-            for partition_id in one.reordered:
+        for operation in (await self._operator_meta.operations(SUBJECT)).operations:
+            for partition_id in operation.reordered:
                 self.record(Abandoned(partition_id))
 
     async def live(self) -> float:
@@ -399,11 +399,11 @@ class World:
                 and self.at_rest
                 and await self._in_operator(self._operations_done())
             ):
-                found = await self._in_operator(self._verify())
+                violations = await self._in_operator(self._verify())
                 # A broker that has not reported itself yet may be looked for at its old address; in the end all have.
-                verified = not found or all(broker.heard for broker in self.brokers)
+                verified = not violations or all(broker.heard for broker in self.brokers)
                 if verified:
-                    self.loop.faults += found
+                    self.loop.faults += violations
         drained_s = self.loop.now - healed_at
         await self._in_operator(self._tell_abandoned())
         for broker in self.brokers:
@@ -414,7 +414,9 @@ class World:
 
     async def _outlive_poison(self) -> None:
         """Nothing else fails any more: messages of other keys are all handled, and afterwards those of the failing keys."""
-        stores = [one.store for one in self.brokers if one.running and one.store is not None]
+        stores = [
+            broker.store for broker in self.brokers if broker.running and broker.store is not None
+        ]
         debts = owed(self.service, stores, self.poison) if self.at_rest else {}
         await asyncio.sleep(self.service.limit_s)
         if self.at_rest:  # else a group may have been stopped
@@ -432,7 +434,7 @@ class World:
         return await self.loop.create_task(work, context=self._operator.context.copy())
 
     def _drained(self) -> bool:
-        if any(one.busy or one.waiting for one in self.producers):
+        if any(producer.busy or producer.waiting for producer in self.producers):
             return False
         return self.service.drained
 
@@ -460,17 +462,19 @@ class World:
         self.record(Ranged(partition_id, facts.range_start, facts.range_end))
         first = partition.first_offset
         gone = removed.before(partition_id, first)
-        if sum(type(one) is Stored for one in gone) != first:
-            self.loop.faults.append(f"partition {partition_id} begins at {first}, nobody knows why")
+        if sum(type(message) is Stored for message in gone) != first:
+            self.loop.faults.append(
+                f"partition {partition_id} begins at {first} for no reason on record"
+            )
         for event in (*gone, *read_log(store, partition_id, first, partition.readable_offset)):
             self.record(event)
 
     def judge(self, drained_s: float) -> Outcome:
         self.read_logs(quiet=drained_s >= 0)
         problems = [
-            f"{type(one).__name__}: {one}" if isinstance(one, BaseException) else one
-            for one in self.loop.faults
-            if not isinstance(one, Crashed)
+            f"{type(fault).__name__}: {fault}" if isinstance(fault, BaseException) else fault
+            for fault in self.loop.faults
+            if not isinstance(fault, Crashed)
         ]
         problems += self.service.problems.values()
         problems += self.idleness.problems.values()

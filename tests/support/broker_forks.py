@@ -68,9 +68,9 @@ class Forks:
 
     def ended(self, pid: int) -> int:
         """Wait for the end of a broker; its status as `os.waitstatus_to_exitcode` says it."""
-        found = self._line()
-        assert found["pid"] == pid
-        return found["status"]
+        answer = self._line()
+        assert answer["pid"] == pid
+        return answer["status"]
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -124,7 +124,7 @@ class Cluster:
     @property
     def addresses(self) -> list[str]:
         """Of all metaservers."""
-        return [one.address for one in self.metas]
+        return [meta.address for meta in self.metas]
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +160,7 @@ class Cluster:
             until = time.monotonic() + 60
             while True:
                 brokers = (await meta.health()).details.get("brokers", [])
-                reported = sum(bool(one["available"]) for one in brokers)
+                reported = sum(bool(broker["available"]) for broker in brokers)
                 try:
                     if reported >= wanted:
                         view: SubjectView = await meta.create_subject(body)
@@ -189,12 +189,12 @@ class Cluster:
         try:
             history = await available_history(meta, subject)
             whole = []
-            for one in sorted(history, key=lambda one: one.partition.partition_id):
-                broker = BrokerClient(network, one.partition.address)
-                part = await read_partition(broker, subject, one.partition.partition_id)
+            for past in sorted(history, key=lambda past: past.partition.partition_id):
+                broker = BrokerClient(network, past.partition.address)
+                part = await read_partition(broker, subject, past.partition.partition_id)
                 await broker.close()
-                if one.partition.state is PartitionState.SEALED:
-                    assert len(part) == one.end_offset
+                if past.partition.state is PartitionState.SEALED:
+                    assert len(part) == past.end_offset
                 whole += part
         finally:
             await network.close()
@@ -203,17 +203,17 @@ class Cluster:
     async def log(self, route: Route) -> dict[int, list[Message]]:
         """Every message stored, by partition, as the brokers give it to readers without a group."""
         network = HttpNetwork()
-        found: dict[int, list[Message]] = {}
+        messages: dict[int, list[Message]] = {}
         try:
             for partition in route.partitions:
                 broker = BrokerClient(network, partition.address)
-                found[partition.partition_id] = await read_partition(
+                messages[partition.partition_id] = await read_partition(
                     broker, route.subject, partition.partition_id
                 )
                 await broker.close()
         finally:
             await network.close()
-        return found
+        return messages
 
 
 async def begun(meta: MetaClient, ask: Reshape) -> None:
@@ -236,10 +236,12 @@ async def done_operation(
         assert time.monotonic() < until, f"not done: {view}"
         await asyncio.sleep(0.01)
         try:
-            found = (await meta.operations(view.subject)).operations
+            operations = (await meta.operations(view.subject)).operations
         except UnreachableError:
             continue
-        view = next(one for one in found if one.operation_id == view.operation_id)
+        view = next(
+            operation for operation in operations if operation.operation_id == view.operation_id
+        )
     return view
 
 
@@ -247,7 +249,7 @@ async def silent(meta: MetaClient, group: str) -> None:
     """Wait until the metaserver takes a broker group for silent."""
     while True:
         brokers = (await meta.health()).details["brokers"]
-        if not next(one["available"] for one in brokers if one["broker_group"] == group):
+        if not next(broker["available"] for broker in brokers if broker["broker_group"] == group):
             return
         await asyncio.sleep(0.05)
 
@@ -256,35 +258,35 @@ async def available_history(meta: MetaClient, subject: str) -> list[PartitionHis
     """All partitions there ever were, as soon as the metaserver knows where each is."""
     until = time.monotonic() + 60
     while True:
-        found = (await meta.history(subject)).partitions
-        missing = [one.partition for one in found if one.partition.address is None]
+        partitions = (await meta.history(subject)).partitions
+        missing = [past.partition for past in partitions if past.partition.address is None]
         if not missing:
-            return found
+            return partitions
         assert time.monotonic() < until, f"not available: {missing}"
         await asyncio.sleep(0.05)
 
 
 async def read_partition(broker: BrokerClient, subject: str, partition_id: int) -> list[Message]:
     """All messages of one partition."""
-    found: list[Message] = []
+    messages: list[Message] = []
     while True:
-        answer, payload = await broker.call(Read(partition_id, len(found), 1 << 20))
+        answer, payload = await broker.call(Read(partition_id, len(messages), 1 << 20))
         if not payload:
-            return found
+            return messages
         for start, header in batch_starts(payload):
             cut = columns(payload, header, start)
-            assert header.base_offset == len(found)
+            assert header.base_offset == len(messages)
             keys, values = (
                 [cut.blob[low:high] for low, high in pairwise(edges)]
                 for edges in (cut.key_edges, cut.value_edges)
             )
-            found.extend(
+            messages.extend(
                 Message(subject, key, value, offset, partition_id, sent_at_ns)
                 for offset, (key, value, sent_at_ns) in enumerate(
                     zip(keys, values, cut.sent_at_ns, strict=True), header.base_offset
                 )
             )
-        assert answer.upto == len(found)
+        assert answer.upto == len(messages)
 
 
 async def eventually(condition, *, seconds: float = 60.0, what: str = "the condition") -> None:

@@ -72,16 +72,16 @@ class HostingBroker:
 
     async def _host(self, body: HostPartition, _params: object) -> PartitionStatus:
         self.calls += 1
-        one = body.partition
+        partition = body.partition
         if self.refuse_after is not None and len(self.hosted) >= self.refuse_after:
             raise self.refusal
-        known = self.hosted.get(one.partition_id)
+        known = self.hosted.get(partition.partition_id)
         if known is None or known.state is not PartitionState.SEALED:
-            self.hosted[one.partition_id] = one
-        self._told[one.partition_id] = body
+            self.hosted[partition.partition_id] = partition
+        self._told[partition.partition_id] = body
         if body.groups:
-            self.known.setdefault(one.partition_id, set()).update(body.groups)
-        return self._status(one.partition_id)
+            self.known.setdefault(partition.partition_id, set()).update(body.groups)
+        return self._status(partition.partition_id)
 
     async def _describe(self, _body: object, params: Params) -> PartitionStatus:
         return self._status(self._known(params))
@@ -109,18 +109,18 @@ class HostingBroker:
     async def _list(self, _body: object, _params: object) -> PartitionStatusList:
         return PartitionStatusList(
             broker_group=self.broker_group,
-            partitions=[self._status(one) for one in self.hosted],
+            partitions=[self._status(partition_id) for partition_id in self.hosted],
             broker_id=self.broker_id,
         )
 
     def _status(self, partition_id: int) -> PartitionStatus:
-        one = self.hosted[partition_id]
+        partition = self.hosted[partition_id]
         told = self._told[partition_id]
         return PartitionStatus(
             partition_id=partition_id,
             subject=told.subject,
-            name=one.name,
-            state=one.state,
+            name=partition.name,
+            state=partition.state,
             first_offset=0,
             next_offset=0,
             facts=told,

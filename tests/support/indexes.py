@@ -49,20 +49,20 @@ class ListIndex:
         return [unit for unit in self.units.get(partition_id, []) if unit.base_offset >= first]
 
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
-        found: list[Unit] = []
+        units: list[Unit] = []
         if offset < self.first.get(partition_id, 0):
-            return found
+            return units
         left = bytes_max
         for unit in self.live(partition_id):
             if unit.next_offset <= offset:
                 continue
-            if unit.base_offset >= end or (found and unit.length > left):
+            if unit.base_offset >= end or (units and unit.length > left):
                 break
-            found.append(unit)
+            units.append(unit)
             left -= unit.length
-            if len(found) == FIND_UNITS_MAX:
+            if len(units) == FIND_UNITS_MAX:
                 break
-        return found
+        return units
 
     def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
         live = self.live(partition_id)

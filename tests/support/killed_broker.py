@@ -214,7 +214,7 @@ class Run:
 
     def snapshots(self) -> list[str]:
         """Names of the snapshots, oldest first."""
-        return sorted(one.name for one in (self.data / SNAPSHOTS).iterdir())
+        return sorted(path.name for path in (self.data / SNAPSHOTS).iterdir())
 
     def damage_snapshot(self) -> None:
         """Spoil the newest one, so that the next one is whole again."""

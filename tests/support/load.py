@@ -117,21 +117,21 @@ class Load:
     def _held(self) -> str:
         """What every consumer has, is handing over, and waits for."""
         return "\n".join(
-            f"{group} {one._membership.session[:8]}: {one.assignment}, "
-            f"hands over {[client.partition_id for client in one._assignments.ending]}"
+            f"{group} {consumer._membership.session[:8]}: {consumer.assignment}, "
+            f"hands over {[client.partition_id for client in consumer._assignments.ending]}"
             for group, consumers in self.consumers.items()
-            for one in consumers
-            if one._membership is not None
+            for consumer in consumers
+            if consumer._membership is not None
         )
 
     def check(self) -> None:
         """Every group handled the messages of each key in the order of sending, each once."""
         for group, seen in self.handled.items():
-            found: dict[bytes, list[bytes]] = {}
+            by_key: dict[bytes, list[bytes]] = {}
             for message in seen:
-                found.setdefault(message.key, []).append(message.value)
+                by_key.setdefault(message.key, []).append(message.value)
             for key, values in self.sent.items():
-                assert found.get(key) == values, f"group {group}, key {key.decode()}"
+                assert by_key.get(key) == values, f"group {group}, key {key.decode()}"
 
     async def __aexit__(self, *_error: object) -> None:
         self._sending = False

@@ -21,7 +21,11 @@ async def rebuild_lost_database(cluster: Cluster, folder: Path, *, gone: str = "
         [
             *(sys.executable, "-m", "keylane.cli", "meta", "rebuild"),
             *("--data", str(data)),
-            *(f"--broker={one.address}" for one in cluster.brokers if one.process.poll() is None),
+            *(
+                f"--broker={broker.address}"
+                for broker in cluster.brokers
+                if broker.process.poll() is None
+            ),
             *([f"--gone={gone}"] if gone else []),
         ],
         check=False,

@@ -77,13 +77,13 @@ class Telling:
 
     def events(self, path: str, body: Any) -> list[Event]:
         """What is told by this call."""
-        found: list[Event] = []
+        events: list[Event] = []
         if path == "/v1/consumers/release":
-            found.append(LetGo(body.session, body.partition_id, body.token))
+            events.append(LetGo(body.session, body.partition_id, body.token))
         elif path == "/v1/consumers/leave":
-            found.append(LetGo(body.session, 0, 0))
+            events.append(LetGo(body.session, 0, 0))
         holding = getattr(body, "holding", None)
         if holding is not None and self._held.get(body.session) != holding:
             self._held[body.session] = holding
-            found.append(Holds(body.session, holding))
-        return found
+            events.append(Holds(body.session, holding))
+        return events

@@ -37,8 +37,8 @@ OPTIONS = {
 
 def machine_programs() -> Path | None:
     """The folder of the machine's own server programs."""
-    found = shutil.which("initdb")
-    places = [Path(found).resolve().parent] if found else []
+    initdb = shutil.which("initdb")
+    places = [Path(initdb).resolve().parent] if initdb else []
     places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     for place in places:
         if all((place / name).exists() for name in PROGRAMS):

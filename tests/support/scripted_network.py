@@ -137,8 +137,10 @@ class ScriptedNetwork:
         if self.history_late is not None:
             await self.history_late.wait()
         partitions = [
-            PartitionHistory(partition=one, lost=one.partition_id in self.accepted_losses)
-            for one in self.past
+            PartitionHistory(
+                partition=partition, lost=partition.partition_id in self.accepted_losses
+            )
+            for partition in self.past
         ]
         return SubjectHistory(subject="s", route_version=1, partitions=partitions)
 

@@ -37,13 +37,13 @@ class Sent:
 
 def packed(partition_id: int, base_offset: int, messages: Sequence[Sent]) -> bytes:
     """A batch as a broker stores it."""
-    properties = [pack_properties(one.properties) for one in messages]
+    properties = [pack_properties(message.properties) for message in messages]
     record = bytearray(
         encode_batch(
             partition_id=partition_id,
-            sent_at_ns=[one.sent_at_ns for one in messages],
-            keys=[one.key for one in messages],
-            values=[one.value for one in messages],
+            sent_at_ns=[message.sent_at_ns for message in messages],
+            keys=[message.key for message in messages],
+            values=[message.value for message in messages],
             properties=properties if any(properties) else (),
             producer_id=1,
             producer_epoch=1,

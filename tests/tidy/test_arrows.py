@@ -99,8 +99,8 @@ def may(source: Source, patterns: list[str]) -> bool:
     return any(fnmatch(source.name, pattern) for pattern in patterns)
 
 
-def against_the_arrows(source: Source, found: Import) -> str | None:
-    room = in_house_room(found.target)
+def against_the_arrows(source: Source, imported: Import) -> str | None:
+    room = in_house_room(imported.target)
     if room is None or room == source.room:
         return None
     if room in ARROWS[source.room]:
@@ -108,32 +108,32 @@ def against_the_arrows(source: Source, found: Import) -> str | None:
     return f"{source.room or 'the public face'} may import only {sorted(ARROWS[source.room])}"
 
 
-def absolute_in_house(_source: Source, found: Import) -> str | None:
-    if not found.relative and top(found.target) in {"keylane", *ROOMS}:
+def absolute_in_house(_source: Source, imported: Import) -> str | None:
+    if not imported.relative and top(imported.target) in {"keylane", *ROOMS}:
         return "imports inside the house are relative"
     return None
 
 
-def away_from_home(source: Source, found: Import) -> str | None:
-    homes = HOME_OF.get(top(found.target))
-    if found.relative or homes is None or may(source, homes):
+def away_from_home(source: Source, imported: Import) -> str | None:
+    homes = HOME_OF.get(top(imported.target))
+    if imported.relative or homes is None or may(source, homes):
         return None
-    return f"{top(found.target)} lives in {', '.join(homes)}"
+    return f"{top(imported.target)} lives in {', '.join(homes)}"
 
 
-def in_the_contract(source: Source, found: Import) -> str | None:
-    if source.room != "protocol" or found.relative:
+def in_the_contract(source: Source, imported: Import) -> str | None:
+    if source.room != "protocol" or imported.relative:
         return None
     if {
-        top(found.target),
-        found.target,
+        top(imported.target),
+        imported.target,
     } & PROTOCOL_MAY_IMPORT or source.name == "protocol/clock.py":
         return None
     return "protocol/ does no I/O; what it may import is listed in this test"
 
 
-def in_storage(source: Source, found: Import) -> str | None:
-    if source.name.startswith("broker/storage/") and in_house_room(found.target) == "rpc":
+def in_storage(source: Source, imported: Import) -> str | None:
+    if source.name.startswith("broker/storage/") and in_house_room(imported.target) == "rpc":
         return "storage knows no network"
     return None
 
@@ -150,10 +150,10 @@ RULES: list[Callable[[Source, Import], str | None]] = [
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_imports(rule):
     broken = [
-        f"{source.name}:{found.line} imports {found.target}: {reason}"
+        f"{source.name}:{imported.line} imports {imported.target}: {reason}"
         for source in FILES
-        for found in imports_of(source)
-        if (reason := rule(source, found))
+        for imported in imports_of(source)
+        if (reason := rule(source, imported))
     ]
     assert not broken, "\n" + "\n".join(broken)
 
@@ -189,9 +189,9 @@ def test_third_party_modules_are_declared_somewhere_in_this_test():
     """Every import of another package is one that was decided on."""
     known = {*HOME_OF, *PROTOCOL_MAY_IMPORT, "keylane", *sys.stdlib_module_names}
     strange = {
-        f"{source.name}:{found.line} imports {found.target}"
+        f"{source.name}:{imported.line} imports {imported.target}"
         for source in FILES
-        for found in imports_of(source)
-        if not found.relative and top(found.target) not in known
+        for imported in imports_of(source)
+        if not imported.relative and top(imported.target) not in known
     }
     assert not strange, "\n" + "\n".join(sorted(strange))

@@ -16,8 +16,8 @@ LOCKED = set(
 
 
 def names(requirements: list[str]) -> set[str]:
-    found = {re.split(r"[\[<>=!~ ;]", requirement)[0] for requirement in requirements}
-    return found - {"keylane"}
+    packages = {re.split(r"[\[<>=!~ ;]", requirement)[0] for requirement in requirements}
+    return packages - {"keylane"}
 
 
 def reasons() -> dict[str, str]:

@@ -31,8 +31,8 @@ def test_a_documented_command(page, line):
     command = typer.main.get_command(app)
     context = command.make_context("keylane", [], resilient_parsing=True)
     while hasattr(command, "get_command"):
-        found = command.get_command(context, words[0])
-        assert found is not None, f"{page}: no command {words[0]!r} in {line!r}"
-        command, words = found, words[1:]
+        subcommand = command.get_command(context, words[0])
+        assert subcommand is not None, f"{page}: no command {words[0]!r} in {line!r}"
+        command, words = subcommand, words[1:]
         context = command.make_context(command.name, [], parent=context, resilient_parsing=True)
     command.make_context(command.name, words, parent=context.parent)

@@ -15,22 +15,25 @@ FREE = {"InvalidRequestError", "CorruptBatchError"}
 
 def declared(kind: type[errors.KeylaneError]) -> set[str]:
     return {
-        name for base in kind.__mro__ for name, one in vars(base).items() if isinstance(one, Detail)
+        name
+        for base in kind.__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, Detail)
     }
 
 
 def raised() -> list[tuple[str, str, str]]:
     """Place, class and detail of every error made in the product."""
-    found = []
+    details = []
     for source in FILES:
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                found += [
+                details += [
                     (f"{source.name}:{node.lineno}", node.func.id, keyword.arg)
                     for keyword in node.keywords
                     if node.func.id in KINDS and keyword.arg is not None
                 ]
-    return found
+    return details
 
 
 def test_errors_are_raised_with_declared_details():

@@ -37,7 +37,7 @@ def test_a_word_has_one_row():
 
 def state_values() -> dict[str, list[str]]:
     """Enumeration of states → its values, as the glossary writes them."""
-    found = {}
+    states = {}
     for source in FILES:
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ClassDef) and node.name.endswith(("State", "Strategy")):
@@ -47,8 +47,8 @@ def state_values() -> dict[str, list[str]]:
                 )
                 kind = getattr(module, node.name)
                 if issubclass(kind, enum.Enum):
-                    found[node.name] = [member.name.lower() for member in kind]
-    return found
+                    states[node.name] = [member.name.lower() for member in kind]
+    return states
 
 
 def test_each_state_of_the_system_is_in_the_glossary():

@@ -70,18 +70,18 @@ def file_of(module: str) -> str | None:
 def arrows() -> Iterator[tuple[Source, int, str]]:
     """(importing file, line, imported file) inside the package."""
     for source in FILES:
-        for found in imports_of(source):
-            target = file_of(found.target) if found.relative else None
+        for imported in imports_of(source):
+            target = file_of(imported.target) if imported.relative else None
             if target is not None and target != source.name:
-                yield source, found.line, target
+                yield source, imported.line, target
 
 
 ARROWS = list(arrows())
 
 
-def where_ways_part(one: str, other: str) -> tuple[str, str, str]:
+def where_ways_part(file: str, other: str) -> tuple[str, str, str]:
     """The folder that two files have in common, and what of it each lies in."""
-    left, right = one.split("/"), other.split("/")
+    left, right = file.split("/"), other.split("/")
     depth = 0
     while left[depth] == right[depth]:
         depth += 1

@@ -17,8 +17,8 @@ def rows() -> list[tuple[int, str, str, str]]:
 
 def names_in(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text())
-    found = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {node.name for node in tree.body if isinstance(node, found)}
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in tree.body if isinstance(node, functions)}
 
 
 def test_every_way_has_a_row():

@@ -68,12 +68,14 @@ TYPING = Path(sys.prefix) / "typing"
 
 
 def test_mypy_knows_the_face(tmp_path):
-    """A class is a class, and a name that does not exist is an error."""
+    """A class is a class, and a name that does not exist is an error; outside of the checkout, without our settings."""
     snippet = tmp_path / "snippet.py"
     snippet.write_text(SNIPPET)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(snippet)]
     environment = {**os.environ, "MYPYPATH": str(TYPING)}
-    checked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     for error in (errors.FencedError, errors.TokenUnknownError):
         assert f"-> {error.__module__}.{error.__name__}" in checked.stdout
     assert "-> keylane.consumer.client.Consumer" in checked.stdout
@@ -91,13 +93,13 @@ def test_basedpyright_knows_the_face(tmp_path):
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(tmp_path)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     messages = json.loads(checked.stdout)["generalDiagnostics"]
-    assert [one["message"] for one in messages if one["severity"] == "information"] == [
+    assert [message["message"] for message in messages if message["severity"] == "information"] == [
         'Type of "FencedError" is "type[FencedError]"',
         'Type of "TokenUnknownError" is "type[TokenUnknownError]"',
         'Type of "TokenUnknownError().current_token" is "int | None"',
         'Type of "keylane.Consumer" is "type[Consumer]"',
     ]
-    assert [one["message"] for one in messages if one["severity"] == "error"] == [
+    assert [message["message"] for message in messages if message["severity"] == "error"] == [
         '"Produser" is unknown import symbol',
         '"Nonsense" is not a known attribute of module "keylane"',
     ]

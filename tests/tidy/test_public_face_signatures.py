@@ -45,11 +45,13 @@ def hints_of(kind: type) -> Iterator[tuple[str, object]]:
 
 def classes_in(hint: object) -> set[type]:
     """The classes of ours that a type is made of."""
-    found = {hint} if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) else set()
+    classes = (
+        {hint} if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) else set()
+    )
     for part in typing.get_args(hint):
         for inner in part if isinstance(part, list) else [part]:
-            found |= classes_in(inner)
-    return {kind for kind in found if kind.__module__.startswith("keylane.")}
+            classes |= classes_in(inner)
+    return {kind for kind in classes if kind.__module__.startswith("keylane.")}
 
 
 def errors_named(text: str) -> set[str]:

@@ -18,6 +18,8 @@ VALUES = {
 """Modules that only make values; of a package its submodules too, where no submodule of it does more."""
 TAKEN = {"random": {"Random"}}
 """What alone may be used of a module."""
+BARRED = {"datetime": {"now", "today", "utcnow"}, "numpy": {"random"}}
+"""What no module that imports the key uses as an attribute, of whatever it is: clocks and random sources."""
 BY_NAME = {source.name: source for source in FILES}
 
 
@@ -63,11 +65,31 @@ def problems_of(source: Source) -> Iterator[str]:
             known = target in VALUES or (target or "").partition(".")[0] in VALUES
             if not known:
                 yield f"{at} {target}, which may do more than make values"
+    yield from uses_of_sources(source)
+
+
+def uses_of_sources(source: Source) -> Iterator[str]:
+    """What a module uses of TAKEN and BARRED modules beyond values."""
+    modules: dict[str, str] = {}
+    barred: set[str] = set()
+    for node in imports_at_run_time(source.tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names}
+            barred.update(*(BARRED.get(alias.name, ()) for alias in node.names))
+            continue
+        module = "" if node.level else node.module or ""
+        barred.update(BARRED.get(module, ()))
+        for alias in node.names:
+            if module in TAKEN and alias.name not in TAKEN[module]:
+                yield f"{source.name}:{node.lineno} imports {module}.{alias.name}"
+            if module in BARRED and alias.name in BARRED[module]:
+                yield f"{source.name}:{node.lineno} imports {module}.{alias.name}"
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            allowed = TAKEN.get(node.value.id)
-            if allowed is not None and node.attr not in allowed:
-                yield f"{source.name}:{node.lineno} uses {node.value.id}.{node.attr}"
+        if not isinstance(node, ast.Attribute):
+            continue
+        module = modules.get(node.value.id, "") if isinstance(node.value, ast.Name) else ""
+        if node.attr in barred or (module in TAKEN and node.attr not in TAKEN[module]):
+            yield f"{source.name}:{node.lineno} uses {ast.unparse(node)}"
 
 
 def source_of(text: str, name: str = "broker/partition/example.py") -> Source:
@@ -93,6 +115,14 @@ def test_pure_modules_import_pure_modules():
         ('"""A value.  Pure."""\ndef f():\n    import os', 1),
         ('"""A value.  Pure."""\nimport random\nrandom.Random(1).random()', 0),
         ('"""A value.  Pure."""\nimport random\nrandom.random()', 1),
+        ('"""A value.  Pure."""\nimport random as r\nr.random()', 1),
+        ('"""A value.  Pure."""\nfrom random import Random\nRandom(1).random()', 0),
+        ('"""A value.  Pure."""\nfrom random import random\nrandom()', 1),
+        ('"""A value.  Pure."""\nimport datetime\ndatetime.datetime.now()', 1),
+        ('"""A value.  Pure."""\nfrom datetime import date as day\nday.today()', 1),
+        ('"""A value.  Pure."""\nfrom datetime import timedelta\ntimedelta(1).days', 0),
+        ('"""A value.  Pure."""\nimport numpy as np\nnp.random.default_rng()', 1),
+        ('"""A value.  Pure."""\nfrom numpy import random', 1),
         ('"""A value.  Pure."""\nfrom ..storage.files import Files', 1),
         ('"""A value.  Pure."""\nfrom ..storage import files', 1),
         ('"""A value.  Pure."""\nfrom os import path', 1),

@@ -55,10 +55,10 @@ class Import:
 
 
 def package_files() -> list[Source]:
-    found = sorted(ROOT.glob("*.py"))
+    paths = sorted(ROOT.glob("*.py"))
     for room in ROOMS:
-        found += sorted((ROOT / room).rglob("*.py"))
-    return [Source(path) for path in found]
+        paths += sorted((ROOT / room).rglob("*.py"))
+    return [Source(path) for path in paths]
 
 
 def imports_of(source: Source) -> Iterator[Import]:

@@ -1,4 +1,4 @@
-"""What keylane does not offer, because it would break the order: nobody can ask for it."""
+"""Features that would break the order are not offered: no call and no frame has a field for them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def arguments(function) -> set[str]:
 
 
 def fields(frame) -> set[str]:
-    return {one.name for one in msgspec.structs.fields(frame)}
+    return {field.name for field in msgspec.structs.fields(frame)}
 
 
 def test_no_outbox_no_delay_no_filter():
     """Neither a send nor an append says when or from where a message comes, neither a consumer nor a pull which it wants."""
     assert arguments(Producer.send) == {"subject", "value", "key", "properties", "timeout"}
-    assert not {one for one in fields(Append) if "delay" in one or "at_ms" in one}
+    assert not {name for name in fields(Append) if "delay" in name or "at_ms" in name}
     for ask in (arguments(Consumer.__init__), fields(Pull)):
-        assert not {one for one in ask if "filter" in one or "tag" in one or "where" in one}
+        assert not {name for name in ask if "filter" in name or "tag" in name or "where" in name}
     with pytest.raises(TypeError, match="delay_ms"):
         Producer("127.0.0.1:1").send("s", b"v", delay_ms=1)
     with pytest.raises(TypeError, match="filter"):

@@ -53,8 +53,8 @@ async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
             while "has not acked" not in (await broker_client.health()).details["retention"]:
                 await asyncio.sleep(0.05)
         (partition,) = (await broker_client.partitions()).partitions
-        assert {one.group for one in partition.groups} == {"alive", "dead"}
-        assert [one.name for one in (await meta.verify()).checks if one.violations] == []
+        assert {progress.group for progress in partition.groups} == {"alive", "dead"}
+        assert [check.name for check in (await meta.verify()).checks if check.violations] == []
         await handled(cluster, "dead", sent)
     finally:
         await network.close()
@@ -63,7 +63,7 @@ async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
 
 
 async def test_copy_from_before_a_resize_is_not_accepted(tmp_path: Path) -> None:
-    """It lacks partitions that nobody else has: the refusal names them, and the disk is given up instead."""
+    """The copy lacks partitions that no other broker has: the refusal names them, and the disk is given up instead."""
     with alert_cluster(tmp_path) as cluster:
         await cluster.create("orders", partitions=2)
         network = HttpNetwork()
@@ -76,7 +76,7 @@ async def test_copy_from_before_a_resize_is_not_accepted(tmp_path: Path) -> None
             views = await cluster.reshape(
                 Reshape(kind=OperationKind.RESIZE, subject="orders", partitions=4)
             )
-            assert [one.state for one in views] == [OperationState.DONE]
+            assert [view.state for view in views] == [OperationState.DONE]
             original.kill()
             shutil.rmtree(tmp_path / "broker-1")
             shutil.move(tmp_path / "copy", tmp_path / "broker-1")
@@ -91,8 +91,8 @@ async def test_copy_from_before_a_resize_is_not_accepted(tmp_path: Path) -> None
             original.kill()
             lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", accept_loss=True)
             views = await cluster.reshape(lose)
-            assert [one.state for one in views] == [OperationState.DONE]
+            assert [view.state for view in views] == [OperationState.DONE]
             route = await meta.route("orders")
-            assert {one.broker_group for one in route.open_partitions()} == {"g2"}
+            assert {partition.broker_group for partition in route.open_partitions()} == {"g2"}
         finally:
             await network.close()

@@ -46,13 +46,17 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
     """What may be on the lost disk fails with an unknown fate, what was never sent is stored and handled in order."""
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=4, strategy="strict")
-        lost_ids = {one.partition_id for one in route.partitions if one.broker_group == "g2"}
+        lost_ids = {
+            partition.partition_id
+            for partition in route.partitions
+            if partition.broker_group == "g2"
+        }
         network = HttpNetwork()
         meta = MetaClient(network, [cluster.meta])
         homes = [
-            one.partition_id
-            for one in route.open_partitions()
-            for _ in range(one.range_start, one.range_end)
+            partition.partition_id
+            for partition in route.open_partitions()
+            for _ in range(partition.range_start, partition.range_end)
         ]
         keys = [b"k%d" % number for number in range(40)]
         there = {key for key in keys if homes[logical_partition(key)] in lost_ids}
@@ -80,8 +84,11 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                     keylane, cluster, *("subject", "evacuate", "g2"), "--accept-loss", "--dry-run"
                 )
                 assert would.returncode == 0, would.stderr
-                for one in sorted(lost_ids):
-                    assert f"partition {one} of s is lost: its end is not known" in would.stdout
+                for partition_id in sorted(lost_ids):
+                    assert (
+                        f"partition {partition_id} of s is lost: its end is not known"
+                        in would.stdout
+                    )
                 assert "not read to its end by g" in would.stdout
                 assert not any(newer[key].done() for key in there)
 
@@ -91,8 +98,8 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                 assert done.returncode == 0, done.stdout + done.stderr
                 async with asyncio.timeout(60):
                     told = {
-                        key: (await asyncio.gather(one, return_exceptions=True))[0]
-                        for key, one in doubtful.items()
+                        key: (await asyncio.gather(future, return_exceptions=True))[0]
+                        for key, future in doubtful.items()
                     }
                     stored = await asyncio.gather(*newer.values())
                 for key, outcome in told.items():
@@ -101,7 +108,7 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                         assert outcome.fate is Fate.UNKNOWN
                     else:
                         assert isinstance(outcome, Receipt)
-                assert not any(one.reordered for one in stored)
+                assert not any(receipt.reordered for receipt in stored)
                 values = {key: [b"0", b"2"] if key in there else [b"0", b"1", b"2"] for key in keys}
                 total = sum(map(len, values.values()))
                 await eventually(lambda: len(handled) >= total, seconds=60)
@@ -110,11 +117,11 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                 got.setdefault(message.key, []).append(message.value)
             assert got == values
             history = {
-                one.partition.partition_id: one for one in (await meta.history("s")).partitions
+                past.partition.partition_id: past for past in (await meta.history("s")).partitions
             }
-            assert {key for key, one in history.items() if one.lost} == lost_ids
-            for one in lost_ids:
-                assert history[one].partition.state is PartitionState.EXPIRED
+            assert {key for key, past in history.items() if past.lost} == lost_ids
+            for partition_id in lost_ids:
+                assert history[partition_id].partition.state is PartitionState.EXPIRED
             await refused_and_replaced(cluster, meta, tmp_path)
         finally:
             await network.close()
@@ -122,18 +129,18 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
 
 async def refused_and_replaced(cluster: Cluster, meta: MetaClient, folder: Path) -> None:
     """The folder that was given up does not come back; an empty one takes its place."""
-    found = BrokerProcess(folder / "found-again", "--meta", cluster.meta, group="g2")
-    found.start()
+    returned = BrokerProcess(folder / "found-again", "--meta", cluster.meta, group="g2")
+    returned.start()
     try:
-        await eventually(lambda: "was accepted" in registration(found.address))
+        await eventually(lambda: "was accepted" in registration(returned.address))
     finally:
-        found.end()
+        returned.end()
     fresh = BrokerProcess(folder / "fresh", "--meta", cluster.meta, group="g2")
     fresh.start()
     try:
         await eventually(lambda: registration(fresh.address) == "registered")
         async with asyncio.timeout(60):
-            while any(one.violations for one in (await meta.verify()).checks):
+            while any(check.violations for check in (await meta.verify()).checks):
                 await asyncio.sleep(0.2)
     finally:
         fresh.end()
@@ -168,7 +175,7 @@ async def test_parents_of_a_lost_partition_are_read_first(tmp_path: Path) -> Non
                 kind=OperationKind.MOVE, partition_ids=(only.partition_id,), broker_group=other
             )
             await cluster.reshape(move)
-            away = next(one for one in cluster.brokers if one is not home)
+            away = next(broker for broker in cluster.brokers if broker is not home)
             async with Producer(cluster.meta) as producer:
                 await producer.send("s", b"lost", key=b"k")
             away.kill()
@@ -185,9 +192,9 @@ async def test_parents_of_a_lost_partition_are_read_first(tmp_path: Path) -> Non
                 await eventually(lambda: len(handled) == 51)
         finally:
             await network.close()
-        assert [one.value for one in handled] == [b"%d" % number for number in range(50)] + [
-            b"newer"
-        ]
+        assert [message.value for message in handled] == [
+            b"%d" % number for number in range(50)
+        ] + [b"newer"]
 
 
 async def test_dry_run_shows_losses_when_a_plain_evacuation_has_begun(tmp_path: Path) -> None:
@@ -195,7 +202,9 @@ async def test_dry_run_shows_losses_when_a_plain_evacuation_has_begun(tmp_path: 
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=2, strategy="strict")
         (there,) = (
-            one.partition_id for one in route.partitions if one.broker_group == LOSE.broker_group
+            partition.partition_id
+            for partition in route.partitions
+            if partition.broker_group == LOSE.broker_group
         )
         network = HttpNetwork()
         meta = MetaClient(network, [cluster.meta])
@@ -207,13 +216,13 @@ async def test_dry_run_shows_losses_when_a_plain_evacuation_has_begun(tmp_path: 
             would = await asyncio.to_thread(keylane, cluster, *words, "--dry-run")
             assert would.returncode == 0, would.stderr
             assert f"partition {there} of s is lost: its end is not known" in would.stdout
-            assert not any(one.lost for one in (await meta.history("s")).partitions)
+            assert not any(past.lost for past in (await meta.history("s")).partitions)
             done = await asyncio.to_thread(keylane, cluster, *words)
             assert done.returncode == 0, done.stdout + done.stderr
             lost = [
-                one.partition.partition_id
-                for one in (await meta.history("s")).partitions
-                if one.lost
+                past.partition.partition_id
+                for past in (await meta.history("s")).partitions
+                if past.lost
             ]
             assert lost == [there]
         finally:

@@ -19,10 +19,10 @@ from sim.machines.disk import SimDisk
 
 @pytest.fixture(params=["real", "simulated"])
 def disk(request, tmp_path):
-    found: Files = RealFiles(tmp_path / "data") if request.param == "real" else SimDisk()
-    found.lock()
-    yield found
-    found.close()
+    files: Files = RealFiles(tmp_path / "data") if request.param == "real" else SimDisk()
+    files.lock()
+    yield files
+    files.close()
 
 
 def test_appends_gather_and_go_on(disk):
@@ -157,7 +157,7 @@ def test_an_identity_is_given_once(tmp_path):
         ("\0\0\0", "unreadable"),
     ],
 )
-def test_a_folder_of_somebody_else_is_refused_by_name(tmp_path, identity, words):
+def test_folder_of_another_owner_is_refused_by_name(tmp_path, identity, words):
     """Another group's folder, a newer format and a damaged identity are told apart; nothing is overwritten."""
     (tmp_path / "identity.json").write_text(identity)
     before = everything_in(tmp_path)

@@ -35,16 +35,16 @@ async def with_client(process, work):
 
 
 async def append(client, first, count):
-    """So many batches of two messages to each partition."""
+    """Send `count` batches of two messages to each partition, beginning with number `first`."""
 
-    async def one(partition_id, number):
+    async def append_batch(partition_id, number):
         await client.call(
             Append(partition_id), batch(partition_id=partition_id, sequence=2 * number)
         )
 
     for number in range(first, first + count):
         await asyncio.gather(
-            *(one(partition_id, number) for partition_id in range(1, PARTITIONS + 1))
+            *(append_batch(partition_id, number) for partition_id in range(1, PARTITIONS + 1))
         )
 
 
@@ -107,14 +107,14 @@ async def test_lookup_by_time(index, tmp_path):
             await client.call(Append(1), batch(sequence=2 * number))
         lower, upper = TimeBound.LOWER, TimeBound.UPPER
         later = before + 3_600_000
-        found = {
+        offsets = {
             (at_ms, bound): (await client.offset_at(1, at_ms, bound)).offset
             for at_ms in (0, before, later)
             for bound in TimeBound
         }
-        assert found == {
+        assert offsets == {
             (0, lower): 0, (before, lower): 0, (later, lower): None,
-            (0, upper): None, (before, upper): found[before, upper], (later, upper): 5,
+            (0, upper): None, (before, upper): offsets[before, upper], (later, upper): 5,
         }  # fmt: skip
         answer = await client.offset_at(2, 0, lower)
         assert (answer.offset, answer.first_offset, answer.next_offset) == (None, 0, 0)
@@ -136,12 +136,12 @@ def test_the_commands(tmp_path):
     data = tmp_path / "data"
 
     def command(*words, status=0):
-        found = subprocess.run(
+        ran = subprocess.run(
             [sys.executable, "-m", "keylane.cli", "broker", "index", *words],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert found.returncode == status, found.stdout + found.stderr
-        return found.stdout + found.stderr
+        assert ran.returncode == status, ran.stdout + ran.stderr
+        return ran.stdout + ran.stderr
 
     process = BrokerProcess(data).start()
 
@@ -163,4 +163,4 @@ def test_the_commands(tmp_path):
     process = BrokerProcess(data, "--index", "rocksdb").start()
     assert asyncio.run(with_client(process, lambda client, _: stored(client))) == [20] * PARTITIONS
     assert process.end() == 0
-    assert "neither file nor rocksdb" in BrokerProcess(data).refused("--index", "btree")
+    assert "index must be file or rocksdb" in BrokerProcess(data).refused("--index", "btree")

@@ -70,14 +70,14 @@ _next_partition = iter(range(1, 1 << 20))
 
 @pytest.fixture
 async def client(process, network) -> AsyncIterator[BrokerClient]:
-    client = BrokerClient(network, process.address)
+    client = BrokerClient(network, process.address, timeout_ms=60_000)
     yield client
     await client.close()
 
 
 @pytest.fixture
 async def partition_id(client) -> int:
-    """A partition nobody else uses, with two messages."""
+    """A partition of this test alone, with two messages."""
     number = next(_next_partition)
     await client.host_partition(facts(number))
     await client.call(Append(number), batch(partition_id=number))
@@ -113,14 +113,14 @@ async def test_a_long_list_comes_in_parts(client, network, partition_id):
     """Every partition is listed once, by id, and no answer has more than some hundreds of them."""
     numbers = [next(_next_partition) for _ in range(LISTED_MAX + 50)]
     await asyncio.gather(*(client.host_partition(facts(number)) for number in numbers))
-    found = [one.partition_id for one in (await client.partitions()).partitions]
-    assert found == sorted(set(found))
-    assert {partition_id, *numbers} <= set(found)
+    listed = [partition.partition_id for partition in (await client.partitions()).partitions]
+    assert listed == sorted(set(listed))
+    assert {partition_id, *numbers} <= set(listed)
     path = f"/v1/partitions?after={numbers[0]}&limit=3"
     part = await network.control(
         "GET", client.address, path, PartitionStatusList, timeout_ms=60_000
     )
-    assert [one.partition_id for one in part.partitions] == numbers[1:4]
+    assert [partition.partition_id for partition in part.partitions] == numbers[1:4]
     assert part.more_after == numbers[3]
 
 
@@ -148,7 +148,7 @@ async def _raw(network: HttpNetwork, address: str, frame: bytes) -> KeylaneError
         struct.pack("<I", 1 << 31) + b"xxxx",
         struct.pack("<I", 0) + b"xxxx",
         struct.pack("<I", 3) + b"\x93\x01\x01",
-        struct.pack("<I", 4) + b"\x93\x63\x01\x01",  # a type nobody knows
+        struct.pack("<I", 4) + b"\x93\x63\x01\x01",  # an unknown type
         struct.pack("<I", 4) + b"\x93\x01\x01\xa1x",
         encode_frame(1, Append(1))[:-1],
         bytes(FRAME_BYTES_MAX + 1),
@@ -292,7 +292,9 @@ async def test_a_broker_in_another_loop_reports_and_stops(tmp_path, network):
                 async with running_broker(settings, network=network):
                     pass
         await asyncio.gather(waiting, return_exceptions=True)
-        assert {(one.address, one.broker_group) for one in reports} == {(broker.address, "g1")}
+        assert {(report.address, report.broker_group) for report in reports} == {
+            (broker.address, "g1")
+        }
         async with running_broker(settings, network=network) as broker:
             assert broker.store.state.partition(1).next_offset == 2
             assert reports[-1].broker_id == broker.identity.broker_id

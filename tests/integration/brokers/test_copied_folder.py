@@ -67,11 +67,11 @@ class Copied:
 @pytest.fixture
 def copied(cluster: Cluster, tmp_path: Path) -> Iterator[Copied]:
     asyncio.run(cluster.create(SUBJECT, partitions=2))
-    found = Copied(cluster, tmp_path)
+    copied = Copied(cluster, tmp_path)
     try:
-        yield found
+        yield copied
     finally:
-        found.stop_copy()
+        copied.stop_copy()
 
 
 async def address_of_first(meta: str) -> str:
@@ -80,20 +80,20 @@ async def address_of_first(meta: str) -> str:
         health: Health = await MetaClient(network, [meta]).health()
     finally:
         await network.close()
-    return {one["broker_group"]: one["address"] for one in health.details["brokers"]}["g1"]
+    return {broker["broker_group"]: broker["address"] for broker in health.details["brokers"]}["g1"]
 
 
 async def verified(meta: str) -> dict[str, list[str]]:
     network = HttpNetwork()
     try:
-        found: Verification = await MetaClient(network, [meta]).verify()
+        verification: Verification = await MetaClient(network, [meta]).verify()
     finally:
         await network.close()
-    return {one.name: one.violations for one in found.checks if one.violations}
+    return {check.name: check.violations for check in verification.checks if check.violations}
 
 
 def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
-    """The second of two live brokers on one identity is refused and named; nobody is ever sent to it."""
+    """The second of two live brokers with one identity is refused and named; no client is sent to it."""
     original = copied.cluster.brokers[0].address
     second = copied.start_copy()
     said = copied.registration_once(second, "is a copy")
@@ -101,9 +101,9 @@ def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
     assert second in said
     assert copied.registration(original) == "registered"
     assert asyncio.run(address_of_first(copied.cluster.meta)) == original
-    found = asyncio.run(verified(copied.cluster.meta))
-    assert list(found) == ["one-broker-a-group"]
-    assert second in found["one-broker-a-group"][0]
+    violations = asyncio.run(verified(copied.cluster.meta))
+    assert list(violations) == ["one-broker-a-group"]
+    assert second in violations["one-broker-a-group"][0]
 
     async def send() -> None:
         async with Producer(copied.cluster.meta) as producer:
@@ -116,7 +116,7 @@ def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
         network = HttpNetwork()
         hosted = await BrokerClient(network, address).partitions()
         await network.close()
-        return sum(one.next_offset for one in hosted.partitions)
+        return sum(partition.next_offset for partition in hosted.partitions)
 
     assert asyncio.run(stored(second)) == 0
 
@@ -146,7 +146,7 @@ def test_the_original_is_refused_when_its_copy_took_over(copied: Copied) -> None
 
 
 async def test_broker_is_not_ready_while_the_metaserver_refuses_it(copied: Copied) -> None:
-    """A copy whose original is alive says that it serves nobody, and why; the original is ready."""
+    """A copy whose original is alive is not ready and says why; the original is ready."""
     copy = copied.start_copy()
     copied.registration_once(copy, "is a copy")
     network = HttpNetwork()
@@ -237,7 +237,7 @@ class Told:
             hosted = await BrokerClient(network, address).partitions()
         finally:
             await network.close()
-        return sum(one.next_offset for one in hosted.partitions)
+        return sum(partition.next_offset for partition in hosted.partitions)
 
     async def health(self) -> Health:
         network = HttpNetwork()
@@ -366,7 +366,7 @@ async def test_a_broker_is_taken_again_when_it_was_killed_often_without_a_metase
 async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_group(
     copied: Copied,
 ) -> None:
-    """It stood still while a copy took over: whoever still knows it has nothing acked that nobody reads."""
+    """The original stood still while a copy took over; it acks no message of a producer that still knows it."""
     original = copied.cluster.brokers[0]
     network = HttpNetwork()
     try:
@@ -394,7 +394,7 @@ async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_gro
 
 
 async def test_an_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Copied) -> None:
-    """At the same address, before anybody is told that it is refused: not a moment of it is served."""
+    """An older folder is started at the same address; it serves no message before the metaserver has refused it."""
     told = Told(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 20)

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from keylane import Consumer, Message, Producer
+from keylane import Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol.frames import Ack
 from keylane.protocol.limits import PARTITIONS_MAX
 from keylane.rpc.client import BrokerClient
@@ -40,13 +40,18 @@ async def test_acks_and_releases_have_room_beside_a_thousand_pulls(
         await cluster.create("many", partitions=PARTITIONS_MAX)
         handled: list[Message] = []
         consumer = Consumer(
-            cluster.meta, subject="many", group="g", handler=handled.append, strategy=strategy
+            cluster.meta,
+            subject="many",
+            group="g",
+            handler=handled.append,
+            consume_strategy=strategy,
+            settings=ConsumerSettings(call_timeout_ms=60_000),
         )
         async with Producer(cluster.meta) as producer:
             await consumer.__aenter__()
             await eventually(
                 lambda: (
-                    sum(one.waiting_for == "messages" for one in consumer.assignment)
+                    sum(partition.waiting_for == "messages" for partition in consumer.assignment)
                     == PARTITIONS_MAX
                 ),
                 seconds=60,

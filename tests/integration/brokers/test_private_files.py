@@ -1,4 +1,4 @@
-"""What servers store is for their own user: nobody else on the machine can read a message, a cursor or a route."""
+"""Files of servers are for their own user: no other user of the machine can read a message, a cursor or a route."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from support.cluster import Cluster, eventually
 
 def open_to_others(folder: Path) -> list[str]:
     """Files and folders that other users have any right on."""
-    found = []
+    open_paths = []
     for place, _folders, files in os.walk(folder):
         for path in (place, *(f"{place}/{name}" for name in files)):
             mode = stat.S_IMODE(os.stat(path).st_mode)
             if mode & 0o077:
-                found.append(f"{path} {mode:o}")
-    return found
+                open_paths.append(f"{path} {mode:o}")
+    return open_paths
 
 
 def open_up(folder: Path) -> None:
@@ -72,7 +72,7 @@ async def test_data_folder_is_closed_to_other_users_after_a_run(tmp_path: Path, 
 
 
 def test_narrowing_leaves_what_a_link_leads_to(tmp_path: Path) -> None:
-    """A folder's own files are narrowed; another file that one of them points to is somebody else's."""
+    """A folder's own files are narrowed; a file outside the folder that a link leads to is left as it is."""
     folder, other = tmp_path / "data", tmp_path / "other"
     folder.mkdir(mode=0o755)
     other.write_text("not ours")

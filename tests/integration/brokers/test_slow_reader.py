@@ -1,4 +1,4 @@
-"""A real broker beside a client that asks for much and takes nothing."""
+"""A real broker beside a client that asks for many answers and reads none."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GROWTH_BYTES_MAX = 200 << 20
 
 def resident_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    line = next(one for one in status.splitlines() if one.startswith("VmRSS"))
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) << 10
 
 
-async def test_a_client_that_takes_nothing_costs_little_and_delays_nobody(tmp_path):
+async def test_client_that_reads_nothing_costs_little_memory_and_delays_no_other(tmp_path):
     """The broker's memory stays small, and other clients' appends are answered in a moment."""
     process = BrokerProcess(tmp_path / "data").start()
     network = HttpNetwork()

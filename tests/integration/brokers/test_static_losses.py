@@ -26,7 +26,7 @@ from support.lost_database import rebuild_lost_database
 
 SENDING = ProducerSettings(call_timeout_ms=1_000)
 ALONE = ConsumerSettings(ttl_ms=1_500)
-SHARED = ConsumerSettings(ttl_ms=1_500, strategy=ConsumeStrategy.SHARED)
+SHARED = ConsumerSettings(ttl_ms=1_500, consume_strategy=ConsumeStrategy.SHARED)
 LOSE = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True)
 KEYS = [b"k%d" % number for number in range(20)]
 
@@ -46,9 +46,9 @@ async def send_all(producer: Producer, value: bytes) -> list[Receipt]:
 async def starts(reader: QueueReader) -> dict[int, int]:
     """Partition id → logic start, of all that have data."""
     return {
-        one.partition.partition_id: one.partition.logic_start
+        segment.partition.partition_id: segment.partition.logic_start
         for view in await reader.queues()
-        for one in view.segments
+        for segment in view.segments
     }
 
 
@@ -56,31 +56,31 @@ async def read_on(
     reader: QueueReader, queue: int, offset: int, count: int
 ) -> tuple[list[Message], list[int]]:
     """`count` messages from a logic offset on, and the offsets before which some were told as lost."""
-    found: list[Message] = []
+    messages: list[Message] = []
     losses: list[int] = []
     async with asyncio.timeout(60):
-        while len(found) < count:
+        while len(messages) < count:
             part = await reader.read(queue, offset)
             if part.lost:
                 losses.append(offset)
-            found += part.messages
+            messages += part.messages
             assert part.messages or part.next_offset > offset
             offset = part.next_offset
-    return found, losses
+    return messages, losses
 
 
 async def verified(meta: MetaClient) -> None:
     """`meta verify` has nothing to say, before long."""
     async with asyncio.timeout(60):
-        while any(one.violations for one in (await meta.verify()).checks):
+        while any(check.violations for check in (await meta.verify()).checks):
             await asyncio.sleep(0.2)
 
 
 def by_key(messages: list[Message]) -> dict[bytes, list[bytes]]:
-    found: dict[bytes, list[bytes]] = {}
+    values: dict[bytes, list[bytes]] = {}
     for message in messages:
-        found.setdefault(message.key, []).append(message.value)
-    return found
+        values.setdefault(message.key, []).append(message.value)
+    return values
 
 
 async def lose_the_disk(
@@ -100,8 +100,8 @@ async def lose_the_disk(
     async with asyncio.timeout(60):
         told = await asyncio.gather(*doubtful, return_exceptions=True)
         stored = await asyncio.gather(*newer)
-    assert {type(one) for one in told} == {AcceptedAsLostError}
-    assert not any(one.reordered for one in stored)
+    assert {type(error) for error in told} == {AcceptedAsLostError}
+    assert not any(receipt.reordered for receipt in stored)
 
 
 async def test_static_queues_go_on_behind_a_lost_disk(tmp_path: Path) -> None:
@@ -109,11 +109,11 @@ async def test_static_queues_go_on_behind_a_lost_disk(tmp_path: Path) -> None:
     it; after a rebuild from the broker that is left every partition begins where it began."""
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=2, static=True)
-        places = {one.broker_group: one for one in route.partitions}
+        places = {partition.broker_group: partition for partition in route.partitions}
         there, queues = places["g1"], [0] * 1024
-        for one in route.partitions:
-            for logical in range(one.range_start, one.range_end):
-                queues[logical] = one.queue
+        for partition in route.partitions:
+            for logical in range(partition.range_start, partition.range_end):
+                queues[logical] = partition.queue
         network = HttpNetwork()
         meta = MetaClient(network, [cluster.meta])
         alone: list[Message] = []
@@ -136,7 +136,10 @@ async def test_static_queues_go_on_behind_a_lost_disk(tmp_path: Path) -> None:
                 await cluster.reshape(move)
                 await send_all(producer, b"1")
                 await eventually(lambda: len(alone) == len(shared) == 2 * len(KEYS))
-                read = {one.queue: (await reader.bounds(one.queue))[1] for one in route.partitions}
+                read = {
+                    partition.queue: (await reader.bounds(partition.queue))[1]
+                    for partition in route.partitions
+                }
 
                 await lose_the_disk(cluster, tmp_path, producer, meta)
                 await eventually(lambda: len(alone) >= 3 * len(KEYS) <= len(shared), seconds=60)
@@ -145,8 +148,8 @@ async def test_static_queues_go_on_behind_a_lost_disk(tmp_path: Path) -> None:
                         key: [b"0", b"1", b"3"] for key in KEYS
                     }
                 assert set(map(tuple, by_key(alone).values())) == {(b"0", b"1", b"3")}
-                for one in route.partitions:
-                    offsets = [each.logic_offset for each in alone if each.queue == one.queue]
+                for partition in route.partitions:
+                    offsets = [each.logic_offset for each in alone if each.queue == partition.queue]
                     assert offsets == sorted(set(offsets))
                     assert offsets[-1] >= PARTITION_MESSAGES_MAX
 
@@ -180,9 +183,9 @@ async def commands_tell_the_loss(cluster: Cluster, queue: int, keys: int) -> Non
     table = await keylane(cluster, "subject", "queues", "s")
     assert f"queue {queue}: messages before logic offset" in table.stdout
     shown = json.loads((await keylane(cluster, "subject", "queues", "s", "--output=json")).stdout)
-    flags = [one["behind_loss"] for one in shown["queues"][queue]["segments"]]
+    flags = [segment["behind_loss"] for segment in shown["queues"][queue]["segments"]]
     assert flags == [False, True]
-    assert [one["behind_loss"] for one in shown["queues"][1 - queue]["segments"]] == [True]
+    assert [segment["behind_loss"] for segment in shown["queues"][1 - queue]["segments"]] == [True]
     lines = 0
     for number, told in ((queue, "0"), (1 - queue, "3")):
         done = await keylane(cluster, "queue", "read", "s", str(number), "--offset", told)
@@ -215,7 +218,7 @@ async def test_a_queue_that_loses_two_disks_goes_on_above_both(
             Producer(cluster.meta, settings=SENDING) as producer,
         ):
             for _ in range(2):
-                (only,) = [one.segments[-1].partition for one in await reader.queues()]
+                (only,) = [view.segments[-1].partition for view in await reader.queues()]
                 await send_all(producer, b"0")
                 number = int(only.broker_group[1:])
                 cluster.brokers[number - 1].kill()

@@ -106,7 +106,7 @@ async def test_an_unknown_subject_is_told_by_the_future(shared_cluster: Cluster)
 async def test_another_strategy_than_the_stored_is_refused(shared_cluster: Cluster):
     """A client that expects another order strategy than the subject has stores nothing."""
     route = await shared_cluster.create("strictly", strategy="strict")
-    async with Producer(shared_cluster.meta, strategy="best_tried") as producer:
+    async with Producer(shared_cluster.meta, order_strategy="best_tried") as producer:
         with pytest.raises(StrategyMismatchError):
             await producer.send("strictly", b"v")
     assert not any((await shared_cluster.log(route)).values())

@@ -132,6 +132,7 @@ async def test_no_row_is_sent_when_one_cannot_be(shared_cluster: Cluster):
     ("source", "text"),
     [
         ([1, 2], "send_arrow takes a pyarrow Table"),
+        (pa.array(["a"]), "Arrow does not take this data"),
         (pa.table({"v": [b"1"]}), "no column, or several, are called 'k': v"),
         (pa.table({"k": [1], "v": [b"1"]}), "column 'k' holds int64, not bytes or text: cast it"),
     ],
@@ -155,8 +156,10 @@ async def test_frames_of_pandas_are_sent(shared_cluster: Cluster):
 
     await shared_cluster.create("arrow-frame")
     frame = pd.DataFrame({"k": ["a", "b"], "v": ["1", "2"]})
+    mixed = pd.DataFrame({"k": ["a", float("nan")], "v": ["3", "4"], "other": ["a", 1]})
     async with Producer(shared_cluster.meta) as producer:
         assert (await producer.send_arrow("arrow-frame", frame, key="k", value="v")).stored == 2
+        assert (await producer.send_arrow("arrow-frame", mixed, key="k", value="v")).stored == 2
 
 
 async def test_row_of_another_type_refuses_a_frame(shared_cluster: Cluster):

@@ -123,7 +123,7 @@ async def test_acks_by_hand_of_every_second_message_first_reach_the_end(
     """Acks above the range limit wait; acks of the messages between let the cursor rise to the end."""
     name = f"crowded-by-hand-{strategy}"
     settings = ConsumerSettings(
-        strategy=strategy, buffer_messages=100_000, in_flight_messages=100_000
+        consume_strategy=strategy, buffer_messages=100_000, in_flight_messages=100_000
     )
     async with (
         filled(shared_cluster, name) as subject,

@@ -168,7 +168,11 @@ async def test_run_ends_with_close_and_raises_the_error_that_ended_the_consumer(
         await consumer.close()
         await asyncio.wait_for(running, 60)
     other = Consumer(
-        shared_cluster.meta, subject="run-close", group="g", handler=print, strategy="shared"
+        shared_cluster.meta,
+        subject="run-close",
+        group="g",
+        handler=print,
+        consume_strategy="shared",
     )
     with pytest.raises(GroupStrategyError):
         await other.run()

@@ -49,7 +49,7 @@ async def test_failing_keys_do_not_stop_other_keys(
         handled.append(message)
 
     settings = ConsumerSettings(
-        strategy=strategy,
+        consume_strategy=strategy,
         concurrency=CONCURRENCY,
         in_flight_messages=50,
         handler_backoff=Backoff(first_ms=50, max_ms=500),

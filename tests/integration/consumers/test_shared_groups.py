@@ -26,7 +26,7 @@ from support.written_lines import written_lines
 
 TTL_MS = 1_500
 SHARED = ConsumerSettings(
-    ttl_ms=TTL_MS, strategy="shared", in_flight_ms=2_000, in_flight_messages=20
+    ttl_ms=TTL_MS, consume_strategy="shared", in_flight_ms=2_000, in_flight_messages=20
 )
 EXCLUSIVE = ConsumerSettings(ttl_ms=TTL_MS)
 Place = tuple[int, int]
@@ -97,7 +97,7 @@ async def test_sessions_of_a_shared_group_work_on_one_partition(shared_cluster: 
     values = await fill(shared_cluster, "one-for-all", 600, partitions=1)
     handled: dict[str, list[Message]] = {"a": [], "b": [], "c": []}
     patient = ConsumerSettings(
-        ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, in_flight_messages=20
+        ttl_ms=TTL_MS, consume_strategy="shared", in_flight_ms=600_000, in_flight_messages=20
     )
     busy: set[str] = set()
     all_busy = asyncio.Event()
@@ -135,7 +135,7 @@ async def test_closing_consumer_releases_its_messages(shared_cluster: Cluster):
     """Messages that a leaving consumer did not handle are handed out at once, not at the deadline; none is handled twice."""
     values = await fill(shared_cluster, "given-back", 100, partitions=1)
     settings = ConsumerSettings(
-        ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, handover_ms=100
+        ttl_ms=TTL_MS, consume_strategy="shared", in_flight_ms=600_000, handover_ms=100
     )
     first: list[Message] = []
     async with Consumer(
@@ -181,7 +181,9 @@ async def test_failing_message_delays_no_other(shared_cluster: Cluster):
 async def test_strategy_mismatch_is_refused_at_open_with_the_way_to_switch(shared_cluster: Cluster):
     """The group's first consumer has decided the strategy."""
     await shared_cluster.create("decided")
-    async with Consumer(shared_cluster.meta, subject="decided", group="g", strategy="shared"):
+    async with Consumer(
+        shared_cluster.meta, subject="decided", group="g", consume_strategy="shared"
+    ):
         with pytest.raises(GroupStrategyError, match="keylane group switch"):
             async with Consumer(shared_cluster.meta, subject="decided", group="g"):
                 pass
@@ -288,7 +290,7 @@ async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
     """Empty acks renew the session at the broker, so no message is handed out to another consumer too."""
     values = await fill(shared_cluster, "slow-shared", 8, partitions=2)
     settings = ConsumerSettings(
-        ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, in_flight_messages=2
+        ttl_ms=TTL_MS, consume_strategy="shared", in_flight_ms=600_000, in_flight_messages=2
     )
     handled: Counter[bytes] = Counter()
 

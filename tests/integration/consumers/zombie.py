@@ -22,7 +22,7 @@ async def main() -> None:
     settings = ConsumerSettings()
     if shared:
         settings = ConsumerSettings(
-            strategy="shared", in_flight_ms=int(shared[1]), in_flight_messages=20
+            consume_strategy="shared", in_flight_ms=int(shared[1]), in_flight_messages=20
         )
     with open(path, "a", buffering=1) as out:
 

@@ -36,7 +36,7 @@ async def pair(tmp_path: Path, database: dict[str, str]) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(network.close)
         running = [await stack.enter_async_context(running_metaserver(settings)) for _ in range(2)]
-        first, second = (MetaClient(network, [each.address]) for each in running)
+        first, second = (MetaClient(network, [each.address], timeout_ms=60_000) for each in running)
         broker = await stack.enter_async_context(hosting_broker(first, "left"))
         yield Pair(first, second, broker)
 
@@ -51,26 +51,26 @@ async def test_release_at_one_metaserver_answers_a_heartbeat_at_the_other(pair: 
     await pair.first.join(Join(subject="s", group="g", session=A))
     first = await pair.first.heartbeat(Heartbeat(session=A))
     polling = asyncio.create_task(
-        pair.first.heartbeat(Heartbeat(session=A, known_version=first.version, wait_ms=5_000))
+        pair.first.heartbeat(Heartbeat(session=A, known_version=first.version, wait_ms=30_000))
     )
     await asyncio.sleep(0.05)
     start = time.monotonic()
     await pair.second.join(Join(subject="s", group="g", session=B))
     kept = await polling
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 5.0
     assert len(kept.grants) == 1
     (gone,) = held(first).keys() - held(kept).keys()
 
     empty = await pair.second.heartbeat(Heartbeat(session=B))
     waiting = asyncio.create_task(
-        pair.second.heartbeat(Heartbeat(session=B, known_version=empty.version, wait_ms=5_000))
+        pair.second.heartbeat(Heartbeat(session=B, known_version=empty.version, wait_ms=30_000))
     )
     await asyncio.sleep(0.05)
     start = time.monotonic()
     ask = ReleaseGrant(session=A, partition_id=gone, token=held(first)[gone])
     await pair.first.release(ask)
     taken = await waiting
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 5.0
     assert held(taken).keys() == {gone}
     assert held(taken)[gone] > max(held(first).values())
     await pair.first.leave(Leave(session=B))
@@ -80,12 +80,12 @@ async def test_release_at_one_metaserver_answers_a_heartbeat_at_the_other(pair: 
 async def test_new_address_at_one_metaserver_answers_a_route_at_the_other(pair: Pair) -> None:
     """A broker's new address ends the wait for a route at the other metaserver."""
     await pair.first.create_subject(CreateSubject(subject="s"))
-    waiting = asyncio.create_task(pair.second.route("s", known_version=1, wait_ms=5_000))
+    waiting = asyncio.create_task(pair.second.route("s", known_version=1, wait_ms=30_000))
     await asyncio.sleep(0.15)
     start = time.monotonic()
     async with hosting_broker(pair.first, "left", pair.broker.broker_id) as moved:
         route = await waiting
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 5.0
     assert {partition.address for partition in route.partitions} == {moved.address}
 
 
@@ -119,9 +119,9 @@ async def test_clients_continue_when_one_metaserver_ends(tmp_path: Path) -> None
         await meta.join(Join(subject="s", group="g", session=B))
         start = time.monotonic()
         known, taken = -1, {}
-        while len(taken) < 2 and time.monotonic() - start < 5:
-            grants = await meta.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=4_000))
+        while len(taken) < 2 and time.monotonic() - start < 60:
+            grants = await meta.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=20_000))
             known, taken = grants.version, held(grants)
         assert len(taken) == 2
-        assert time.monotonic() - start < 2.0
+        assert time.monotonic() - start < 10.0
     await network.close()

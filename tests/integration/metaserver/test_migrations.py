@@ -135,21 +135,21 @@ def test_accepted_losses_are_carried_over_in_both_directions(engine: sa.Engine) 
 
 def test_abandoned_partitions_keep_their_mark_under_its_new_name(engine: sa.Engine) -> None:
     """0010 renames the column, there and back; no row changes."""
-    marks = {1: 0, 2: 1}
+    old_name, marks = "forsaken", {1: 0, 2: 1}
     with engine.begin() as connection:
         _go(connection, "0009")
-        for partition_id, forsaken in marks.items():
+        for partition_id, mark in marks.items():
             _insert(
                 connection,
                 "partitions",
                 partition_id=partition_id,
                 name=f"p{partition_id}",
-                forsaken=forsaken,
+                **{old_name: mark},
             )
         _go(connection, "0010")
         assert _column(connection, "partitions", "partition_id", "abandoned") == marks
         _go(connection, "0009")
-        assert _column(connection, "partitions", "partition_id", "forsaken") == marks
+        assert _column(connection, "partitions", "partition_id", old_name) == marks
     engine.dispose()
 
 

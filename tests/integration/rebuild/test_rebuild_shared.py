@@ -35,7 +35,7 @@ async def test_shared_group_continues_from_its_cursor_after_a_rebuild(tmp_path: 
                 group="g",
                 handler=handled.append,
                 settings=SETTINGS,
-                strategy="shared",
+                consume_strategy="shared",
             )
 
         async with Producer(cluster.meta) as producer, consumer():

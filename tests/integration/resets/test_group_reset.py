@@ -158,7 +158,7 @@ async def test_reset_of_a_resized_subject_brings_each_key_in_order(shared_cluste
 async def test_reset_of_a_shared_group_brings_later_messages_once(shared_cluster: Cluster):
     """Every message behind the new cursor comes to its consumers again, each once."""
     await fill(shared_cluster, "everybodys")
-    settings = ConsumerSettings(ttl_ms=1_500, strategy="shared")
+    settings = ConsumerSettings(ttl_ms=1_500, consume_strategy="shared")
     for begin in (0, 15, 38):
         seen: list[Message] = []
         async with Consumer(

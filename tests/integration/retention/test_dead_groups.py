@@ -47,7 +47,7 @@ async def handled(cluster: Cluster, group: str, wanted: list[bytes]) -> None:
 async def dies_when_granted(meta: MetaClient, group: str) -> None:
     """A consumer is granted what there is, and is never heard of again, by no broker ever."""
     session = group.encode().hex().rjust(16, "0")
-    await meta.join(Join(subject="orders", group=group, session=session, ttl_ms=1_500))
+    await meta.join(Join(subject="orders", group=group, session=session, ttl_ms=5_000))
     async with asyncio.timeout(60):
         while not (await meta.heartbeat(Heartbeat(session=session))).grants:
             await asyncio.sleep(0.05)

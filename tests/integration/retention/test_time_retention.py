@@ -50,7 +50,7 @@ async def test_slow_consumer_continues_at_the_first_message_left(
         await gate.wait()
 
     settings = ConsumerSettings(
-        strategy=strategy,
+        consume_strategy=strategy,
         buffer_messages=1,
         in_flight_messages=1,
         pull_bytes=1,

@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from histories import NOBODY, random_history  # noqa: E402 - the path comes first
+from histories import NO_HOLDER, random_history  # noqa: E402 - the path comes first
 from leases import step_lease  # noqa: E402
 from linearizable import is_linearizable  # noqa: E402
 
@@ -32,7 +32,7 @@ def main() -> int:
         ["go", "run", "."], cwd=HERE, input=lines, capture_output=True, text=True, check=True
     )
     told = [line == "true" for line in done.stdout.split()]
-    ours = [is_linearizable(history, NOBODY, step_lease) for history in histories]
+    ours = [is_linearizable(history, NO_HOLDER, step_lease) for history in histories]
     differing = [index for index in range(count) if told[index] != ours[index]]
     for index in differing[:5]:
         print(f"Porcupine says {told[index]}: {histories[index]}")

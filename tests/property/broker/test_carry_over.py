@@ -37,12 +37,12 @@ async def filled(disk: SimDisk, clock: ManualClock) -> Desk:
 
 def images(store) -> dict[int, bytes]:
     """All but the first offsets, which follow the log."""
-    found = {}
-    for number, one in store.state.partitions.items():
-        first, one.first_offset = one.first_offset, 0
-        found[number] = image_of(one)
-        one.first_offset = first
-    return found
+    taken = {}
+    for number, partition in store.state.partitions.items():
+        first, partition.first_offset = partition.first_offset, 0
+        taken[number] = image_of(partition)
+        partition.first_offset = first
+    return taken
 
 
 @pytest.mark.parametrize("snapshot", ["kept", "deleted", "older"])
@@ -58,14 +58,14 @@ async def test_partitions_survive_when_their_segments_are_dropped(snapshot):
         if snapshot == "deleted" or (snapshot == "older" and name not in older):
             disk.remove(f"snapshot/{name}")
 
-    found = open_store(disk, clock=clock, segment_bytes=SEGMENT)
-    assert images(found) == expected
-    assert not found.state.problems
+    reopened = open_store(disk, clock=clock, segment_bytes=SEGMENT)
+    assert images(reopened) == expected
+    assert not reopened.state.problems
     assert segment_bases(disk)[0] > 0
-    again = Desk(found, clock)
+    again = Desk(reopened, clock)
     assert (await again.append(batch(sequence=145, count=5))).duplicate
     assert (await again.append(batch(sequence=150, count=5))).base_offset == 150
-    first = found.state.partition(1).first_offset
+    first = reopened.state.partition(1).first_offset
     assert first > 0
     with pytest.raises(OffsetOutOfRangeError):
         await again.read(first - 1)
@@ -104,9 +104,9 @@ def test_a_crash_while_a_segment_goes():
     assert steps > 5
     for crash_at in range(1, steps + 1):
         disk, _, expected = attempt(crash_at)
-        found = open_store(disk.after_crash(random.Random(crash_at)), segment_bytes=SEGMENT)
-        assert images(found) == expected
-        assert not found.state.problems
+        reopened = open_store(disk.after_crash(random.Random(crash_at)), segment_bytes=SEGMENT)
+        assert images(reopened) == expected
+        assert not reopened.state.problems
 
 
 async def test_a_full_disk_and_what_only_the_first_segment_says():

@@ -195,10 +195,10 @@ def test_appends_beyond_the_line_are_refused_and_stored_when_sent_again():
         results = await asyncio.gather(
             *(desk.append(batch(sequence=2 * n)) for n in range(count)), return_exceptions=True
         )
-        refused = [n for n, one in enumerate(results) if isinstance(one, OverloadedError)]
+        refused = [n for n, result in enumerate(results) if isinstance(result, OverloadedError)]
         assert refused == list(range(count - len(refused), count))
         assert 0 < len(refused) <= 10
         again = [await desk.append(batch(sequence=2 * n)) for n in refused]
-        assert [one.base_offset for one in again] == [2 * n for n in refused]
+        assert [receipt.base_offset for receipt in again] == [2 * n for n in refused]
 
     asyncio.run(go())

@@ -99,7 +99,7 @@ class OwnershipAgainstAModel(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 1000))
     def crash(self, seed: int) -> None:
-        """Nobody remembers a release after a crash; everything else is as it was."""
+        """A release is forgotten after a crash; everything else is as it was."""
         self.disk = self.disk.after_crash(random.Random(seed))
         self.released = False
         self.start()

@@ -77,11 +77,11 @@ def test_a_crash_at_every_operation(seed: int):
         said: list[tuple[int, int]] = []
         if run(disk, said):
             continue
-        found = disk.after_crash(random.Random(seed * 10_000 + crash_at))
+        rest = disk.after_crash(random.Random(seed * 10_000 + crash_at))
 
-        async def look(found: SimDisk = found, said: list[tuple[int, int]] = said) -> None:
+        async def look(rest: SimDisk = rest, said: list[tuple[int, int]] = said) -> None:
             clock = ManualClock()
-            desk = Desk(open_store(found, clock=clock, **SMALL), clock)
+            desk = Desk(open_store(rest, clock=clock, **SMALL), clock)
             if 1 not in desk.store.state.partitions:
                 assert not said
                 return

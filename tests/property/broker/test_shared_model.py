@@ -14,7 +14,7 @@ sessions = st.sampled_from(SESSIONS)
 
 
 class SharedMachine(RuleBasedStateMachine):
-    """Random sends, pulls, acks by anybody, silence, deaths, give-backs, restarts of the broker, time."""
+    """Random sends, pulls, acks by any session, silence, deaths, give-backs, restarts of the broker, time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,12 +27,12 @@ class SharedMachine(RuleBasedStateMachine):
         self.silent_at: dict[str, tuple[int, int]] = {}  # session → (ttl, silent from)
 
     def lapse(self) -> None:
-        """What is free by now is nobody's, and who is silent is forgotten."""
-        silent = {key for key, one in self.silent_at.items() if one[1] <= self.now_ms}
+        """Messages past their deadline are free, and sessions past their ttl are forgotten."""
+        silent = {key for key, silence in self.silent_at.items() if silence[1] <= self.now_ms}
         self.with_whom = {
-            key: one
-            for key, one in self.with_whom.items()
-            if one[1] > self.now_ms and one[0] not in silent
+            key: holder
+            for key, holder in self.with_whom.items()
+            if holder[1] > self.now_ms and holder[0] not in silent
         }
 
     @rule(session=sessions, ttl_ms=st.integers(1, 100))
@@ -58,10 +58,10 @@ class SharedMachine(RuleBasedStateMachine):
     def free(self) -> list[int]:
         self.lapse()
         return [
-            one
-            for one in range(self.readable)
-            if one not in self.handled
-            and (one not in self.with_whom or self.with_whom[one][1] <= self.now_ms)
+            offset
+            for offset in range(self.readable)
+            if offset not in self.handled
+            and (offset not in self.with_whom or self.with_whom[offset][1] <= self.now_ms)
         ]
 
     @rule(count=st.integers(1, 30))
@@ -89,20 +89,20 @@ class SharedMachine(RuleBasedStateMachine):
             now_ms=self.now_ms,
             hold_ms=hold_ms,
         )
-        offsets = [one for start, end in ranges for one in range(start, end)]
+        offsets = [offset for start, end in ranges for offset in range(start, end)]
         assert set(offsets) <= set(free), "handed out although acked or in flight"
         assert offsets == free[: len(offsets)], "not the lowest free ones"
         assert len(offsets) <= count_max
         assert bool(offsets) == bool(free)
         upto = offsets[0] + 1 + int(read_share * count_max * 2) if offsets else 0
         kept = self.in_flight.trim(session, ranges, upto=upto)
-        assert [one for start, end in kept for one in range(start, end)] == [
-            one for one in offsets if one < upto
+        assert [offset for start, end in kept for offset in range(start, end)] == [
+            offset for offset in offsets if offset < upto
         ]
-        for one in offsets:
-            self.with_whom.pop(one, None)
-            if one < upto:
-                self.with_whom[one] = (session, self.now_ms + hold_ms)
+        for offset in offsets:
+            self.with_whom.pop(offset, None)
+            if offset < upto:
+                self.with_whom[offset] = (session, self.now_ms + hold_ms)
 
     @rule(start=st.integers(0, 200), count=st.integers(1, 20))
     def ack(self, start: int, count: int) -> None:
@@ -111,9 +111,9 @@ class SharedMachine(RuleBasedStateMachine):
             return
         self.acked.add(start, end)
         self.in_flight.acked([(start, end)])
-        for one in range(start, end):
-            self.handled.add(one)
-            self.with_whom.pop(one, None)
+        for offset in range(start, end):
+            self.handled.add(offset)
+            self.with_whom.pop(offset, None)
 
     @rule(session=sessions)
     def leave(self, session: str) -> None:
@@ -132,20 +132,20 @@ class SharedMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_in_flight_is_what_the_model_has(self) -> None:
         self.in_flight.expire(self.now_ms)
-        found = {
-            offset: (one.session, one.until_ms)
-            for one in self.in_flight.held
-            for offset in range(one.start, one.end)
+        held_of = {
+            offset: (held.session, held.until_ms)
+            for held in self.in_flight.held
+            for offset in range(held.start, held.end)
         }
         self.lapse()
         alive = self.with_whom
-        assert found == alive
+        assert held_of == alive
         for session in SESSIONS:
-            mine = sum(one[0] == session for one in alive.values())
+            mine = sum(holder[0] == session for holder in alive.values())
             assert self.in_flight.count(session) == mine
 
     def teardown(self) -> None:
-        """Everything is handled in the end, whoever is silent."""
+        """Everything is handled in the end, whichever sessions are silent."""
         rounds = 0
         while self.acked.cursor < self.readable:
             self.now_ms += 100

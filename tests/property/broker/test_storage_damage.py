@@ -47,14 +47,14 @@ def quiet(caplog) -> None:
 # ── what happens to files ─────────────────────────────────────────────────────────────────────────────────
 def truncated(whole: Whole, position: int) -> Found:
     """The log ends at this position: what follows of its segment is gone, and the segments behind it."""
-    found = dict(whole.files)
+    files = dict(whole.files)
     for base in whole.bases:
         path = segment_path(base)
         if base > position:
-            del found[path]
+            del files[path]
         else:
-            found[path] = found[path][: position - base]
-    return found
+            files[path] = files[path][: position - base]
+    return files
 
 
 def beginning(whole: Whole, position: int) -> Found:
@@ -97,20 +97,20 @@ def spread(whole: Whole, kind: str, rng: random.Random) -> Found:
         for base in whole.bases
         for at in range(0, len(whole.files[segment_path(base)]), BLOCK)
     ]
-    one, two = rng.sample(places, 2)
-    first, second = (whole.files[path][at : at + BLOCK] for path, at in (one, two))
-    found = dict(whole.files)
+    here, there = rng.sample(places, 2)
+    first, second = (whole.files[path][at : at + BLOCK] for path, at in (here, there))
+    files = dict(whole.files)
     match kind:
         case "zeros":
-            put(found, one, bytes(len(first)))
+            put(files, here, bytes(len(first)))
         case "noise":
-            put(found, one, rng.randbytes(len(first)))
+            put(files, here, rng.randbytes(len(first)))
         case "twice":
-            put(found, one, second)
+            put(files, here, second)
         case "swapped":
-            put(found, one, second)
-            put(found, two, first)
-    return found
+            put(files, here, second)
+            put(files, there, first)
+    return files
 
 
 def put(files: Found, place: tuple[str, int], block: bytes) -> None:
@@ -137,12 +137,12 @@ def spoiled(files: Found, rng: random.Random) -> Found:
         case 3:
             del data[at:]
         case 4:
-            return {one: kept for one, kept in files.items() if one != path}
+            return {name: kept for name, kept in files.items() if name != path}
         case 5:
             size = min(256, len(data) - max(at, other))
-            one, two = data[at : at + size], data[other : other + size]
-            data[other : other + size] = one
-            data[at : at + size] = two
+            left, right = data[at : at + size], data[other : other + size]
+            data[other : other + size] = left
+            data[at : at + size] = right
     return files | {path: bytes(data)}
 
 
@@ -150,8 +150,8 @@ def spoiled(files: Found, rng: random.Random) -> Found:
 def edges(whole: Whole) -> set[int]:
     """Of the last records: where each field and the body begin, and the bytes beside the ends of header and body."""
     last = whole.records[-LAST:]
-    fields = {one.position + field for one in last for field in FIELDS}
-    ends = [one.position + end for one in last for end in (HEADER_BYTES, one.length)]
+    fields = {record.position + field for record in last for field in FIELDS}
+    ends = [record.position + end for record in last for end in (HEADER_BYTES, record.length)]
     return fields | {end + step for end in ends for step in (-1, 1)}
 
 
@@ -187,8 +187,8 @@ async def test_every_flipped_bit_of_one_record(part, every):
     start = 0 if part == "before the snapshots" else whole.reached[-1]
     index = next(
         index
-        for index, one in enumerate(whole.records)
-        if one.position > start + 2000 and one.kind == Kind.MESSAGES
+        for index, record in enumerate(whole.records)
+        if record.position > start + 2000 and record.kind == Kind.MESSAGES
     )
     record, base = whole.records[index], whole.base_of[index]
     first = 8 * (record.position - base)

@@ -52,8 +52,8 @@ class IndexAgainstAList(RuleBasedStateMachine):
         offset = data.draw(st.integers(0, end + 2))
         limit = data.draw(st.integers(offset, end + 2))
         wanted = self.model.find(partition_id, offset, end=limit, bytes_max=bytes_max)
-        found = self.queues.find(partition_id, offset, end=limit, bytes_max=bytes_max)
-        assert found == wanted
+        answer = self.queues.find(partition_id, offset, end=limit, bytes_max=bytes_max)
+        assert answer == wanted
 
     @rule(partition_id=partitions, data=st.data(), bound=st.sampled_from(TimeBound))
     def by_time(self, partition_id: int, data, bound: TimeBound) -> None:
@@ -72,8 +72,8 @@ class IndexAgainstAList(RuleBasedStateMachine):
     @rule(data=st.data())
     def retain(self, data) -> None:
         position = data.draw(st.integers(0, self.model.position))
-        found = dict(pair for step in self.queues.retain(position) for pair in step)
-        assert found == self.model.retain(position)
+        answer = dict(pair for step in self.queues.retain(position) for pair in step)
+        assert answer == self.model.retain(position)
 
     @rule()
     def checkpoint(self) -> None:

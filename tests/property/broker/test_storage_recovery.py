@@ -41,34 +41,34 @@ def written(
 
 def copy_of(disk: SimDisk, path: str, data: bytes) -> SimDisk:
     """Another disk with the same files, but one."""
-    found = copy.deepcopy(disk)
-    found.contents[path].data[:] = data
-    found.contents[path].sync()
-    return found
+    copied = copy.deepcopy(disk)
+    copied.contents[path].data[:] = data
+    copied.contents[path].sync()
+    return copied
 
 
 def untold(disk: SimDisk) -> SimDisk:
     """Another disk without the trail: as after a commit that never came to its sync."""
-    found = copy.deepcopy(disk)
-    for base in trail_bases(found):
-        found.remove(trail_path(base))
-    return found
+    copied = copy.deepcopy(disk)
+    for base in trail_bases(copied):
+        copied.remove(trail_path(base))
+    return copied
 
 
 async def read_all(desk: Desk) -> tuple[list[bytes], CorruptLogError | None]:
     """The bodies of partition 1 from the first offset on, and what stopped the reading."""
-    found: list[bytes] = []
+    read: list[bytes] = []
     if 1 not in desk.store.state.partitions:
-        return found, None
+        return read, None
     offset = 0
     while True:
         try:
             answer, payload = await desk.read(offset)
         except CorruptLogError as error:
-            return found, error
+            return read, error
         if answer.upto == offset:
-            return found, None
-        found += [
+            return read, None
+        read += [
             payload[at + HEADER_BYTES : at + header.length] for at, header in batch_starts(payload)
         ]
         offset = answer.upto
@@ -77,9 +77,9 @@ async def read_all(desk: Desk) -> tuple[list[bytes], CorruptLogError | None]:
 def stored(disk: SimDisk) -> list[bytes]:
     """The bodies of partition 1, all of them whole."""
     clock = ManualClock()
-    found, problem = asyncio.run(read_all(Desk(open_store(disk, clock=clock), clock)))
+    read, problem = asyncio.run(read_all(Desk(open_store(disk, clock=clock), clock)))
     assert problem is None
-    return found
+    return read
 
 
 def stopped(disk: SimDisk) -> tuple[list[bytes], int]:
@@ -88,12 +88,12 @@ def stopped(disk: SimDisk) -> tuple[list[bytes], int]:
     async def look() -> tuple[list[bytes], int]:
         clock = ManualClock()
         desk = Desk(open_store(disk, clock=clock), clock)
-        found, problem = await read_all(desk)
+        read, problem = await read_all(desk)
         assert problem is not None
         with pytest.raises(CorruptLogError):
             await desk.append(batch(sequence=10_000))
         assert desk.store.state.problems
-        return found, problem.details["position"]
+        return read, problem.details["position"]
 
     return asyncio.run(look())
 
@@ -126,11 +126,11 @@ def test_durable_records_are_never_cut_off_the_end():
     for size in range(ends[0] - len(sent[0]), len(data)):
         hurt = copy_of(disk, PATH, data[:size])
         whole = sum(end <= size for end in ends)
-        found, position = stopped(hurt)
-        assert found == bodies(sent[:whole]), size
+        read, position = stopped(hurt)
+        assert read == bodies(sent[:whole]), size
         assert position == ends[whole] - len(sent[whole])
         assert hurt.size(PATH) == size
-        assert stopped(hurt) == (found, position)  # and at every start after it
+        assert stopped(hurt) == (read, position)  # and at every start after it
 
 
 def test_every_flipped_bit_of_the_last_record_cuts_it():
@@ -167,12 +167,12 @@ def test_blocks_that_are_not_where_they_belong_are_found(what):
     data = bytes(disk.contents[PATH].data)
     size = len(sent[0])
     first = len(data) - 4 * size
-    one, two = data[first : first + size], data[first + size : first + 2 * size]
+    left, right = data[first : first + size], data[first + size : first + 2 * size]
     middle = {
-        "zeros": bytes(size) + two,
-        "missing": two,
-        "twice": one + one + two,
-        "swapped": two + one,
+        "zeros": bytes(size) + right,
+        "missing": right,
+        "twice": left + left + right,
+        "swapped": right + left,
     }
     broken = copy_of(disk, PATH, data[:first] + middle[what] + data[first + 2 * size :])
     kept = 2 if what == "twice" else 1
@@ -212,8 +212,8 @@ def test_a_damaged_or_missing_older_segment_is_never_cut():
     assert before == bodies(sent)
     for hurt in (data[:-1], data[:-200], b"", bytes(len(data))):
         broken = copy_of(disk, older, hurt)
-        found, position = stopped(broken)
-        assert found == before[: len(found)]
+        read, position = stopped(broken)
+        assert read == before[: len(read)]
         assert bases[1] <= position < bases[2]
         assert bytes(broken.contents[older].data) == hurt
     lost = copy.deepcopy(disk)
@@ -305,7 +305,7 @@ def test_a_gap_after_a_lost_end_stays_a_gap():
         known = desk.store.state.partition(2).next_offset
         for number in range(known, known + 2 * count, 2):
             await desk.append(batch(sequence=number, partition_id=2), 2)
-        assert [one[:2] for one in desk.store.state.partition(1).lost] == [(8, 12)]
+        assert [loss[:2] for loss in desk.store.state.partition(1).lost] == [(8, 12)]
         assert not desk.store.state.partition(2).lost
 
     for _ in range(3):
@@ -313,8 +313,8 @@ def test_a_gap_after_a_lost_end_stays_a_gap():
         for name in broken.list("snapshot"):
             broken.remove(f"snapshot/{name}")
     assert segment_bases(broken) == [0, len(data)]
-    found, position = stopped(broken)
-    assert found == bodies(sent[:4])
+    read, position = stopped(broken)
+    assert read == bodies(sent[:4])
     assert position == len(data) - len(sent[-1]) - len(sent[-2])
 
 
@@ -328,6 +328,6 @@ def test_a_log_that_is_gone_is_missed():
     asyncio.run(stop())
     for base in segment_bases(disk):
         disk.remove(segment_path(base))
-    found, _ = stopped(disk)
-    assert found == []
+    read, _ = stopped(disk)
+    assert read == []
     assert open_store(copy.deepcopy(disk)).state.partition(1).next_offset == 2 * len(sent)

@@ -310,7 +310,7 @@ class ProducerHost(Host):
             if self._closing or self._openings != opening:
                 return
             try:
-                future = producer.send(SUBJECT, value, key=key, timeout=self._time_limit())
+                future = producer.send(SUBJECT, value, key=key, timeout_ms=self._time_limit())
                 self._watch_routes(producer, name)
             except QueueFullError:
                 await producer.drain()
@@ -319,7 +319,7 @@ class ProducerHost(Host):
                 await asyncio.sleep(0.1)
                 continue
             except ClosedError:
-                assert "reopen" in self._habits, "closed, and nobody did so"
+                assert "reopen" in self._habits, "closed although no habit of this user closes it"
                 return
             self._record(Sent(value, key, name, self._number, self._strict))
             self._last = future
@@ -344,11 +344,11 @@ class ProducerHost(Host):
             route = sender._route
             if route is not None and route is not self._route:
                 self._route = route
-                found = route.open_partitions()
-                ids = sorted(one.partition_id for one in found)
+                partitions = route.open_partitions()
+                ids = sorted(partition.partition_id for partition in partitions)
                 self._record(Routed(name, route.version, tuple(ids)))
                 if self._strict:
-                    self._check_sealed(found)
+                    self._check_sealed(partitions)
 
         def refilled() -> None:
             note()
@@ -357,18 +357,20 @@ class ProducerHost(Host):
         sender._refill = refilled  # type: ignore[method-assign]
         note()
 
-    def _check_sealed(self, found: tuple[Partition, ...]) -> None:
-        """What a partition continues takes no more messages before anybody hears of it, unless that was given up."""
-        for one in found:
-            for parent in one.parents:
+    def _check_sealed(self, partitions: tuple[Partition, ...]) -> None:
+        """Every parent of a partition is sealed before a producer is told of the partition, unless the parent was given up."""
+        for partition in partitions:
+            for parent in partition.parents:
                 if is_sealed(self._brokers, parent) is False:
-                    said = f"partition {one.partition_id} was opened before {parent} was sealed"
+                    said = (
+                        f"partition {partition.partition_id} was opened before {parent} was sealed"
+                    )
                     self.loop.faults.append(said)
 
-    def _time_limit(self) -> float | None:
+    def _time_limit(self) -> int | None:
         if not self._limited or self._limits.random() >= self._limited:
             return None
-        return self._limits.choice((0.2, 1.0, 3.0))
+        return self._limits.choice((200, 1_000, 3_000))
 
     async def _settle(self, producer: Producer, future: SendFuture, value: bytes) -> None:
         if "cancel" in self._habits and self._rng.random() < 0.2:

@@ -58,7 +58,7 @@ class ConsumerHost(Host):
         self.group = group
         self._shared = group == SHARED
         if self._shared:  # what was lost on its way comes again in good time
-            settings = settings | {"strategy": "shared", "in_flight_ms": 2_000}
+            settings = settings | {"consume_strategy": "shared", "in_flight_ms": 2_000}
         self._manners = manners
         self._settings = ConsumerSettings(
             ttl_ms=ttl_ms,

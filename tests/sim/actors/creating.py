@@ -53,7 +53,9 @@ class Creator:
         route = await self._create(broker)
         world.trace(f"second subject open: {route!r}")
         there = [
-            one.partition_id for one in route.open_partitions() if one.broker_group == broker.group
+            partition.partition_id
+            for partition in route.open_partitions()
+            if partition.broker_group == broker.group
         ]
         if before and there:
             world.loop.faults.append(

@@ -322,7 +322,7 @@ class BrokerHost(Host):
                 self._record(event)
             return answer, data
 
-        routes = [self._watched(one) for one in control.routes()]
+        routes = [self._watched(route) for route in control.routes()]
         listener = Listener(self.process, machine, routes, handle)
         self.internet.listen(self.address, listener)
         self.spawn(registration.run(), self.process.context.copy())
@@ -386,8 +386,8 @@ class BrokerHost(Host):
         for partition_id, partition in (
             () if self.copied else sorted(store.state.partitions.items())
         ):
-            for name, one in sorted(partition.groups.items()):
-                self._record(Recovered(name, partition_id, one.lock.fence, one.acked.cursor))
+            for name, group in sorted(partition.groups.items()):
+                self._record(Recovered(name, partition_id, group.lock.fence, group.acked.cursor))
         return store
 
     def _broker_settings(self) -> BrokerSettings:
@@ -399,15 +399,15 @@ class BrokerHost(Host):
             await self.store.close()
 
     def look_at_disk(self, *, quiet: bool) -> Store:
-        """The power goes, and somebody looks at what is left: that was durable; if all was quiet, nothing else was."""
+        """The power goes; the seals left on the disk were durable, and if all was quiet there are no others."""
         sealed = set() if self.store is None else _sealed(self.store)
         self.disk.fail, self.disk.room = "", None
         self.lose_power()
         store = self._open_store()
-        found = _sealed(store)
-        for partition_id in sorted(sealed - found):
+        sealed_now = _sealed(store)
+        for partition_id in sorted(sealed - sealed_now):
             self.loop.faults.append(f"partition {partition_id} is sealed no more")
-        for partition_id in sorted(found - sealed) if quiet else ():
+        for partition_id in sorted(sealed_now - sealed) if quiet else ():
             self.loop.faults.append(f"partition {partition_id} was sealed, and took messages")
         return store
 
@@ -443,7 +443,7 @@ class BrokerHost(Host):
         return result
 
     def _committed(self, function: Callable[..., Any]) -> None:
-        """It may die right after a sync, before anybody is told."""
+        """The host may die right after a sync, before any caller is answered."""
         if self.crash_after_commits is None or function.__name__ != "_write":
             return
         self.crash_after_commits -= 1
@@ -467,4 +467,4 @@ class BrokerHost(Host):
 
 def _sealed(store: Store) -> set[int]:
     """The partitions whose seal has been told."""
-    return {key for key, one in store.state.partitions.items() if one.ended}
+    return {key for key, partition in store.state.partitions.items() if partition.ended}

@@ -99,7 +99,10 @@ class Loser:
                 self._world.trace(f"not accepted: {error!r}")
 
     async def _nothing_runs(self) -> bool:
-        return all(one.state in ENDED for one in (await self._meta.operations(SUBJECT)).operations)
+        return all(
+            operation.state in ENDED
+            for operation in (await self._meta.operations(SUBJECT)).operations
+        )
 
     # ── what the database says ────────────────────────────────────────────────────────────────────────
     def check_lost(self, disks: Iterable[Store]) -> None:

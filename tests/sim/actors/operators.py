@@ -149,8 +149,8 @@ class Operator:
         until = world.loop.now + PATIENCE_S
         begun = False
         while begun or world.loop.now < until:
-            for one in self._consumers(group):
-                one.leave()
+            for consumer in self._consumers(group):
+                consumer.leave()
             try:
                 answer = await self._meta.reset_group(SUBJECT, group, ask)
             except KeylaneError as error:
@@ -165,13 +165,13 @@ class Operator:
             else:
                 self._check_told(group, answer)
                 break
-        for one in self._consumers(group):
-            while one.leaving:  # it has left, and is not at its end yet
+        for consumer in self._consumers(group):
+            while consumer.leaving:  # it has left, and is not at its end yet
                 await asyncio.sleep(0.1)
-            world.faults.restart(one)
+            world.faults.restart(consumer)
 
     def _consumers(self, group: str) -> list[ConsumerHost]:
-        return [one for one in self._world.consumers if one.group == group]
+        return [consumer for consumer in self._world.consumers if consumer.group == group]
 
     def _draw_reset(self) -> ResetGroup:
         """
@@ -187,8 +187,10 @@ class Operator:
             return ResetGroup(to=to, at_ms=max(0, wall_ms - ago_ms))
         if to is not ResetTo.OFFSET or (world.swarm.strict and not world.swarm.static):
             return ResetGroup(to=to if to is not ResetTo.OFFSET else ResetTo.EARLIEST)
-        hosted = [one.store.state.partitions for one in world.brokers if one.store is not None]
-        some = [one for partitions in hosted for one in partitions.values()]
+        hosted = [
+            broker.store.state.partitions for broker in world.brokers if broker.store is not None
+        ]
+        some = [partition for partitions in hosted for partition in partitions.values()]
         if not some:
             return ResetGroup(to=ResetTo.EARLIEST)
         partition = rng.choice(some)
@@ -202,10 +204,10 @@ class Operator:
         """What an operator is told was set, a broker has said to have set."""
         history = self._world.history
         done = {
-            (one.partition_id, one.token)
-            for one in history
-            if type(one) is Served and one.kind == "reset" and one.group == group
+            (event.partition_id, event.token)
+            for event in history
+            if type(event) is Served and event.kind == "reset" and event.group == group
         }
-        for one in answer.cursors:
-            if (one.partition_id, one.token) not in done:
-                self._world.loop.faults.append(f"told as set, and no broker knows: {one}")
+        for cursor in answer.cursors:
+            if (cursor.partition_id, cursor.token) not in done:
+                self._world.loop.faults.append(f"told as set, and no broker knows: {cursor}")

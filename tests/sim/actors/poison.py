@@ -16,21 +16,21 @@ Owed = dict[tuple[str, int], dict[int, bytes]]
 
 def owed(service: Service, stores: Iterable[Store], poison: set[bytes]) -> Owed:
     """What may be handled now: of partitions that their groups may read, the messages of keys that do not fail."""
-    found: Owed = {}
+    debts: Owed = {}
     for store in stores:
         for partition_id, partition in store.state.partitions.items():
             first, end = partition.first_offset, partition.readable_offset
             healthy = {
-                one.offset: one.key
-                for one in read_log(store, partition_id, first, end)
-                if type(one) is Stored and one.key not in poison
+                message.offset: message.key
+                for message in read_log(store, partition_id, first, end)
+                if type(message) is Stored and message.key not in poison
             }
             for group in service.groups:
                 if group != SHARED and service.may_read(group, partition_id):
                     cursor = cursor_of(partition, group)
                     keys = {offset: key for offset, key in healthy.items() if offset >= cursor}
-                    found[group, partition_id] = keys
-    return found
+                    debts[group, partition_id] = keys
+    return debts
 
 
 def unhandled(debts: Owed, history: Sequence[Event]) -> list[str]:

@@ -89,4 +89,6 @@ async def verify_on_the_way(world: World, meta: MetaClient) -> None:
             continue
         for check in seen.checks:
             if check.code in ALWAYS:
-                world.loop.faults += [f"{check.code} on the way: {one}" for one in check.violations]
+                world.loop.faults += [
+                    f"{check.code} on the way: {violation}" for violation in check.violations
+                ]

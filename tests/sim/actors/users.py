@@ -144,7 +144,7 @@ class Users:
     async def _redeploy(self) -> None:
         """A new version: each consumer of a group is stopped, and started as soon as it has ended."""
         group = f"group{self._rng.randrange(self._world.swarm.groups)}"
-        for host in [one for one in self._world.consumers if one.group == group]:
+        for host in [consumer for consumer in self._world.consumers if consumer.group == group]:
             if not host.running or host.leaving or self._world.faults.healed:
                 continue
             if "run" in self._world.swarm.habits and self._rng.random() < 0.7:

@@ -125,8 +125,8 @@ class Shelf:
         if self.boot != self._machine.boots:
             return None
         ask = "SELECT expires_at FROM sessions WHERE session = ?"
-        found = self._raw.execute(ask, (session,)).fetchone()
-        return 0 if found is None else max(0, found[0] - self._clock.boot_ms())
+        row = self._raw.execute(ask, (session,)).fetchone()
+        return 0 if row is None else max(0, row[0] - self._clock.boot_ms())
 
     def lose_power(self) -> None:
         """Back to what was synced."""

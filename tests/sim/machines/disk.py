@@ -48,7 +48,7 @@ class _Content:
     def crashed(self, rng: random.Random, block_bytes: int) -> bytes:
         """The synced bytes and some of the blocks of what was written since."""
         keep = 1.0 if self.torn else rng.choice((0.0, 0.5, 0.9, 1.0))
-        found = bytearray(self.synced)
+        survived = bytearray(self.synced)
         lost = rng.randrange(len(self.written[-1][1])) // block_bytes if self.torn else -1
         for start, data in self.written:
             whole = start != self.written[-1][0]
@@ -56,9 +56,9 @@ class _Content:
                 if rng.random() < keep and (whole or at // block_bytes != lost):
                     block = data[at : at + block_bytes]
                     end = start + at + len(block)
-                    found.extend(bytes(max(0, end - len(found))))
-                    found[start + at : end] = block
-        return bytes(found)
+                    survived.extend(bytes(max(0, end - len(survived))))
+                    survived[start + at : end] = block
+        return bytes(survived)
 
 
 class SimAppendFile:
@@ -146,11 +146,13 @@ class SimDisk:
 
     def after_crash(self, rng: random.Random) -> SimDisk:
         """The disk as it is when the machine comes up again."""
-        found = SimDisk(self.block_bytes)
-        found.folders = set(self.folders)
+        disk = SimDisk(self.block_bytes)
+        disk.folders = set(self.folders)
         for folder in self.folders:
             names = dict(self._named.get(folder, {}))
-            now = {path: one for path, one in self.contents.items() if _folder(path) == folder}
+            now = {
+                path: content for path, content in self.contents.items() if _folder(path) == folder
+            }
             changed = [path for path in {*names, *now} if names.get(path) is not now.get(path)]
             for path in sorted(changed):
                 if rng.random() < 0.5:
@@ -159,11 +161,12 @@ class SimDisk:
                     else:
                         del names[path]
             kept = {
-                path: _Content(one.crashed(rng, self.block_bytes)) for path, one in names.items()
+                path: _Content(content.crashed(rng, self.block_bytes))
+                for path, content in names.items()
             }
-            found.contents |= kept
-            found._named[folder] = dict(kept)
-        return found
+            disk.contents |= kept
+            disk._named[folder] = dict(kept)
+        return disk
 
     # ── Files ─────────────────────────────────────────────────────────────────────────────────────────
     def name(self) -> str:
@@ -179,13 +182,17 @@ class SimDisk:
         self._named.setdefault(path, {})
 
     def list(self, path: str = "") -> list[str]:
-        names = {one.rpartition("/")[2] for one in self.contents if _folder(one) == path}
-        names |= {one.rpartition("/")[2] for one in self.folders if one and _folder(one) == path}
+        names = {name.rpartition("/")[2] for name in self.contents if _folder(name) == path}
+        names |= {
+            folder.rpartition("/")[2]
+            for folder in self.folders
+            if folder and _folder(folder) == path
+        }
         return sorted(names)
 
     def size(self, path: str) -> int | None:
-        found = self.contents.get(path)
-        return None if found is None else len(found.data)
+        content = self.contents.get(path)
+        return None if content is None else len(content.data)
 
     def open_append(self, path: str) -> SimAppendFile:
         if _folder(path) not in self.folders:
@@ -197,10 +204,10 @@ class SimDisk:
         return SimAppendFile(self, path, self.contents.setdefault(path, _Content()))
 
     def pread(self, path: str, position: int, length: int) -> bytes:
-        found = self.contents.get(path)
-        if found is None:
+        content = self.contents.get(path)
+        if content is None:
             raise StorageError(f"read {path}: No such file or directory", path=path)
-        return bytes(found.data[position : position + length])
+        return bytes(content.data[position : position + length])
 
     def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.pread(path, position, length) for position, length in ranges]
@@ -227,16 +234,16 @@ class SimDisk:
         if self.fail == "remove":
             raise StorageError(f"remove {path}: Input/output error", path=path)
         self.protected.discard(path)
-        found = self.contents.pop(path, None)
-        if found is None:
+        content = self.contents.pop(path, None)
+        if content is None:
             raise StorageError(f"remove {path}: No such file or directory", path=path)
         if self.room is not None:
-            self.room += len(found.data)
+            self.room += len(content.data)
 
     def sync_folder(self, path: str = "") -> None:
         self.step("sync_folder")
         self._named[path] = {
-            name: one for name, one in self.contents.items() if _folder(name) == path
+            name: content for name, content in self.contents.items() if _folder(name) == path
         }
 
     def free_bytes(self) -> int:
@@ -254,11 +261,11 @@ class SimDisk:
 
 def disk_of(files: Mapping[str, bytes]) -> SimDisk:
     """A disk on which these files are durable."""
-    found = SimDisk()
+    disk = SimDisk()
     for path, data in files.items():
-        found.make_folder(_folder(path))
-        found.contents[path] = found._named[_folder(path)][path] = _Content(data)
-    return found
+        disk.make_folder(_folder(path))
+        disk.contents[path] = disk._named[_folder(path)][path] = _Content(data)
+    return disk
 
 
 def _folder(path: str) -> str:

@@ -66,8 +66,8 @@ class Listener:
         self.machine = machine
         self.data_handler = data_handler
         self._routes = [
-            (one, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", one.endpoint.path)))
-            for one in routes
+            (route, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.endpoint.path)))
+            for route in routes
         ]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
@@ -111,7 +111,7 @@ class Internet:
             for connection in self.connections:
                 if process in {connection.client, connection.server.process}:
                     connection.break_off()
-        self.connections = [one for one in self.connections if not one.broken]
+        self.connections = [connection for connection in self.connections if not connection.broken]
 
     def delay(self) -> float:
         weather = self.weather
@@ -156,11 +156,11 @@ class Internet:
                 else:
                     connection.break_off()
         held, self._held = self._held, []
-        for one in held:
-            if one[:2] == (source, target):
-                self.loop.after(self.delay(), one[2])
+        for call in held:
+            if call[:2] == (source, target):
+                self.loop.after(self.delay(), call[2])
             else:
-                self._held.append(one)
+                self._held.append(call)
 
     def break_link(self, source: str, target: str) -> None:
         """The cut heals, and no connection has outlived it."""

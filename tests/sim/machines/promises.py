@@ -37,8 +37,8 @@ class DurableEnds:
     """One past the last message that a store's commits have made durable, of each partition."""
 
     def __init__(self, store: Store) -> None:
-        found = store.state.partitions.items()
-        self._ends = {number: partition.readable_offset for number, partition in found}
+        partitions = store.state.partitions.items()
+        self._ends = {number: partition.readable_offset for number, partition in partitions}
         self._then = store._stored
         store._stored = self._stored  # type: ignore[method-assign]
 

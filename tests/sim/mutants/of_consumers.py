@@ -132,8 +132,8 @@ def failed_acks_dropped(patches: Patches) -> None:
 
 def acks_join_over_a_gap(patches: Patches) -> None:
     def joined(ranges: Any) -> Any:
-        found = list(real(ranges))
-        return [(found[0][0], found[-1][1])] if found else found
+        parts = list(real(ranges))
+        return [(parts[0][0], parts[-1][1])] if parts else parts
 
     real = patches.set(acks_module, "IntervalSet", joined)
 

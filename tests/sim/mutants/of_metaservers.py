@@ -62,7 +62,7 @@ def lease_by_the_calendar(patches: Patches) -> None:
 
 
 def session_renewed_after_expiry(patches: Patches) -> None:
-    """Until somebody looks, a session whose ttl has passed is renewed as any other."""
+    """A session whose ttl has passed is renewed as any other until the next sweep."""
 
     def renew(connection: Any, ids: Any) -> Any:
         later = now_ms() + sessions.c.ttl_ms
@@ -136,10 +136,10 @@ def no_drain_rule(patches: Patches) -> None:
         lease_rows,
         "readable_partitions",
         lambda partitions, drained: [
-            one
-            for one in partitions
-            if one.state in {PartitionState.OPEN, PartitionState.SEALED}
-            and one.partition_id not in drained
+            partition
+            for partition in partitions
+            if partition.state in {PartitionState.OPEN, PartitionState.SEALED}
+            and partition.partition_id not in drained
         ],
     )
 

@@ -41,8 +41,8 @@ def reset_keeps_what_was_drained(patches: Patches) -> None:
     """Children are read again while their parents are."""
 
     def begin(connection: Any, scope: Any, **kwargs: Any) -> Any:
-        found = sa.select(drained.c.group_id, drained.c.partition_id)
-        rows = connection.execute(found.where(drained.c.group_id == scope.group_id)).all()
+        query = sa.select(drained.c.group_id, drained.c.partition_id)
+        rows = connection.execute(query.where(drained.c.group_id == scope.group_id)).all()
         tokens = real(connection, scope, **kwargs)
         insert_new(connection, drained, [dict(row._mapping) for row in rows])
         return tokens
@@ -58,7 +58,9 @@ def reset_forgets_the_last_one(patches: Patches) -> None:
     ) -> None:
         left = ids[:-1] if len(ids) > 1 else ids
         await real(self, group, scope, left, tokens, cursors, done)
-        done |= {one: cursors[one] for one in ids if one not in left}
+        done |= {
+            partition_id: cursors[partition_id] for partition_id in ids if partition_id not in left
+        }
 
     real = patches.set(resets_service.ResetService, "_set_cursors", tell)
 
@@ -103,7 +105,13 @@ def parents_of_a_lost_partition_are_passed_over(patches: Patches) -> None:
     """What continues a lost partition is read beside what is before it."""
 
     def readable(partitions: Any, drained: Any) -> Any:
-        return real([replace(one, parents=()) if one.lost else one for one in partitions], drained)
+        return real(
+            [
+                replace(partition, parents=()) if partition.lost else partition
+                for partition in partitions
+            ],
+            drained,
+        )
 
     real = patches.set(lease_rows, "readable_partitions", readable)
 

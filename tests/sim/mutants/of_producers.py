@@ -132,7 +132,8 @@ def newer_do_not_wait(patches: Patches) -> None:
         spare = self._spare()
         if self._route is not None and self._route.may_leave and spare:
             self.table = [
-                one if one is None or one.state.available else spare[0] for one in self.table
+                executor if executor is None or executor.state.available else spare[0]
+                for executor in self.table
             ]
             self.careful = True
 
@@ -170,7 +171,7 @@ def lost_is_not_asked(patches: Patches) -> None:
 
     async def ask(self: Any) -> None:
         history = await self._meta.history(self.subject)
-        self._follow_brokers(one.partition for one in history.partitions)
+        self._follow_brokers(past.partition for past in history.partitions)
 
     patches.set(SubjectSender, "ask_history", ask)
 

@@ -37,7 +37,7 @@ def granted_counts_as_heard(patches: Patches) -> None:
     """A partition is granted before its broker has heard of the group, and the grant counts as hearing."""
 
     def readable(partitions: Any, drained: Any) -> Any:
-        return real_readable([_replace(one, heard=True) for one in partitions], drained)
+        return real_readable([_replace(partition, heard=True) for partition in partitions], drained)
 
     def settle(connection: Any, group_id: int) -> Any:
         changes = real_settle(connection, group_id)
@@ -91,7 +91,7 @@ def opens_before_groups_are_told(patches: Patches) -> None:
         lease_rows,
         "readable_partitions",
         lambda partitions, drained, real=leases_module.readable_partitions: real(
-            [leases_module.replace(one, heard=True) for one in partitions], drained
+            [leases_module.replace(partition, heard=True) for partition in partitions], drained
         ),
     )
 
@@ -99,11 +99,14 @@ def opens_before_groups_are_told(patches: Patches) -> None:
 def heard_before_it_is_told(patches: Patches) -> None:
     """SQL counts a broker as having heard before it was asked; the asking may fail."""
 
-    async def tell_all(self: Any, found: Any) -> int:
-        if found:
-            pairs = {one.partition_id: [key for key, _ in one.groups] for one in found}
+    async def tell_all(self: Any, partitions: Any) -> int:
+        if partitions:
+            pairs = {
+                partition.partition_id: [key for key, _ in partition.groups]
+                for partition in partitions
+            }
             await self._database.write(store_heard, pairs)
-        told: int = await real(self, found)
+        told: int = await real(self, partitions)
         return told
 
     real = patches.set(Announcer, "_tell_all", tell_all)

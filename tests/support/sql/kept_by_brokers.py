@@ -68,26 +68,26 @@ def status(
     )
 
 
-def heard(one: PartitionStatus) -> PartitionStatus:
+def heard(status: PartitionStatus) -> PartitionStatus:
     """The same, and its broker was told of group `g`, which has yet to come there."""
-    group = GroupStatus(group="g", token=0, cursor=0, acked_above=0, lag=one.next_offset)
-    return msgspec.structs.replace(one, groups=(group,))
+    group = GroupStatus(group="g", token=0, cursor=0, acked_above=0, lag=status.next_offset)
+    return msgspec.structs.replace(status, groups=(group,))
 
 
-def source(*found: PartitionStatus, group: str = "g1", broker_id: str = "") -> BrokerSource:
+def source(*statuses: PartitionStatus, group: str = "g1", broker_id: str = "") -> BrokerSource:
     hosted = PartitionStatusList(
-        broker_group=group, partitions=list(found), broker_id=broker_id or f"id-{group}"
+        broker_group=group, partitions=list(statuses), broker_id=broker_id or f"id-{group}"
     )
     return BrokerSource(address=f"{group}:1", hosted=hosted)
 
 
-def rebuilt(*found: PartitionStatus) -> RebuiltSubject:
-    (subject,) = plan_rebuild([source(*found)]).subjects
+def rebuilt(*statuses: PartitionStatus) -> RebuiltSubject:
+    (subject,) = plan_rebuild([source(*statuses)]).subjects
     return subject
 
 
 def states(subject: RebuiltSubject) -> dict[int, PartitionState]:
-    return {one.partition.partition_id: one.partition.state for one in subject.partitions}
+    return {entry.partition.partition_id: entry.partition.state for entry in subject.partitions}
 
 
 HALVES = (status(1, 0, 512), status(2, 512, 1024))

@@ -64,7 +64,11 @@ class Rows:
                 return None
             hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
             end = None if hosts else 100
-            done = {one.partition_id: end for one in operation.todo if one.address is not None}
+            done = {
+                partition.partition_id: end
+                for partition in operation.todo
+                if partition.address is not None
+            }
             heard = [group_id for group_id, _ in operation.groups]
             state: OperationState = self.run(finish_round, operation_id, done, heard=heard)
             if state is operation.state and not done:
@@ -72,6 +76,6 @@ class Rows:
 
     def silence(self, *groups: str) -> None:
         """All broker groups but these report themselves again, and these are silent from now on."""
-        known = [one.broker_group for one in self.run(broker_views)]
+        known = [view.broker_group for view in self.run(broker_views)]
         self.now_ms += 86_400_000
-        self.report(*(one for one in known if one not in groups))
+        self.report(*(group for group in known if group not in groups))

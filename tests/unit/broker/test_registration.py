@@ -115,23 +115,23 @@ async def told_of(caplog, monkeypatch, errors, *, take_ms=0, more=()):
 
 
 async def test_a_start_is_no_trouble(caplog, monkeypatch):
-    """A metaserver that starts a moment later than the broker warns nobody; one that goes away later does."""
-    silent = NotSentError("nobody there")
+    """A metaserver that starts a moment later than the broker causes no warning; one that goes away later does."""
+    silent = NotSentError("no answer")
     told = await told_of(caplog, monkeypatch, [silent] * 3, more=[silent] * 2)
     assert told == [
-        ("INFO", "not registered: nobody there"),
+        ("INFO", "not registered: no answer"),
         ("INFO", "registered after 3 tries"),
-        ("WARNING", "not registered: nobody there"),
+        ("WARNING", "not registered: no answer"),
         ("WARNING", "registered again after 2 tries"),
     ]
 
 
 async def test_a_start_that_lasts_is_trouble(caplog, monkeypatch):
     """After some seconds without a metaserver the broker warns, once."""
-    told = await told_of(caplog, monkeypatch, [NotSentError("nobody there")] * 9, take_ms=1_000)
+    told = await told_of(caplog, monkeypatch, [NotSentError("no answer")] * 9, take_ms=1_000)
     assert told == [
-        ("INFO", "not registered: nobody there"),
-        ("WARNING", "not registered: nobody there"),
+        ("INFO", "not registered: no answer"),
+        ("WARNING", "not registered: no answer"),
         ("WARNING", "registered after 9 tries"),
     ]
 
@@ -178,7 +178,7 @@ def test_a_broker_is_heard_within_its_ttl_while_all_metaservers_but_one_hang():
     assert max(late - early for early, late in itertools.pairwise(heard_at)) < 8
 
 
-async def test_a_fence_is_raised_before_anybody_is_served(monkeypatch):
+async def test_fence_is_raised_before_any_client_is_served(monkeypatch):
     """A folder that was set aside, and then accepted, refuses older tokens first."""
     monkeypatch.setattr(registration, "WAITS", Backoff(first_ms=1, max_ms=2))
     raised: list[int] = []

@@ -66,7 +66,7 @@ async def test_sessions_share_a_partition_under_one_token(desk):
 
 
 async def test_a_silent_session_is_replaced_at_its_deadline(desk):
-    """By the broker's clock what it did not ack goes to whoever asks."""
+    """When its deadline passes on the broker's clock, the messages it did not ack go to the next session that asks."""
     await desk.join(5)
     await desk.take(5, count_max=4)
     await desk.ack_shared(5, (1, 2))
@@ -180,7 +180,7 @@ async def test_a_token_is_refused_when_it_was_acquired_for_the_other_strategy(de
 
 
 async def test_a_waiting_pull_is_fenced_at_once(desk):
-    """Whoever waits under the old token hears of the switch without waiting on."""
+    """A pull that waits under the old token is told of the switch without waiting on."""
     await desk.join(5)
     await desk.take(5)
     waiting = asyncio.create_task(desk.take(5, OTHER, wait_ms=20_000))

@@ -51,7 +51,7 @@ def reset(token, cursor):
 
 
 def owner(token, start, end):
-    """Somebody who acquires at `start` and handles and acks up to `end`."""
+    """An owner that acquires at `start` and handles and acks up to `end`."""
     numbers = range(start, end)
     return [
         served("acquire", token, start),

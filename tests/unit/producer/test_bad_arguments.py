@@ -39,9 +39,9 @@ def test_an_address_is_refused_when_it_is_malformed(meta):
 def test_a_strategy_is_refused_when_it_does_not_exist():
     """An unknown strategy is refused; the error names those that exist."""
     with pytest.raises(ConfigError, match="strict or best_tried, not 'bogus'"):
-        Producer("127.0.0.1:7000", strategy="bogus")
+        Producer("127.0.0.1:7000", order_strategy="bogus")
     with pytest.raises(ConfigError, match="exclusive or shared, not 'bogus'"):
-        Consumer("127.0.0.1:7000", subject="s", group="g", strategy="bogus")
+        Consumer("127.0.0.1:7000", subject="s", group="g", consume_strategy="bogus")
 
 
 def test_a_handler_is_refused_when_it_cannot_be_called():

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
-from keylane import GivenUpError, MessageTooLargeError, PartlyQueuedError
+from keylane import (
+    DeliveryTimeoutError,
+    GivenUpError,
+    MessageTooLargeError,
+    PartlyQueuedError,
+)
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import Fate, InvalidRequestError, NoPartitionError
 from support.cluster import eventually
@@ -96,6 +102,48 @@ def test_producer_that_is_never_closed_says_how_many_messages_it_gives_up(caplog
     assert "was never closed: 5 messages were not acked" in caplog.text
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, ValueError])
+def test_producer_that_is_never_closed_says_so_when_the_program_ends_at_once(caplog, end):
+    """The event loop ends before any task of the producer has made a step."""
+
+    async def leave_open() -> None:
+        network = ScriptedNetwork()
+        producer = producer_on(network)
+        await producer.__aenter__()
+        for _ in range(5):
+            producer.send("s", b"1", key=b"k")
+        raise end
+
+    with pytest.raises(end):
+        asyncio.run(leave_open())
+    assert "was never closed: 5 messages were not acked" in caplog.text
+
+
+def test_producer_that_is_never_closed_tells_of_failed_messages(caplog):
+    """Messages that were given up, and whose futures nobody awaited, are counted when the producer is finalized."""
+
+    async def leave_open() -> None:
+        network = ScriptedNetwork()
+        producer = producer_on(network)
+        await producer.__aenter__()
+        network.mute.add(1)
+        for _ in range(3):
+            producer.send("s", b"1", key=b"k", timeout_ms=10)
+        while producer.stats.failed < 3:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(leave_open())
+    gc.collect()
+    assert "never closed: 3 messages were given up" in caplog.text
+
+
+@pytest.mark.parametrize("error", [None, 5, ValueError(), DeliveryTimeoutError])
+async def test_resume_refuses_what_is_no_error_of_a_message(error):
+    async with producer_on(ScriptedNetwork()) as producer:
+        with pytest.raises(InvalidRequestError, match="resume takes the DeliveryTimeoutError"):
+            producer.resume(error)
+
+
 async def test_close_logs_messages_given_up_when_it_is_cancelled(caplog):
     """No error can tell of them: the cancellation is what `close` raises."""
     network = ScriptedNetwork()
@@ -109,7 +157,7 @@ async def test_close_logs_messages_given_up_when_it_is_cancelled(caplog):
     with pytest.raises(asyncio.CancelledError):
         await closing
     await producer.close()
-    (line,) = [record.getMessage() for record in caplog.records if "closed:" in record.msg]
+    (line,) = [record.getMessage() for record in caplog.records if "closed:" in record.getMessage()]
     assert "1 message" in line
 
 

@@ -140,7 +140,7 @@ async def test_a_send_that_raises_over_the_limit_counts_for_nothing():
             with pytest.raises(InvalidRequestError):
                 producer.send("s", "text", key=b"k")  # type: ignore[arg-type]
             with pytest.raises(DeliveryTimeoutError):
-                await producer.send("s", b"late", key=b"halted", timeout=0.02)
+                await producer.send("s", b"late", key=b"halted", timeout_ms=20)
             with pytest.raises(KeyHaltedError):
                 producer.send("s", b"newer", key=b"halted")
             producer.send("s", b"taken", key=b"k")

@@ -49,8 +49,8 @@ async def test_callbacks_are_called_once_each_when_messages_of_a_batch_settle_ap
     async with producer_on(network) as producer:
         called: list[tuple[int, bool]] = []
         futures = [
-            producer.send("s", b"%d" % number, key=b"k%d" % number, timeout=timeout)
-            for number, timeout in enumerate((None, 0.05, None))
+            producer.send("s", b"%d" % number, key=b"k%d" % number, timeout_ms=timeout_ms)
+            for number, timeout_ms in enumerate((None, 50, None))
         ]
         for number, future in enumerate(futures):
             future.add_done_callback(

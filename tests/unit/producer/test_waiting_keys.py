@@ -80,7 +80,7 @@ async def test_counts_are_those_of_the_stats_when_some_messages_are_settled():
     network = ScriptedNetwork()
     network.lost.add(1)
     async with producer_on(network) as producer:
-        late = producer.send("s", b"v", key=b"timed", timeout=0.05)
+        late = producer.send("s", b"v", key=b"timed", timeout_ms=50)
         others = [producer.send("s", b"v", key=b"k%d" % number) for number in range(5)]
         await eventually(late.done)
         stats, waiting = producer.stats, producer.waiting()

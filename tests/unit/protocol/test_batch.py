@@ -153,7 +153,7 @@ def test_a_whole_record_that_is_no_message_batch_is_refused(record, reason):
         check_batch(record)
 
 
-def test_a_record_that_nobody_could_read_is_not_made():
+def test_record_too_large_to_be_read_is_not_made():
     """The longest record reads back; one that is a byte longer is a typed error when it is made."""
     body = bytes(RECORD_BYTES_MAX - HEADER_BYTES)
     header = read_record(encode_record(body, kind=Kind.STATE))

@@ -76,12 +76,12 @@ def test_the_fate_of_one_error_goes_before_that_of_its_class(way):
 
 
 def test_a_fate_of_a_newer_protocol_is_unknown():
-    """A fate nobody here knows is not taken for "nothing was done"."""
+    """A fate that this version does not know is not taken for "nothing was done"."""
     assert refusal_error(Refused(1120, "sealed", {}, "perhaps")).fate is errors.Fate.UNKNOWN
 
 
 def test_an_unknown_code_is_a_plain_refusal():
-    """A code of a newer peer becomes a RefusedError that nobody retries."""
+    """A code of a newer peer becomes a RefusedError that is not retried."""
     error = error_from_wire(1999, "something new", {"depth": 3})
     assert type(error) is errors.RefusedError
     assert (error.message, error.details) == ("something new", {"depth": 3})

@@ -55,5 +55,5 @@ def test_a_key_digest_is_what_b2sum_prints():
 
 
 def test_seconds_have_a_decimal_below_ten():
-    """Of a long time nobody wants one."""
+    """From ten seconds on the decimal is left out."""
     assert (seconds(50), seconds(9_949), seconds(61_999)) == ("0.1 s", "9.9 s", "61 s")

@@ -205,7 +205,7 @@ async def test_channel_is_not_opened_when_its_address_has_no_server(network, add
         await network.open_channel(address, timeout_ms=2_000)
 
 
-async def test_somebody_else_there_is_not_sent(network):
+async def test_listener_that_is_no_broker_is_told_as_not_sent(network):
     """A listener that is no broker, or never answers, is not a broker reached."""
 
     async def rude(_reader, writer):

@@ -249,7 +249,7 @@ async def test_body_that_comes_too_slowly_is_refused_with_408(desk):
         assert not asked
 
 
-async def test_answer_that_nobody_takes_is_given_up_in_time(desk):
+async def test_answer_that_the_client_does_not_read_is_given_up_in_time(desk):
     """A caller that reads nothing of a long answer loses its connection after `answer_s`."""
     async with serving(desk, answer_s=0.4) as (server, _):
         reader = await send(server, b"GET /v1/long HTTP/1.1\r\nHost: localhost\r\n\r\n")

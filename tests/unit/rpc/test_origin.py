@@ -1,4 +1,4 @@
-"""A web page of another site, in the browser of somebody at this machine, calls no server of ours."""
+"""A web page of another site, open in a browser on this machine, cannot call a server."""
 
 from __future__ import annotations
 

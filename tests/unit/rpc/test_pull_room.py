@@ -107,7 +107,7 @@ async def test_an_ack_is_answered_however_many_pulls_wait(channel, broker, share
 
 
 async def test_pulls_beyond_their_limit_are_refused(channel, broker, monkeypatch):
-    """The refusal is typed, takes no room from anybody, and there is room again when a pull ends."""
+    """The refusal is typed, takes no room from other pulls, and there is room again when a pull ends."""
     monkeypatch.setattr(data_plane, "PULLS_PER_CONNECTION_MAX", 3)
     with started(*(pull(channel, number) for number in (1, 2, 3))) as pulls:
         await until(lambda: broker.waiting == 3)

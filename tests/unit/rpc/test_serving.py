@@ -132,7 +132,7 @@ async def test_bytes_that_are_no_http_leave_the_server_serving(network, server, 
     await neighbour.close()
 
 
-async def test_a_client_that_leaves_before_its_answer_disturbs_nobody(
+async def test_client_that_leaves_before_its_answer_disturbs_no_other(
     network, server, wire, desk, caplog
 ):
     """The work of a client that vanished is dropped without a word."""
@@ -192,7 +192,7 @@ async def test_other_addresses_are_not_bound(host):
 
 
 async def test_a_port_in_use_is_told(server):
-    """A port that somebody listens on is an AddressError that names it."""
+    """A port in use is an AddressError that names it."""
     second = Server([])
     with pytest.raises(
         AddressError, match=f"cannot listen on 127.0.0.1:{server.port}: the port is in use"

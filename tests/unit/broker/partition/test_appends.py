@@ -77,7 +77,7 @@ def test_a_batch_across_stored_ones_is_refused(sequence, count):
 
 
 def test_a_batch_older_than_all_remembered_is_refused():
-    """Nobody can tell any more what was stored under its sequence."""
+    """What was stored under its sequence is no longer known."""
     state = stored(*((number * 2, 2) for number in range(REMEMBERED_BATCHES + 1)))
 
     assert len(state.latest) == REMEMBERED_BATCHES

@@ -184,7 +184,7 @@ async def test_damage_met_by_a_slow_read_stays_though_the_partition_cooled():
     turn.set()
     assert "is damaged" in await reading
     del reading
-    gc.collect()  # nobody holds it any more
+    gc.collect()  # no reference is left
     assert table[1].lost == (Lost(0, 2, table[1].lost[0].position),)
     with pytest.raises(CorruptLogError, match="takes no messages"):
         await desk.append(batch(sequence=2))

@@ -33,7 +33,7 @@ def hand_out(
 
 
 def test_two_sessions_never_have_the_same_message():
-    """Each gets the lowest messages nobody has."""
+    """Each session gets the lowest messages that no other session has."""
     messages, acked = InFlight(1), AckedOffsets()
     assert hand_out(messages, acked) == [(0, 10)]
     assert hand_out(messages, acked, B) == [(10, 20)]
@@ -70,7 +70,7 @@ def test_acked_parts_of_an_expired_range_are_not_handed_out_again():
 
 
 def test_given_back_is_free_at_once():
-    """A session that leaves gives back what it has, and of nobody else's anything."""
+    """A session that leaves gives back its own messages and keeps those of other sessions where they are."""
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked, A)
     hand_out(messages, acked, B)
@@ -97,7 +97,7 @@ def test_far_apart_is_not_one_read():
 
 
 def test_there_is_no_deadline_when_no_message_is_in_flight():
-    """Whoever waits, waits for messages only."""
+    """A pull then waits for new messages only."""
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked)
     messages.acked([(0, 10)])

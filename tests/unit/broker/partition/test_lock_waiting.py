@@ -1,4 +1,4 @@
-"""LongPolls at a broker: who waits first is woken first, nobody asks in a loop, and a newer token ends every wait."""
+"""Long polls at a broker: the first to wait is woken first, no waiter asks in a loop, and a newer token ends every wait."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def held(token: int = 5, session: str = "s1") -> PullLock:
 
 
 def test_a_higher_token_raises_the_fence():
-    """A newer grant wins at once, whoever holds the lock."""
+    """A newer grant takes the lock at once, also from a session that holds it."""
     assert decide_acquire(held(), token=6, session="s2", ttl_ms=100)
 
 
@@ -35,7 +35,7 @@ def test_the_same_owner_takes_the_lock_again():
 
 
 @pytest.mark.parametrize(("token", "session"), [(4, "s1"), (5, "s2")])
-def test_anybody_older_is_fenced(token, session):
+def test_session_that_does_not_hold_the_token_is_fenced(token, session):
     """A lower token, and the same token from another session, are refused."""
     lock = held()
     with pytest.raises(FencedError):
@@ -53,7 +53,7 @@ def test_a_token_from_the_future_is_unknown():
 
 
 def test_the_lock_expires_and_comes_back():
-    """After its ttl nobody holds the lock; the owner's next call takes it again, as nobody newer came."""
+    """After its ttl no session holds the lock; the owner's next call takes it again, because no newer owner came."""
     lock = held()
     assert lock.holder(1099) == "s1"
     assert lock.holder(1100) is None

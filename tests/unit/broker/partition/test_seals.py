@@ -62,7 +62,7 @@ async def test_a_broker_that_holds_messages_back_seals(office):
 
 
 async def test_describe_says_why_a_partition_cannot_be_sealed(office):
-    """Damage at the end and a failed write: the words of the refusal, before anybody asks for the seal."""
+    """Damage at the end and a failed write: the words of the refusal, before the seal is asked for."""
     partition = office.store.state.partition(1)
     office.store.state.lose(partition, 0, -1, position=0)
     with pytest.raises(KeylaneError) as refused:

@@ -1,4 +1,4 @@
-"""A partition as an object or as bytes is the same, and whoever holds it holds the only one there is."""
+"""A partition is the same as an object and as bytes, and there is only one object of it at a time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_million_partitions_are_a_few_objects():
 
 
 def test_a_cooled_partition_is_the_same_object_while_it_is_referenced():
-    """A partition that cooled while somebody used it is the same object when it is asked for again."""
+    """A partition that cooled while it was in use is the same object when it is asked for again."""
     table = PartitionTable(warm_max=2)
     held = full(1)
     table.add(held)

@@ -186,7 +186,7 @@ async def test_a_full_disk_stops_messages_and_heals():
 
 @pytest.mark.parametrize("path_of", [trail_path, segment_path])
 async def test_a_segment_whose_removal_fails_goes_before_any_later_one(path_of):
-    """While the disk refuses to remove a file of the first segment no other goes, nobody reads it, and all is told."""
+    """While a file of the first segment cannot be removed, no other segment goes, its offsets are not read, and the problem is told."""
     house = House()
     await house.fill(batches=100)
     bases = house.store.log.bases

@@ -235,7 +235,7 @@ async def test_a_group_that_is_set_back_while_it_is_decided():
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_a_group_that_is_made_known_while_it_is_decided(told):
-    """A group that has not come yet, and was made known in time, finds its first message; nobody's messages go."""
+    """A group that was made known in time finds its first message when it comes; no group loses messages."""
     house = House(SimDisk())
     await house.fill()
     floor = house.cleaning._floor

@@ -122,7 +122,7 @@ async def test_a_snapshot_that_fails_is_told_in_health():
 
 
 async def test_a_sealed_segment_may_be_the_last_again():
-    """Where the segments behind a sealed one are lost with their trails, the log goes on in it, whoever the user is."""
+    """When the segments behind a sealed one are lost with their trails, the log continues in that segment, for any user."""
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock, segment_bytes=4_096), clock)
     await desk.host()

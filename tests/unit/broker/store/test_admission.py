@@ -125,7 +125,7 @@ async def test_append_is_refused_when_its_turn_takes_too_long(disk: SlowDisk, mo
 
 
 async def test_append_that_waits_hears_of_a_failed_disk(disk: SlowDisk):
-    """After a failed write nobody waits for room that never comes."""
+    """After a failed write no append waits for room that never comes."""
     first = disk.append(batch(count=1, value=LARGE))
     await asyncio.sleep(0)
     waits = disk.append(batch(producer_id=1, count=1, value=LARGE))
@@ -143,7 +143,7 @@ async def test_append_that_waits_hears_of_a_failed_disk(disk: SlowDisk):
 
 
 async def test_line_gives_the_room_of_a_caller_that_left_to_the_next():
-    """Who is cancelled before its turn, or as it is let in, holds up nobody."""
+    """A caller that is cancelled before its turn, or as it is let in, does not block the next one."""
     room = 0
     queue = AdmissionQueue(8, lambda length: length <= room)
     order: list[str] = []
@@ -187,7 +187,7 @@ async def test_line_goes_on_after_an_append_that_takes_no_room(disk: SlowDisk, r
         assert [answer.base_offset for answer in await asyncio.gather(*behind)] == [1, 2]
 
 
-async def test_line_lets_nobody_pass_who_came_after_an_append_that_is_let_in():
+async def test_line_lets_no_append_pass_one_that_came_before_it():
     """What arrives between a promise and its append is decided after it, also if both have room."""
     room = 0
     queue = AdmissionQueue(8, lambda length: length <= room)

@@ -125,7 +125,7 @@ async def test_groups_told_with_the_hosting_are_waited_for_from_the_first_messag
 
 
 async def test_a_partition_counts_as_told_when_that_is_on_the_disk():
-    """Before the commit is through nothing is believed and nobody is listed; a kill then forgets it whole."""
+    """Before the commit is on the disk the partition does not count as told and lists no group; a kill then forgets all of it."""
     house = House()
     await house.host()
     await house.fill(batches=3)
@@ -291,7 +291,7 @@ async def test_the_end_of_a_shared_partition_is_told_from_durable_acks():
 
 
 async def test_a_shared_cursor_is_told_from_durable_acks():
-    """What another session has acked a moment ago raises nobody's cursor before it is on the disk."""
+    """An ack of another session raises the cursor only when it is on the disk."""
     house = House()
     await house.host(groups=())
     await house.fill(batches=2)

@@ -107,7 +107,7 @@ def test_a_record_that_does_not_fit_stops_its_partition(record):
     "record",
     [encode_body(2, FenceBody("audit", 1, "s")), encode_body(2, None), messages(2, 0)],
 )
-def test_records_of_a_partition_nobody_knows(record):
+def test_records_of_an_unknown_partition(record):
     """What a partition is was lost: it cannot be looked at, nor hosted anew over its old records."""
     told = Told(1)
     told.tell(record)
@@ -185,8 +185,8 @@ def test_own_records_come_back_from_the_trail():
     told.state.partition(2).check_whole()
 
 
-def test_a_fence_of_which_only_the_header_is_left_lets_nobody_in():
-    """Nobody can tell whose token was lost, so no owner is let in; reading without a group goes on."""
+def test_fence_without_its_body_lets_no_owner_in():
+    """The group of the lost token is unknown, so no owner is let in; reading without a group works."""
     told = Told(1, 2)
     told.batch(1, 0)
     told.hole(traced((encode_body(1, FenceBody("audit", 9, "s")), False)))
@@ -197,7 +197,7 @@ def test_a_fence_of_which_only_the_header_is_left_lets_nobody_in():
     told.state.partition(2).check_owners()
 
 
-def test_a_hole_nobody_knows_stops_what_cannot_be_shown_to_be_whole():
+def test_hole_of_unknown_content_stops_partitions_not_shown_to_be_whole():
     """A batch after the hole that goes on where the one before ended shows that nothing was lost; silence does not."""
     told = Told(1, 2, 3)
     for number in (1, 2, 3):
@@ -219,7 +219,7 @@ def test_a_hole_nobody_knows_stops_what_cannot_be_shown_to_be_whole():
 
 
 def test_a_token_that_may_have_been_followed_in_a_hole_is_out():
-    """After a hole nobody knows, the owner before it is refused until a newer token comes."""
+    """After a hole of unknown content the owner before it is refused until a newer token comes."""
     told = Told(1)
     told.batch(1, 0)
     for group in ("audit", "bill"):

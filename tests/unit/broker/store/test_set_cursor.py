@@ -23,7 +23,7 @@ OTHER = "b" * 16
 
 
 async def desk_of(disk: SimDisk, messages: int = 20, **changes: object) -> Desk:
-    """A partition of so many messages, held by token 1, acked up to 15 with 17 above."""
+    """A partition of `messages` messages, held by token 1, acked up to 15 with 17 above."""
     clock = ManualClock()
     desk = Desk(open_store(disk, clock=clock, **changes), clock)
     await desk.host()

@@ -60,7 +60,7 @@ def read_from(disk: SimDisk) -> list[int]:
 
 
 async def test_snapshots_come_with_the_log(desk, disk):
-    """Every so many bytes of log there is one, and a start reads only what follows it."""
+    """A snapshot is written whenever the log has grown by a fixed number of bytes, and a start reads only what follows it."""
     await busy(desk, 0, 200)
     await asyncio.sleep(0)
     store = desk.store

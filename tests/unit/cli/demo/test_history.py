@@ -167,7 +167,7 @@ def test_skip_within_an_owner():
 
 
 def test_skip_at_hand_over():
-    """A new owner that begins a key past what anybody before it handled skips."""
+    """A new owner skips when it begins a key past the last message that earlier owners handled."""
     records = {
         "one": handled(1, 1, 0, 1) + handled(2, 1, 0, 1, 2),
         "two": handled(1, 3, 4, 3, at_ms=1_000),

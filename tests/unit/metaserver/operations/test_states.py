@@ -18,7 +18,7 @@ from keylane.metaserver.operations.states import (
     outlook,
     waiting_reason,
 )
-from keylane.protocol.operations import OperationState
+from keylane.protocol.operations import ROUTE_FINAL, OperationState
 from keylane.protocol.routing import PartitionState
 
 PLAN, SEAL, OPEN = OperationState.PLAN, OperationState.SEAL, OperationState.OPEN
@@ -47,6 +47,11 @@ def successors(state: OperationState) -> set[OperationState]:
 
 def test_table_has_a_rule_for_every_state():
     assert RULES.keys() == set(OperationState)
+
+
+def test_route_is_final_where_the_operation_no_longer_runs():
+    """Clients follow an operation by these states, and read no table."""
+    assert {state for state, rule in RULES.items() if not rule.runs} == ROUTE_FINAL
 
 
 def test_states_are_never_entered_again():

@@ -69,7 +69,7 @@ async def test_an_index_cut_behind_the_broker_is_found(desk):
         await desk.read(200)
 
 
-async def test_an_index_that_cannot_be_written_holds_nobody_up():
+async def test_index_that_cannot_be_written_blocks_no_reader():
     """The index waits in memory while its disk refuses, loses nothing, and is written out later."""
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
