@@ -22,6 +22,11 @@ from .options import (
     ROWS_MIN,
     ROWS_TOTAL,
     WAIT_S,
+    FileOption,
+    FormatOption,
+    HeaderOption,
+    KeyFieldOption,
+    KeylessOption,
     MetaOption,
     OutputFormat,
     OutputOption,
@@ -163,10 +168,11 @@ def produce(
         str | None,
         typer.Option(help=r"Separator of key and value in a line; \t is a tab, \xNN a byte."),
     ] = None,
-    keyless: Annotated[
-        bool,
-        typer.Option("--keyless", help="Send lines without a key too; they have no order."),
-    ] = False,
+    key_field: KeyFieldOption = None,
+    keyless: KeylessOption = False,
+    header: HeaderOption = None,
+    file: FileOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option's name
     lines: Annotated[
         str | None,
         typer.Option(help="Send only these lines, numbered from 1, such as 3,7-9,26386-."),
@@ -177,24 +183,25 @@ def produce(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Send one message, or the lines of standard input."""
+    """Send one message, or the lines of standard input, or the lines or rows of a file."""
+    from .commands.produce import SendOptions
     from .commands.produce import produce as work
     from .screen import run
 
-    run(
-        output,
-        work(
-            meta,
-            output,
-            subject=subject,
-            key=key,
-            value=value,
-            separator=key_separator,
-            as_json=json,
-            keyless=keyless,
-            lines=lines,
-        ),
+    options = SendOptions(
+        subject=subject,
+        value=value,
+        key=key,
+        separator=key_separator,
+        as_json=json,
+        keyless=keyless,
+        lines=lines,
+        file=file,
+        format=format,
+        key_field=key_field,
+        headers=header or (),
     )
+    run(output, work(meta, output, options))
 
 
 @app.command()
