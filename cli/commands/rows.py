@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ...protocol.errors import InputError, InvalidRequestError, MessageTooLargeError
-from ...protocol.text import listed
+from ...protocol.text import counted, listed
 from ..options import InputFormat
 from .lines import LINE_BYTES_MAX, Outgoing
 
@@ -153,7 +153,7 @@ class CsvTable:
         fields = _fields(record)
         if len(fields) != len(self._columns):
             raise InvalidRequestError(
-                f"the header has {len(self._columns)} columns, and this row {len(fields)}"
+                f"the header has {counted(len(self._columns), 'column')}, and this row {len(fields)}"
             )
         row = dict(zip(self._columns, fields, strict=True))
         value = msgspec.json.encode(row)
