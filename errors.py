@@ -6,6 +6,7 @@ The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those tha
 
 from .protocol.errors.base import Fate, KeylaneError, Retry
 from .protocol.errors.failures import *
+from .protocol.errors.outbox import *
 from .protocol.errors.refusals import *
 
 __all__ = [
@@ -65,6 +66,10 @@ __all__ = [
     "OperationUnknownError",
     "OriginError",
     "OtherLoopError",
+    "OutboxMissingError",
+    "OutboxNewerError",
+    "OutboxOlderError",
+    "OutboxRowFailedError",
     "OutcomeUnknownError",
     "OverloadedError",
     "PartitionInUseError",

@@ -1,4 +1,4 @@
-"""Measures the main path: acked sends, handled messages, both at once, a single send; prints JSON.
+"""Measures the main path: acked sends, handled messages, both at once, a single send, an outbox; prints JSON.
 
 `--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth).
 """
@@ -122,6 +122,10 @@ def round_of(cluster: BenchCluster, number: int, count: int) -> dict[str, float]
     figures["single_send_p50_ms"] = single["p50_ms"]
     figures["single_send_p99_ms"] = single["p99_ms"]
     figures["fdatasync_p50_ms"] = single["fdatasync_p50_ms"]
+    rows = max(10_000, count // 10)
+    outbox = cluster.role("outbox", apart, rows)
+    figures["outbox_rows_per_second"] = rows / line_of(outbox)["seconds"]
+    outbox.wait()
     figures["broker_peak_mb"] = peak_mb(cluster.broker_process.pid)
     return figures
 

@@ -1,4 +1,4 @@
-"""The measured processes: send, consume, send messages one at a time.  Each prints one JSON line.
+"""The measured processes: send, consume, send messages one at a time, drain an outbox.  Each prints one JSON line.
 
 Run as `python benchmarks/roles.py ROLE META SUBJECT COUNT`.
 """
@@ -14,10 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import sqlalchemy as sa
 import uvloop
 from machine import peak_mb
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane import Consumer, Message, Producer
+from keylane.outbox import Outbox, create_tables
 
 KEYS = [b"key-%05d" % index for index in range(10_000)]
 VALUE = bytes(range(100))
@@ -86,10 +89,34 @@ async def single(meta: str, subject: str, count: int) -> dict[str, object]:
     }
 
 
+async def drain_outbox(meta: str, subject: str, count: int) -> dict[str, object]:
+    """Send `count` rows of an outbox on SQLite; the clock runs until all are sent and deleted."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/user.db")
+        await create_tables(engine)
+        outbox = Outbox(meta, engine)
+        async with engine.connect() as connection:
+            await connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            for index in range(count):
+                await outbox.add(connection, subject, VALUE, key=KEYS[index % len(KEYS)])
+                if index % 5_000 == 4_999:
+                    await connection.commit()
+            await connection.commit()
+            started = time.monotonic()
+            async with outbox:
+                left = sa.text("SELECT 1 FROM keylane_outbox LIMIT 1")
+                while (await connection.execute(left)).first() is not None:
+                    await connection.rollback()
+                    await asyncio.sleep(0.02)
+                seconds = time.monotonic() - started
+        await engine.dispose()
+    return {"seconds": seconds}
+
+
 def main() -> None:
     """Run one role."""
     role, meta, subject, count = sys.argv[1:]
-    body = {"send": send, "consume": consume, "single": single}[role]
+    body = {"send": send, "consume": consume, "single": single, "outbox": drain_outbox}[role]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = runner.run(body(meta, subject, int(count)))
     print(json.dumps(result | {"peak_mb": peak_mb(os.getpid())}), flush=True)

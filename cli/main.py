@@ -14,6 +14,7 @@ from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .commands.broker.app import broker_app
 from .commands.group.app import group_app
 from .commands.meta.app import meta_app
+from .commands.outbox.app import outbox_app
 from .commands.queue.app import queue_app
 from .commands.subject.app import subject_app
 from .options import (
@@ -63,6 +64,7 @@ app.add_typer(group_app, name="group")
 app.add_typer(queue_app, name="queue")
 app.add_typer(broker_app, name="broker")
 app.add_typer(meta_app, name="meta")
+app.add_typer(outbox_app, name="outbox")
 
 
 @app.command()

@@ -24,6 +24,8 @@
     │   ├── FolderBehindError, FolderGivenUpError          this data folder must not be used any more
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
     │   ├── AcceptedAsLostError                            raised by the client; its fate is UNKNOWN
+    │   ├── OutboxMissingError, OutboxOlderError, OutboxNewerError    the tables of an outbox
+    │   ├── OutboxRowFailedError                           its fate is UNKNOWN
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError                 raised by the client
     ├── UnreachableError               no answer of a keylane server
@@ -60,6 +62,7 @@ from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError
 from .base import Retry as Retry
 from .failures import *  # noqa: F403 - the rest of the tree
+from .outbox import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 
 

@@ -65,7 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_whole_folder(folder):
+def test_verify_counts_a_folder_without_damage(folder):
     """A folder without damage is counted, with status 0, and not touched."""
     before = contents(folder)
     done = keylane("verify", str(folder), "-o", "json")
@@ -77,7 +77,7 @@ def test_a_whole_folder(folder):
     assert "nothing is wrong" in keylane("verify", str(folder)).stdout
 
 
-def test_a_damaged_folder(folder):
+def test_verify_names_the_damage_of_a_folder(folder):
     """Damage is named by position, partition and offsets, with status 1; nothing is repaired on the way."""
     path = folder / segment_path(0)
     data = bytearray(path.read_bytes())
@@ -96,7 +96,7 @@ def test_a_damaged_folder(folder):
     assert contents(folder) == before
 
 
-def test_dump(folder):
+def test_dump_prints_records_by_position_or_offset(folder):
     """Records are printed one a line, by position or by offset of one partition, as many as asked for."""
     lines = keylane("dump", str(folder), "--limit", "1000").stdout.splitlines()
     kinds = [line.split()[1] for line in lines]
@@ -115,7 +115,7 @@ def test_dump(folder):
     assert "'k31': 'value 31'" in done.stdout
 
 
-def test_dump_of_properties(tmp_path):
+def test_dump_shows_properties_beside_key_and_value(tmp_path):
     """Properties are shown beside key and value; bytes that are none do not stop the dump."""
     files = RealFiles(tmp_path / "data")
     files.lock()
@@ -150,7 +150,7 @@ def test_dump_of_properties(tmp_path):
     )
 
 
-def test_folders_that_are_none(tmp_path, folder):
+def test_broker_commands_refuse_what_is_no_data_folder(tmp_path, folder):
     """A folder that is missing, or no broker's, or in use is refused and nothing is made."""
     missing = tmp_path / "nowhere"
     for command in ("verify", "dump"):

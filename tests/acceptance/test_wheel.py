@@ -120,7 +120,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 
-def test_ours_is_keylane_and_the_users_stay_the_users(empty_environment, user_folder):
+def test_wheel_leaves_the_users_modules_alone(empty_environment, user_folder):
     python = empty_environment / "bin" / "python"
     (user_folder / "program.py").write_text(USER_PROGRAM)
     for command in (["program.py"], ["-c", USER_PROGRAM]):
@@ -132,13 +132,13 @@ def test_ours_is_keylane_and_the_users_stay_the_users(empty_environment, user_fo
 
 
 @pytest.mark.parametrize("command", [["bin/keylane"], ["bin/python", "-m", "keylane.cli"]])
-def test_the_command_runs_there(empty_environment, user_folder, command):
+def test_command_runs_in_an_empty_environment(empty_environment, user_folder, command):
     program = [empty_environment / command[0], *command[1:]]
     assert "demo" in run(*program, "--help", cwd=user_folder)
 
 
 def checked(command: list[object], folder: Path) -> str:
-    """What a type checker says of a user's program that has two faults."""
+    """The output of a type checker on a user's program with two faults."""
     (folder / "program.py").write_text(TYPED_PROGRAM)
     command = [sys.executable, "-m", *map(str, command)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -147,7 +147,7 @@ def checked(command: list[object], folder: Path) -> str:
 
 
 def test_mypy_sees_the_types_of_an_installed_wheel(empty_environment, tmp_path):
-    """Real types, no `Any`; and what a call does not take is an error."""
+    """mypy sees real types, no `Any`; an argument that a call does not take is an error."""
     python = empty_environment / "bin" / "python"
     command = ["mypy", "--strict", "--cache-dir", tmp_path, "--python-executable", python]
     said = checked([*command, "program.py"], tmp_path).splitlines()

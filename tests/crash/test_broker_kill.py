@@ -86,7 +86,7 @@ async def read_all(client: BrokerClient, partition_id: int) -> list[tuple[int, i
         offset = answer.upto
 
 
-async def test_kill_under_load(process):
+async def test_broker_loses_nothing_when_killed_under_load(process):
     """SIGKILL at any moment: every answered batch is at the offset that was answered, every message there once."""
     rng = random.Random(3)
     network = HttpNetwork()

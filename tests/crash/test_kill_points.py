@@ -110,7 +110,7 @@ def test_broker_loses_nothing_when_stopped_in_an_old_folder(kind, after_s, old, 
 
 
 def test_broker_starts_after_kills_at_every_operation_of_its_starts(forks, tmp_path):
-    """A broker killed at every operation of its start, one start after the other, comes up in the end."""
+    """A broker killed at every operation of its start, one start after the other, serves in the end."""
     run = Run(forks, tmp_path / "data")
     assert asyncio.run(run.live("synced:5")) == KILLED
     for point in ("create", "created", "write", "write~", "written", "sync", "synced"):

@@ -1,4 +1,4 @@
-"""The metaserver as a program: how it starts, what it says when it cannot, and what a SIGKILL leaves."""
+"""The metaserver as a program: its start, its errors when it cannot start, and its state after a SIGKILL."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def started(folder: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen
 
 
 def refused(*arguments: object, options: tuple[str, ...] = ()) -> str:
-    """What the program says as it refuses to start, with exit status 1."""
+    """Return what the program prints when it refuses to start, with exit status 1."""
     done = subprocess.run(
         [sys.executable, *options, *command(*arguments)[1:]],
         capture_output=True,
@@ -58,8 +58,8 @@ def refused(*arguments: object, options: tuple[str, ...] = ()) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_ends_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    """A signal ends it cleanly, with status 0."""
+def test_metaserver_ends_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal ends the metaserver cleanly, with status 0."""
     with started(tmp_path / "new" / "folder") as (process, address):
         assert address.startswith("127.0.0.1:")
         process.send_signal(number)
@@ -67,7 +67,7 @@ def test_ends_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.crash
-async def test_killed_metaserver_keeps_its_word(tmp_path: Path) -> None:
+async def test_killed_metaserver_keeps_sessions_and_tokens(tmp_path: Path) -> None:
     """After SIGKILL the same subjects, sessions and tokens are served again; the next grant is a higher token."""
     network = HttpNetwork()
     with started(tmp_path) as (process, address):
@@ -86,7 +86,7 @@ async def test_killed_metaserver_keeps_its_word(tmp_path: Path) -> None:
     await network.close()
 
 
-def test_port_in_use(tmp_path: Path) -> None:
+def test_metaserver_refuses_a_port_in_use(tmp_path: Path) -> None:
     """A port that is taken is named, with what to do."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -98,13 +98,13 @@ def test_port_in_use(tmp_path: Path) -> None:
     assert "Choose another port" in said
 
 
-def test_address_that_is_not_loopback(tmp_path: Path) -> None:
+def test_metaserver_refuses_an_address_that_is_not_loopback(tmp_path: Path) -> None:
     """Only loopback is served as long as there is no access control."""
     assert "access control" in refused("--data", tmp_path, "--port", 0, "--host", "0.0.0.0")
     assert not list(tmp_path.iterdir())
 
 
-def test_unusable_folder(tmp_path: Path) -> None:
+def test_metaserver_refuses_an_unusable_folder(tmp_path: Path) -> None:
     """A data folder that cannot be made is refused with advice."""
     file = tmp_path / "file"
     file.write_text("")
@@ -113,7 +113,7 @@ def test_unusable_folder(tmp_path: Path) -> None:
     assert "Give a folder" in said
 
 
-def test_impossible_settings(tmp_path: Path) -> None:
+def test_metaserver_lists_all_impossible_settings(tmp_path: Path) -> None:
     """All impossible settings are listed at once; no folder at all is one of them."""
     config = tmp_path / "meta.toml"
     config.write_text('poll_ms = 0\nport = -1\ncolour = "red"\n')
@@ -126,6 +126,6 @@ def test_impossible_settings(tmp_path: Path) -> None:
     assert "port" in said
 
 
-def test_without_assertions(tmp_path: Path) -> None:
-    """It does not run with its assertions switched off."""
+def test_metaserver_refuses_to_run_without_assertions(tmp_path: Path) -> None:
+    """The metaserver refuses to run with its assertions switched off."""
     assert "-O" in refused("--data", tmp_path, options=("-O",))

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 SEED = 1
 
 
-async def test_a_short_story_of_every_fault(tmp_path: Path):
+async def test_cluster_keeps_its_promises_through_every_fault(tmp_path: Path):
     """2 → 4 → 8 → 3 partitions under load while every fault comes once: nothing lost, late, stale or out of order."""
     async with Stage(tmp_path, keys=1_000, per_second=400) as stage:
         story = Story(stage, random.Random(SEED), pause_ttls_max=3.0)
@@ -42,8 +42,8 @@ async def test_a_short_story_of_every_fault(tmp_path: Path):
     assert verdict["handled"] >= verdict["acked"] > 1_000
 
 
-async def test_a_consumer_stopped_at_a_handlers_first_line_does_no_harm(tmp_path: Path):
-    """The one moment that no look at the lease can cover: the next owner starts over, and the fence does the rest."""
+async def test_consumer_stopped_at_the_first_line_of_a_handler_does_no_harm(tmp_path: Path):
+    """A stop between the look at the lease and the first line: the next owner handles again, and the fence refuses the late ack."""
     async with Stage(tmp_path, keys=100, per_second=300, partitions=3) as stage:
         await stage.freeze_at_start("c0", 2.5 * stage.ttl_s)
         findings, events = await stage.judge()
@@ -66,7 +66,7 @@ async def test_handlers_of_a_killed_consumer_are_forgotten(tmp_path: Path):
         assert not stage.in_handler("c0")
 
 
-async def test_a_program_that_died_is_told_with_its_last_words(tmp_path: Path):
+async def test_dead_program_is_told_with_its_last_words(tmp_path: Path):
     """The error of a failed story has the end of the program's log."""
     broken = Actor("x", ["--wall", str(tmp_path / "wall"), "proof.consumer"], tmp_path / "x.log")
     with pytest.raises(AssertionError, match=r"(?s)x ended with 1: .*Traceback.*Error"):
@@ -79,7 +79,7 @@ async def test_a_program_that_died_is_told_with_its_last_words(tmp_path: Path):
             await stage.judge()
 
 
-async def test_calendar_of_a_single_program_is_moved(tmp_path: Path):
+async def test_calendar_of_one_program_is_moved_alone(tmp_path: Path):
     """Messages carry the calendar of their producer, even when every other calendar is an hour off."""
     async with Stage(tmp_path, keys=10, per_second=100, consumers=1) as stage:
 

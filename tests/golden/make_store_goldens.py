@@ -20,7 +20,7 @@ LENGTH = 32
 
 
 def store_files() -> dict[str, bytes]:
-    """Path → content, after a little of everything."""
+    """Path → content, after some calls of every kind."""
     disk, clock = SimDisk(), ManualClock()
     claim_folder(disk, broker_group="g1", rng=random.Random(1))
     rng = random.Random(2)

@@ -14,7 +14,7 @@ from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, open_store
 
 
-def test_identity():
+def test_identity_has_its_golden_bytes():
     """The identity is one line of JSON: format, broker id, broker group."""
     disk = SimDisk()
     claim_folder(disk, broker_group="g1", rng=random.Random(1))
@@ -23,7 +23,7 @@ def test_identity():
     )
 
 
-def test_index_block():
+def test_index_block_has_its_golden_bytes():
     """A block is magic, checksum, partition and count, and 127 units: base offset, position, time, length, count."""
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
@@ -42,7 +42,7 @@ def test_index_block():
     )
 
 
-def test_index_journal():
+def test_index_journal_has_its_golden_bytes():
     """A frame is magic, checksum, length, position and end; a part is a partition's facts, columns and tail."""
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
@@ -58,7 +58,7 @@ def test_index_journal():
     )
 
 
-def test_own_records():
+def test_records_of_the_broker_have_their_golden_bytes():
     """Partition, fence, cursor, told and seal: their kinds and the msgpack of their bodies, in the order of writing."""
     disk, clock = SimDisk(), ManualClock()
 

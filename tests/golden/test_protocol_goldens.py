@@ -47,12 +47,12 @@ def test_the_vectors_name_every_key():
     assert golden_json("logical_partitions.json") == goldens.logical_partitions()
 
 
-def test_the_bytes_of_a_batch():
+def test_batch_has_its_golden_bytes():
     """A batch is packed and stamped into exactly the golden bytes."""
     assert goldens.batch() == golden_batch()
 
 
-def test_the_golden_batch_by_its_drawing():
+def test_golden_batch_reads_as_its_drawing_says():
     """Read with nothing but the drawing in protocol/record.py and protocol/batch.py, the golden bytes mean this."""
     data = golden_batch()
     assert struct.unpack_from("<III", data) == (0x314C4B42, crc32c_by_bits(data[8:96]), len(data))
@@ -67,7 +67,7 @@ def test_the_golden_batch_by_its_drawing():
     assert data[156:] == b'N14228N24211{"carrier":"UA"}\x00\xff\x81\xa5trace\xa19'
 
 
-def test_the_golden_batch_reads_back():
+def test_golden_batch_reads_back():
     """The reader finds in the golden bytes what was packed."""
     data = golden_batch()
     header = check_batch(data)
@@ -90,7 +90,7 @@ def test_every_code_has_its_error():
     }
 
 
-def test_the_bytes_of_every_frame():
+def test_frames_have_their_golden_bytes():
     """Every frame type is packed into exactly the golden bytes."""
     assert goldens.frame_bytes() == golden_json("frames_v1.json")
 

@@ -25,7 +25,7 @@ def of_today() -> dict[str, bytes]:
     return module.queue_files()
 
 
-def test_the_files_are_what_they_were():
+def test_files_have_their_golden_bytes():
     """PARTITION with `static`, FENCE and CURSOR of a reset, and the image of the partition, have these bytes."""
     files = of_today()
     assert sorted(files) == sorted(GOLDEN)
@@ -33,7 +33,7 @@ def test_the_files_are_what_they_were():
         assert files[path].hex(" ", 8) == data.hex(" ", 8), path
 
 
-async def test_the_files_are_read():
+async def test_golden_files_are_read():
     """With its snapshot or from the log alone: static, and the cursor where the operator set it."""
     for snapshot in (True, False):
         disk = SimDisk()

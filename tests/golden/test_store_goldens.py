@@ -50,7 +50,7 @@ def on_a_disk(files: dict[str, bytes]) -> SimDisk:
     return disk
 
 
-def test_the_files_are_what_they_were():
+def test_files_have_their_golden_bytes():
     """Segments, trails, snapshots, index and identity have the bytes of their format."""
     files = of_today()
     assert sorted(files) == sorted(GOLDEN)
@@ -59,7 +59,7 @@ def test_the_files_are_what_they_were():
 
 
 @pytest.mark.parametrize("files", [GOLDEN, OLDER], ids=["today", "older"])
-async def test_the_files_are_read(files):
+async def test_golden_files_are_read(files):
     """A folder of this format opens, with its snapshot or from the log alone, and says the same."""
     images = {}
     for snapshot in (True, False):
@@ -102,7 +102,7 @@ async def test_batches_of_an_older_image_are_known_again():
                 await twin
 
 
-def test_an_image():
+def test_image_has_its_golden_bytes():
     """A partition's image is an array, and fields that came later may be missing in it."""
     image = bytes.fromhex(
         "9d a7666c6967687473 a27031 00 00 cd0400 a26731 90 00 03 05 c2 90 90".replace(" ", "")
@@ -124,7 +124,7 @@ def test_the_checksums_come_last_in_an_image():
     assert older.producers[7].latest == (StoredBatch(0, 2, 0, CRC_UNKNOWN),)
 
 
-def test_kinds():
+def test_numbers_of_record_kinds_never_change():
     """A number of a kind is never used for something else."""
     assert {kind.name: kind.value for kind in Kind} == {
         "MESSAGES": 1,

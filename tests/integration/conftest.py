@@ -7,6 +7,7 @@ import pytest
 
 from support.cluster import Cluster
 from support.postgres import Postgres, running_postgres
+from support.sql.mariadb import Mariadb, running_mariadb
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,13 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server; each test takes a database of its own."""
     with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[Mariadb]:
+    """A MariaDB server; each test takes a database of its own."""
+    with running_mariadb() as server:
         yield server
 
 

@@ -1,8 +1,9 @@
 """A second opinion on a run: compares the segments of all brokers with what the clients wrote down.
 
-    python judge.py FOLDER        FOLDER has one data folder per broker, and *.events of producers and consumers
+    python judge.py FOLDER        FOLDER has one data folder per broker, *.events of producers and consumers, and
+                                  *.orders: SQLite databases of users with outboxes
 
-Imports nothing of the product: what it knows stands in docs/FORMATS.md and below.  Prints one JSON object; exit status 1
+Imports nothing of the product: all that it knows is in docs/FORMATS.md and below.  Prints one JSON object; exit status 1
 if anything is wrong.
 
 An .events file is a sequence of u32 length (little-endian) and msgpack `[boot clock in ns, kind, [field, …]]`:
@@ -13,7 +14,11 @@ An .events file is a sequence of u32 length (little-endian) and msgpack `[boot c
     3 Ended     group, partition, offset, token, …                          a handler returned
     7 to 9                                                                  calls on leases and fences, see leases.py
 
+Of an .orders database only the user's own table is read: `orders (value, order_key, number)` has a row for each
+committed transaction, which added that message to the outbox; the numbers of a key rise in the order of the commits.
+
 What is judged
+    committed means stored   what a committed transaction added to an outbox is in the segments, once; nothing else is
     acked means stored       what a producer was told as stored is in the segments, at that place, once
     nothing from nowhere     what is stored was sent, with that key, and not told as not done
     order in the log         of a producer session and key, numbers rise along the offsets and the lineage of partitions
@@ -27,9 +32,11 @@ What is judged
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -80,6 +87,16 @@ class Clients:
         default_factory=lambda: defaultdict(lambda: defaultdict(Handling))
     )
     """By group, then by place."""
+    committed: set[bytes] = field(default_factory=set)
+    """Values that transactions added to outboxes."""
+
+    def read_orders(self, path: Path) -> None:
+        """Take the orders of one database."""
+        with closing(sqlite3.connect(path)) as connection:
+            orders = connection.execute("SELECT value, order_key, number FROM orders").fetchall()
+        for value, key, number in orders:
+            self.sendings[value] = Sending(key, path.stem, number, strict=True)
+            self.committed.add(value)
 
     def note(self, at_ns: int, kind: int, fields: list[Any]) -> None:
         """Take one event."""
@@ -132,6 +149,8 @@ def judge(
     """Everything that is wrong; see the module's text."""
     findings = Findings()
     places = _places(partitions, clients, findings)
+    for value in clients.committed - places.keys():
+        findings.note("lost", f"{value!r} was committed and is nowhere")
     _judge_receipts(places, partitions, clients, findings)
     lanes = _lanes(places, clients)
     before = _lineage(partitions)
@@ -300,6 +319,8 @@ def judge_folder(folder: Path, *, drained: bool = True) -> dict[str, Any]:
         for at_ns, kind, fields in read_events(path):
             clients.note(at_ns, kind, fields)
             calls.note(path.stem, at_ns, kind, fields)
+    for path in sorted(folder.glob("*.orders")):
+        clients.read_orders(path)
     findings = judge(partitions, clients, drained=drained)
     for problem in problems:
         findings.note("damage", problem)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,32 @@ def test_judge_finds_messages_removed_unread(tmp_path: Path):
     log.handled(4, 2)
     second.acked(4, 3)
     assert verdict_on(tmp_path) == {"removed unread": 1}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "findings"),
+    [
+        ((0, 1), {}),
+        ((0,), {"lost": 1}),
+        ((0, 1, 0), {"duplicate": 1}),
+        ((0, 1, 2), {"phantom": 1}),
+        ((1, 0), {"inversion": 1}),
+    ],
+)
+def test_judge_compares_committed_orders_with_the_log(
+    tmp_path: Path, numbers: tuple[int, ...], findings: dict[str, int]
+):
+    """Orders 0 and 1 were committed, order 2 was rolled back."""
+    with closing(sqlite3.connect(tmp_path / "user.orders")) as connection, connection:
+        connection.execute("CREATE TABLE orders (value BLOB, order_key BLOB, number INTEGER)")
+        for number in (0, 1):
+            connection.execute(
+                "INSERT INTO orders VALUES (?, ?, ?)", (b"%d" % number, b"k", number)
+            )
+    broker = Broker(tmp_path, "b0")
+    broker.partition(1)
+    broker.messages(1, 0, *((b"k", b"%d" % number) for number in numbers))
+    assert verdict_on(tmp_path) == findings
 
 
 @pytest.mark.parametrize("harm", ["seal", "gap", "after the seal", "fence", "cursor", "checksum"])

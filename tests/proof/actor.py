@@ -1,4 +1,4 @@
-"""One program of a stage, a process of its own: how it is started, stopped, killed, and what it said last."""
+"""One program of a stage, as a process: how it is started, stopped and killed, and its last output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Actor:
         assert line, self.last_words()
 
     def last_words(self) -> str:
-        """How a program ended that has ended, and the end of its log."""
+        """The exit status of a program that has ended, and the end of its log."""
         assert self.process is not None
         said = self._log.read_text()[-LAST_WORDS:]
         return f"{self.name} ended with {self.process.wait()}: {said}"
@@ -70,7 +70,7 @@ class Actor:
         self.process.send_signal(number)
 
     def note_stop(self, at_ns: int) -> None:
-        """It is stopped since `at_ns`, of the boot clock, or a little later."""
+        """Note that the process is stopped since `at_ns` of the boot clock, or a little later."""
         self._stopped_ns = at_ns
 
     def _note_end_of_stop(self) -> None:
@@ -82,7 +82,7 @@ class Actor:
         await self._end(signal.SIGKILL)
 
     async def stop(self, *, seconds: float = 20.0) -> None:
-        """Politely; a program that does not listen is killed."""
+        """Stop with SIGTERM; a program that does not end is killed."""
         self.signal(signal.SIGCONT)
         try:
             async with asyncio.timeout(seconds):

@@ -30,7 +30,7 @@ from support.observation import Telling, dropped, ended, started
 
 
 class _Listening(HttpNetwork):
-    """Notes what the consumer tells the metaserver of its leases, at the moment of telling, and what it is answered."""
+    """Notes what the consumer tells the metaserver of its leases, at the moment of telling, and each answer."""
 
     def __init__(self, record: Recorder, group: str) -> None:
         super().__init__()

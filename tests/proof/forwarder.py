@@ -68,7 +68,7 @@ class Forwarder:
             there_writer.transport.abort()
 
     def cut(self, *, up: bool = True, down: bool = True) -> None:
-        """Let nothing through, towards the target, from it, or either way."""
+        """Hold back everything: towards the target, from it, or both."""
         if up:
             self._up.open.clear()
         if down:

@@ -51,7 +51,7 @@ def take_detours(detours: dict[str, str]) -> None:
 
 
 def watch_broker(path: Path) -> None:
-    """Write down every accepted call that needs the fence."""
+    """Record every accepted call that needs the fence."""
     from keylane.broker.service import BrokerService
     from proof.recording import Recorder, boot_ns
     from support.observation import served

@@ -104,7 +104,7 @@ class Recorder:
 
 
 def read_events(path: Path) -> Iterator[Timed]:
-    """What a recorder wrote."""
+    """The events that a recorder wrote."""
     return decode_events(path.read_bytes())
 
 
@@ -142,7 +142,7 @@ def read_grants(database: Path) -> Iterator[Timed]:
 
 def starts_placed(timed: Iterable[Timed], stops: Sequence[Stop]) -> Iterator[Timed]:
     """
-    What one consumer wrote down, with the beginning of each handler where it belongs.
+    The events of one consumer, with each handler's beginning at its place in time.
 
     Its record says of each the instant of its first line, and as `clock_ns` the worker's look at the lease.  A
     handler begins with its first line.  Only where the lease ended between the two it begins with the look: if that
@@ -219,6 +219,6 @@ class HandlerTail:
         return self.running
 
     def forget(self) -> None:
-        """The process is dead, and its handlers with it."""
+        """Forget the handlers of a process that was killed."""
         self.poll()
         self.running.clear()

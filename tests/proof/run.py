@@ -193,7 +193,7 @@ def main() -> int:
 
 
 def _simulation(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
-    """What is asked for: seeds side by side, or drawn ones."""
+    """Run the seeds that were asked for: consecutive or drawn."""
     if args.random:
         drawing = secrets.randbits(48) if args.drawing is None else args.drawing
         return partial(simulate_drawn, args.random, drawing, args.workers, seconds=args.seconds)

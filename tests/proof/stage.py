@@ -153,7 +153,7 @@ class Stage:
         await self._start(name, *await self._detour(name), "proof.consumer", *arguments)
 
     async def start_producer(self) -> None:
-        """Another session; the messages of the one before are settled or gone."""
+        """Start the producer under a new session; messages of the old session are settled or lost."""
         self.sessions += 1
         session = f"p{self.sessions}"
         load = [str(self._keys), str(self._per_second), session]
@@ -187,7 +187,7 @@ class Stage:
     # ── what happens to them ─────────────────────────────────────────────────────────────────────────
     async def pause_in_handler(self, seconds: float, busy: set[str], rng: random.Random) -> None:
         """
-        Stop a consumer that is inside a handler, as a frozen machine does, and let it go on.
+        Stop a consumer that is inside a handler, as a frozen machine does, and resume it.
 
         `busy` are those that something else happens to; the one stopped is among them meanwhile.
         """
@@ -203,7 +203,7 @@ class Stage:
             busy.discard(name)
 
     async def freeze_at_start(self, name: str, seconds: float) -> None:
-        """Stop a consumer between its look at the lease and a handler's first line, and let it go on."""
+        """Stop a consumer between its look at the lease and a handler's first line, and resume it."""
         actor = self.actors[name]
         going_ns = boot_ns()
         actor.signal(signal.SIGUSR1)
@@ -220,18 +220,18 @@ class Stage:
 
     async def _stopped_in_handler(self, actor: Actor) -> bool:
         actor.signal(signal.SIGSTOP)
-        time.sleep(0.002)  # nothing else happens to it, and what it was writing is written
+        time.sleep(0.002)  # by then SIGSTOP has taken effect, and the write under way is done
         if self.in_handler(actor.name):
             return True
         actor.signal(signal.SIGCONT)
         return False
 
     def in_handler(self, name: str) -> set[tuple[int, int]]:
-        """What a consumer's handlers are at, by what it wrote down: (partition, offset)."""
+        """The (partition, offset) of each handler that runs, by the consumer's record."""
         return self._tails[name].poll()
 
     async def crash(self, name: str, *, down_s: float = 0.0) -> None:
-        """SIGKILL; some time later the same program again, on its folder and port."""
+        """Kill a program with SIGKILL, and start it again later on its folder and port."""
         actor = self.actors[name]
         await actor.kill()
         if name in self._tails:
@@ -245,7 +245,7 @@ class Stage:
     async def cut(
         self, source: str, target: str, seconds: float, *, up: bool, down: bool, reset: bool
     ) -> None:
-        """Nothing goes from one program to the other, or not back, for a while."""
+        """Cut the way from one program to another, in one direction or both, for a while."""
         way = self.ways[source, target]
         way.cut(up=up, down=down)
         await asyncio.sleep(seconds)
@@ -271,7 +271,7 @@ class Stage:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def drain(self, *, seconds: float = 120.0) -> bool:
-        """All ways open, the producer ends; True once everything stored is acked."""
+        """Open all ways and end the producer; return True once everything stored is acked."""
         for forwarder in self.ways.values():
             forwarder.heal()
         async with asyncio.timeout(seconds):
@@ -307,7 +307,7 @@ class Stage:
         return stored
 
     async def history(self) -> list[Event]:
-        """What everybody did, and the log at the end."""
+        """The events of all programs, and the log at the end."""
         log = await self._log()
         timed: list[Timed] = list(read_grants(self.folder / "meta" / "meta.db"))
         for path in sorted(self.folder.glob("*.events")):

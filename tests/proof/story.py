@@ -1,4 +1,4 @@
-"""What happens to the programs: faults of every kind, over and into each other, while partitions change under load."""
+"""The faults of a long run: of every kind, overlapping, while partitions change under load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR_S = 3_600
 
 @dataclass(slots=True)
 class Told:
-    """What a story came to."""
+    """The result of a story."""
 
     findings: Findings
     events: Counter[str]
@@ -60,7 +60,7 @@ class Story:
 
     @property
     def never_struck(self) -> set[str]:
-        """Kinds of faults that have not come yet."""
+        """Kinds of faults that have not struck yet."""
         return set(self._kinds) - set(self.faults)
 
     async def run(self, resizes: Sequence[int], *, faults_each: int, gap_s: float) -> None:
@@ -94,7 +94,7 @@ class Story:
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────
     async def _free(self, names: Sequence[str]) -> str:
-        """One of these that no other fault has, taken."""
+        """Reserve an actor that no other fault uses."""
         while True:
             free = [name for name in names if name not in self._busy]
             if free:

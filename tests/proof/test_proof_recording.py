@@ -1,4 +1,4 @@
-"""What real processes wrote down, read: where a handler begins, and which ones run."""
+"""The records of real processes, read: where a handler begins, and which handlers run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_handler_in_time_begins_with_its_first_line():
 
 
 def test_handlers_that_died_with_their_process_are_forgotten(tmp_path: Path):
-    """What a killed consumer had begun runs no more; what it begins when it is back does."""
+    """Handlers of a killed process do not run; those of its successor do."""
     path = tmp_path / "c0.events"
     tail = HandlerTail(path)
     tail.forget()  # nothing was written yet

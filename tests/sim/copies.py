@@ -25,7 +25,7 @@ BROKER_FAULTS = (
 )  # fmt: skip
 """These change the disk while it is copied, or keep a broker from reporting what it has written."""
 REPORTED_S = 3 * META_SETTINGS.broker_heartbeat_ms / 1000
-"""Seconds after which a broker has reported what it wrote."""
+"""Seconds after which a broker has reported its last writes."""
 
 
 def is_copied(seed: int) -> bool:

@@ -1,9 +1,9 @@
-"""A store in the shape of a broker's, its files as bytes, and what it owes its readers after any damage to them.
+"""A store in the shape of a broker's, its files as bytes, and what its readers must still get after any damage.
 
     segments     0 ──────── 1 ──────── 2 ──────── 3 ──────── 4 ───     each with its trail
     snapshots               ▲ whole          ▲ changes                 and the index on disk as of the second
 
-What it owes is worked out from the bytes that differ, not by the code that is tested.
+What readers must get is worked out from the bytes that differ, not by the code that is tested.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def log_bases(files: Found) -> list[int]:
 
 
 def image(files: Files) -> Found:
-    """What is in the folders of a store that damage is done to."""
+    """The files of a store that damage is done to, by path."""
     paths = [
         f"{folder}/{name}" for folder in ("log", "snapshot", "index") for name in files.list(folder)
     ]
@@ -156,7 +156,7 @@ def check_values(whole: Whole) -> None:
 
 
 class Owed:
-    """What a damaged store still has to say, by the files it was left with."""
+    """What a damaged store must still serve, by the files it was left with."""
 
     def __init__(self, whole: Whole, files: Found) -> None:
         self.whole = whole
@@ -214,7 +214,7 @@ class Owed:
         return max(self._durable(), min(behind, default=self.whole.end))
 
     def _durable(self) -> int:
-        """What the trail and the snapshots prove to have been durable."""
+        """The position up to which the trail and the snapshots prove the log durable."""
         paths = sorted(path for path in self.whole.files if path.startswith("snapshot/"))
         position = 0
         for path, reached in zip(paths, self.whole.reached, strict=True):
@@ -228,7 +228,7 @@ class Owed:
         return position
 
     def may_be_unknown(self, number: int) -> bool:
-        """What the partition is was in a record that is broken, and nothing else says it."""
+        """Whether the partition's facts were in a broken record only."""
         (index,) = (
             index
             for index, record in enumerate(self.whole.records)
@@ -237,7 +237,7 @@ class Owed:
         return index in self.broken and not (self.explained and not self._differ("snapshot/"))
 
     def may_be_refused(self) -> bool:
-        """The log is not there, or nothing of its last segment is."""
+        """Whether the log is missing, or its whole last segment."""
         last = self.bases[-1] if self.bases else -1
         base_of = self.whole.base_of
         return {index for index, base in enumerate(base_of) if base == last} <= self.broken
@@ -332,7 +332,7 @@ def started(files: Found) -> SimDisk:
 
 
 async def check_twice(owed: Owed) -> None:
-    """The same holds for the next start, with a damaged index made anew; what it acks is there at the one after it."""
+    """The same holds for the next start, with a damaged index made anew; messages acked in it are there at the start after it."""
     disk = started(owed.files)
     await check(owed, disk, append=False)
     appended = await check(owed, disk, again=True)

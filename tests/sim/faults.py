@@ -43,7 +43,7 @@ class Faults(NetworkFaults):
 
     # ── processes ─────────────────────────────────────────────────────────────────────────────────────
     def restart(self, host: Host) -> None:
-        """Start what is down; a broker that dies while starting is started again."""
+        """Start a host that is down; a broker that dies while starting is started again."""
         if isinstance(host, BrokerHost) and host.gone:
             return
         if host.running:
@@ -70,7 +70,7 @@ class Faults(NetworkFaults):
             self._later(down_s * self._rng.random(), self.restart, host)
 
     def _pause(self, hosts: list[Host], longest_s: float) -> None:
-        """Frozen for a while; a machine that was often finds its calendar set anew."""
+        """Freeze a host for a while; at times its calendar jumps meanwhile."""
         host = self._some(hosts)
         if host is not None and not host.process.paused:
             process = host.process
@@ -86,7 +86,7 @@ class Faults(NetworkFaults):
         self._crash(list(self._world.producers))
 
     def _producer_close(self) -> None:
-        """It is closed in the middle of its work, and says of each message what is known of it."""
+        """A producer is closed in the middle of its work; it tells the outcome of each message."""
         host = self._some(list(self._world.producers))
         if isinstance(host, ProducerHost):
             host.close()
@@ -149,7 +149,7 @@ class Faults(NetworkFaults):
             self._later(3.0, self.restart, host)
 
     def _broker_stall(self) -> None:
-        """Its disk does not answer for a while; sometimes that is how its end begins."""
+        """A broker's disk does not answer for a while; in half of the cases the power fails meanwhile."""
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             seconds = 0.5 + 2 * self._rng.random()
@@ -158,7 +158,7 @@ class Faults(NetworkFaults):
                 self._later(seconds * self._rng.random(), self._cut_power, host, host.starts)
 
     def _cut_power(self, host: BrokerHost, starts: int) -> None:
-        """What follows on another fault; after the healing nothing new begins."""
+        """Cut the power after another fault; nothing happens after the healing."""
         if host.running and host.starts == starts and not self.healed:
             host.lose_power()
             self._later(0.1 + 0.5 * self._rng.random(), self.restart, host)
@@ -186,7 +186,7 @@ class Faults(NetworkFaults):
             self._later(2.0, setattr, disk, "room", None)
 
     def _broker_moves(self) -> None:
-        """It comes up at another address."""
+        """A broker restarts at another address."""
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             host.end(machine_down=False)
@@ -217,14 +217,14 @@ class Faults(NetworkFaults):
             self._later(0.2 + 2 * self._rng.random(), self.restart, host)
 
     def _meta_step(self) -> None:
-        """It dies right after a step of an operation on partitions."""
+        """A metaserver dies right after a step of an operation on partitions."""
         host = self._some(list(self._world.metas))
         if isinstance(host, MetaHost):
             host.crash_after_steps = self._rng.randint(1, 4)
             self._later(3.0, self.restart, host)
 
     def _meta_told(self) -> None:
-        """It dies at a step between hosting the new partitions and the calls after it, and stays away."""
+        """A metaserver dies at a step between hosting the new partitions and the later calls, and stays down for seconds."""
         host = self._some(list(self._world.metas))
         if isinstance(host, MetaHost):
             host.crash_at_step = self._rng.choice(
@@ -264,7 +264,7 @@ class Faults(NetworkFaults):
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────
     def heal(self) -> None:
-        """Everything is up, connected, and calm; the faults under way mend themselves within seconds."""
+        """Bring everything up, connected and calm; the faults under way end within seconds."""
         self.healed = True
         world = self._world
         world.internet.heal()

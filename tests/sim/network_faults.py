@@ -84,7 +84,7 @@ class NetworkFaults:
         only_there = "one_way" in world.swarm.faults and rng.random() < 0.5
         deaf_to: list[tuple[Host, float]] = [(meta, silent_s) for meta in world.metas]
         if "cut_consumer_broker" in world.swarm.faults and rng.random() < 0.7:
-            # And to the brokers for longer: what it hands over late it cannot flush.
+            # And to the brokers for longer: acks at a late hand-over cannot be flushed.
             deaf_to += [(broker, silent_s + 1.5 * rng.random()) for broker in world.brokers]
         for other, seconds in deaf_to:
             links = ((host.name, other.name), (other.name, host.name))
@@ -156,5 +156,5 @@ class NetworkFaults:
         self._later(3 * self._rng.random(), self._calm, name)
 
     def _calm(self, name: str) -> None:
-        """The weather is again what it mostly is in this seed."""
+        """Set the weather back to the usual one of this seed."""
         setattr(self._world.internet.weather, name, 0.0 if self.healed else self._usual[name])

@@ -40,7 +40,7 @@ typed error of ours, and an assertion that says what should hold, name what they
 
 
 class TooSlow(KeyboardInterrupt):
-    """A seed took longer than any should."""
+    """A seed took longer than the limit."""
 
 
 def _too_slow(_number: int, _frame: object) -> None:
@@ -81,12 +81,14 @@ def run_many(seeds: list[int]) -> list[dict[str, Any]]:
 
 
 def hunt(name: str, limit: int) -> dict[str, Any]:
-    """Runs seeds with one mutant until it is caught: first the one that caught it before, then from 0 on."""
-    from sim.mutants.bank import MUTANTS
+    """Runs seeds with one mutant until it is caught: first the one that caught it before, then from the first on."""
+    from sim.mutants.bank import FIRST_SEEDS, MUTANTS
     from sim.mutants.catches import CATCHES
 
     known = [CATCHES[name]] if name in CATCHES else []
-    seeds = [*known, *(seed for seed in range(limit) if seed not in known)][:limit]
+    first = FIRST_SEEDS.get(name, 0)
+    further = (seed for seed in range(first, first + limit) if seed not in known)
+    seeds = [*known, *further][:limit]
     unclear: list[str] = []
     with MUTANTS[name].applied():
         for tried, seed in enumerate(seeds, 1):
@@ -115,7 +117,7 @@ def hunt(name: str, limit: int) -> dict[str, Any]:
 
 
 def _is_plain(problem: str) -> bool:
-    """It is an exception that does not say what should have held."""
+    """Whether the problem is an exception that does not name a broken rule."""
     kind, _, said = problem.partition(":")
     return kind in NO_CATCH or (kind == "AssertionError" and not said.strip())
 
@@ -141,7 +143,7 @@ def outcomes(first: int, count: int, workers: int) -> Iterator[dict[str, Any]]:
 
 
 def outcomes_of(seeds: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
-    """The outcomes of seeds, as they come."""
+    """The outcomes of seeds, in the order in which they end."""
     share = max(1, min(20, len(seeds) // (4 * workers)))
     parts = [list(seeds[start : start + share]) for start in range(0, len(seeds), share)]
     with pool(workers) as executor:
@@ -155,7 +157,7 @@ def draw_seeds(drawing: int, count: int) -> list[int]:
 
 
 def hunts(names: list[str], limit: int, workers: int) -> Iterator[dict[str, Any]]:
-    """What became of mutants, as they come."""
+    """The results of mutants, in the order in which they end."""
     with pool(workers) as executor:
         for done in as_completed([executor.submit(hunt, name, limit) for name in names]):
             yield done.result()

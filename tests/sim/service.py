@@ -1,4 +1,4 @@
-"""Whether consumer groups are served, once everything is healed: at last all of it, and no partition late."""
+"""Whether consumer groups are served once everything is healed: all messages in the end, and no partition late."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ IDLE_LOOKS = 4
 
 
 class Idleness:
-    """Whether consumers leave messages lie while their workers are in no handler; seen now and then, at all times."""
+    """Whether consumers leave messages unhandled while their workers are in no handler; looked at throughout the seed."""
 
     def __init__(self) -> None:
         self._looks: dict[str, int] = {}
         self.problems: dict[str, str] = {}
 
     def look(self, consumers: Sequence[ConsumerHost]) -> None:
-        """See who is idle beside work."""
+        """Note the consumers that are idle although messages wait."""
         for host in consumers:
             looks = self._looks.get(host.name, 0) + 1 if host.is_idle_beside_work() else 0
             self._looks[host.name] = looks
@@ -36,7 +36,7 @@ class Idleness:
 
 class Service:
     """
-    Looks at what the brokers have, every now and then.
+    Looks at the brokers' partitions from time to time.
 
     A partition may be read when it has something unread, and its group is through with all that it continues.  Then
     it waits, from the moment it is seen so or from the group's last progress there, for no longer than a silent owner
@@ -54,13 +54,13 @@ class Service:
         """What partitions on lost disks continue."""
 
     def lost(self, partitions: Iterable[HostedPartition]) -> None:
-        """No broker has these any more; what they continue is read first all the same."""
+        """Note partitions that no broker has any more; their parents are still read first."""
         for partition in partitions:
             facts = partition.facts.partition
             self._lost[int(facts.partition_id)] = {int(parent) for parent in facts.parents}
 
     def expect(self, group: str) -> None:
-        """One more group has to be served."""
+        """Add a group that has to be served."""
         self.groups.append(group)
 
     def _hosted(self) -> Iterator[HostedPartition]:
@@ -70,7 +70,7 @@ class Service:
 
     @property
     def drained(self) -> bool:
-        """Every broker is there, everything is durable, and every group has had all of it."""
+        """Whether every broker runs, every message is durable, and every group has acked all of them."""
         if not all(broker.running and broker.store is not None for broker in self._brokers):
             return False
         return all(
@@ -82,7 +82,7 @@ class Service:
         )
 
     def may_read(self, group: str, name: int) -> bool:
-        """Whether a group is through with all that a partition continues."""
+        """Whether a group has acked all ancestors of a partition."""
         partitions = {
             int(partition.facts.partition.partition_id): partition for partition in self._hosted()
         }
@@ -94,7 +94,7 @@ class Service:
         return all(cursor_of(partition, group) >= partition.readable_offset for partition in before)
 
     def look(self, now_s: float) -> None:
-        """See how long partitions wait."""
+        """Note how long partitions wait."""
         partitions = {
             int(partition.facts.partition.partition_id): partition for partition in self._hosted()
         }

@@ -122,7 +122,7 @@ def test_mutants_are_known_by_their_seeds():
 
 
 @pytest.mark.timeout(600)
-def test_the_last_line_says_what_was_run():
+def test_last_line_is_the_result_as_json():
     """`make sim` ends with one JSON object, and an exit status."""
     ran = subprocess.run(
         [sys.executable, "-m", "sim.run", "--seeds", "2", "--first", "1"],

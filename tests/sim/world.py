@@ -29,6 +29,7 @@ from sim.actors.creating import SECOND, Creator, is_creating
 from sim.actors.hosts import BrokerHost, Host, MetaHost
 from sim.actors.losing import Loser, for_losses, is_losing
 from sim.actors.operators import Operator, for_operators, is_operated
+from sim.actors.outboxes import Outboxes
 from sim.actors.poison import owed, unhandled
 from sim.actors.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
 from sim.actors.users import SHARED, Preloaded, Users, for_users
@@ -108,6 +109,7 @@ class World:
         self.producers: list[ProducerHost] = []
         self.consumers: list[ConsumerHost] = []
         self._build()
+        self.outboxes = Outboxes(self, self._meta)
         self._operator = Process("operator")
         self._operator_meta = MetaClient(SimNetwork(self.internet, self._operator), self._meta)
         self._operations: list[asyncio.Task[None]] = []
@@ -129,11 +131,11 @@ class World:
 
     @property
     def hosts(self) -> list[Host]:
-        return [*self.metas, *self.brokers, *self.producers, *self.consumers]
+        return [*self.metas, *self.brokers, *self.producers, *self.consumers, *self.outboxes.hosts]
 
     @property
     def at_rest(self) -> bool:
-        """Nothing that an operator began is under way."""
+        """Whether no operation of an operator is under way."""
         return self.operator.idle and self.loser.idle and self.creator.idle
 
     def _new_rng(self) -> random.Random:
@@ -232,7 +234,7 @@ class World:
     def add_consumer(
         self, kind: type[ConsumerHost] = ConsumerHost, *, group: str = ""
     ) -> ConsumerHost:
-        """One more, of a group; of one with an order, if none is named."""
+        """Add a consumer to `group`; by default, to the groups with an order in turn."""
         index = len(self.consumers)
         host = kind(
             self.internet,
@@ -323,7 +325,7 @@ class World:
             self.trace(f"not begun: {error!r}")
 
     async def _verify(self) -> list[str]:
-        """What the cluster's own look at itself finds, once all is quiet."""
+        """The violations that `verify` finds once all is quiet."""
         seen = await self._operator_meta.verify()
         return [
             f"{check.code} {check.name}: {violation}"
@@ -362,6 +364,10 @@ class World:
             consumer.start()
         for producer in self.producers:
             self.start_producer(producer)
+        for host in self.outboxes.hosts:
+            host.start()
+        if self.outboxes.hosts:
+            self._operator_does(self.outboxes.work())
         swarm = self.swarm
         if is_operated(self.seed):
             self._operator_does(self.operator.work())
@@ -405,6 +411,7 @@ class World:
                 if verified:
                     self.loop.faults += violations
         drained_s = self.loop.now - healed_at
+        self.outboxes.settle()
         await self._in_operator(self._tell_abandoned())
         for broker in self.brokers:
             if self.rng.random() < 0.5:
@@ -436,7 +443,7 @@ class World:
     def _drained(self) -> bool:
         if any(producer.busy or producer.waiting for producer in self.producers):
             return False
-        return self.service.drained
+        return self.outboxes.drained and self.service.drained
 
     def read_logs(self, *, quiet: bool) -> None:
         """The final log into the history, as the brokers' disks give it to readers after the power went."""
@@ -508,6 +515,7 @@ def run_seed(seed: int) -> Outcome:
         return world.judge(drained_s)
     finally:
         world.loop.dispose()
+        world.outboxes.close()
         _cut_rings()
         gc.enable()
 

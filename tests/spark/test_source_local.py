@@ -142,7 +142,7 @@ def test_each_key_keeps_its_order(load, filled):
     assert all(numbers == sent[key] for key, numbers in by_key.items())
 
 
-def test_a_mean_by_group_equals_one_in_plain_python(load, filled):
+def test_mean_by_group_equals_the_mean_in_plain_python(load, filled):
     """SQL over the values gives the counts and means that a loop over what was sent gives."""
     delays: dict[str, list[int]] = defaultdict(list)
     flights: Counter[str] = Counter()

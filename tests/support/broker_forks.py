@@ -1,6 +1,6 @@
-"""Real brokers, forked from a process that has all the imports done: a start takes a few hundredths of a second.
+"""Real brokers, and users with outboxes, forked from a process that has all the imports done: a start takes a few hundredths of a second.
 
-As a program it reads one JSON line per process to fork, {"program": "broker" or "index", "arguments": […],
+As a program it reads one JSON line per process to fork, {"program": "broker", "index" or "outbox", "arguments": […],
 "environment": {…}, "fifo": path}; its standard output goes to the fifo.  It answers with a line per process that
 began, {"pid": …}, and one when it ended: {"pid": …, "status": …}.
 """
@@ -44,8 +44,14 @@ class Forks:
         return pid, json.loads(line)["address"] if line else ""
 
     def work(self, work: str, folder: Path, kind: str, **environment: str) -> int:
-        """What `keylane broker index rebuild` and `switch` do, until it ends; how it ended."""
+        """Run the work of `keylane broker index rebuild` or `switch` to its end; returns its status."""
         pid, fifo = self._fork("index", (work, str(folder), kind), environment)
+        fifo.read_bytes()
+        return self.ended(pid)
+
+    def write_orders(self, meta: str, database: Path, seed: int, step: int) -> int:
+        """Run the user of `outbox.writer` until it ends; how it ended."""
+        pid, fifo = self._fork("outbox", (meta, str(database), str(seed), str(step)), {})
         fifo.read_bytes()
         return self.ended(pid)
 
@@ -86,6 +92,7 @@ def serve() -> None:
     from keylane.broker.__main__ import main
     from keylane.cli.commands.broker.index import rebuild, switch
     from keylane.cli.options import OutputFormat
+    from support.outbox import writer
 
     def say(**values: int) -> None:
         sys.stdout.write(json.dumps(values) + "\n")
@@ -108,6 +115,8 @@ def serve() -> None:
             try:
                 if ask["program"] == "broker":
                     status = main(ask["arguments"])
+                elif ask["program"] == "outbox":
+                    writer.run(*ask["arguments"])
                 else:
                     work, folder, kind = ask["arguments"]
                     {"rebuild": rebuild, "switch": switch}[work](

@@ -48,14 +48,14 @@ class Program:
         return ServerProcess(self._module, arguments, **self.environment)
 
     def ready(self) -> Program:
-        """Wait until it serves."""
+        """Wait until the program serves."""
         line = self.process.stdout.readline()
         assert line, f"{self._module} ended with status {self.process.wait()}"
         self.address = json.loads(line)["address"]
         return self
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, nothing said."""
+        """Kill the program with SIGKILL."""
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
@@ -66,7 +66,7 @@ class Program:
         self.ready()
 
     def stop(self) -> None:
-        """End it, politely if it still runs."""
+        """End the program, with SIGTERM if it still runs."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
@@ -123,7 +123,7 @@ class Cluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Of all metaservers."""
+        """The addresses of all metaservers."""
         return [meta.address for meta in self.metas]
 
     def __enter__(self) -> Self:
@@ -217,7 +217,7 @@ class Cluster:
 
 
 async def begun(meta: MetaClient, ask: Reshape) -> None:
-    """Ask a metaserver that has just been started, and that dies of it."""
+    """Begin an operation at a metaserver that dies of it."""
     with contextlib.suppress(UnreachableError):
         while True:
             try:
@@ -255,7 +255,7 @@ async def silent(meta: MetaClient, group: str) -> None:
 
 
 async def available_history(meta: MetaClient, subject: str) -> list[PartitionHistory]:
-    """All partitions there ever were, as soon as the metaserver knows where each is."""
+    """The history of a subject, as soon as the metaserver knows the address of each partition."""
     until = time.monotonic() + 60
     while True:
         partitions = (await meta.history(subject)).partitions

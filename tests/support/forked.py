@@ -35,7 +35,7 @@ class Child:
         os.close(write)
 
     def result(self, *, seconds: float = 60.0) -> Any:
-        """What the body returned; what it raised fails the test."""
+        """The body's return value; an exception in the body fails the test."""
         data = b""
         try:
             ready = (

@@ -1,4 +1,4 @@
-"""Workers with a pull client that only counts, in real time or in the virtual time of the simulation."""
+"""Workers with a pull client that only counts, in real or in virtual time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """What workers need of a pull client."""
+    """The members of a pull client that workers use."""
 
     def __init__(self, partition_id: int = 1, *, retrying_max: int = 0) -> None:
         self.partition_id = partition_id
@@ -43,7 +43,7 @@ class Client:
         await self.in_flight.wait_until_empty()
 
     def lose(self) -> None:
-        """The lease ends."""
+        """End the lease."""
         self.deadline_ns = 0
 
     def messages(self, *keys: bytes, start: int = 0) -> list[Message]:

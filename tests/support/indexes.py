@@ -1,4 +1,4 @@
-"""Both indexes behind one door, and a plain list that knows what they have to answer."""
+"""Both indexes behind one interface, and a plain list with the answers that they must give."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ListIndex:
         self.position = 0
 
     def add(self, partition_id: int, count: int, length: int, at_ms: int) -> Unit:
-        """The next batch of a partition, as it is dispatched."""
+        """Add the next batch of a partition, as it is dispatched."""
         known = self.units.setdefault(partition_id, [])
         self.first.setdefault(partition_id, 0)
         base = self.next.setdefault(partition_id, 0)
@@ -44,7 +44,7 @@ class ListIndex:
         return unit
 
     def live(self, partition_id: int) -> list[Unit]:
-        """What is not forgotten."""
+        """The units that are kept."""
         first = self.first.get(partition_id, 0)
         return [unit for unit in self.units.get(partition_id, []) if unit.base_offset >= first]
 

@@ -36,7 +36,7 @@ COUNT = 3
 
 @dataclass
 class Known:
-    """Answers that the client had."""
+    """The answers that the client got."""
 
     acked: dict[int, int] = field(default_factory=dict)
     """sequence → base offset"""
@@ -209,7 +209,7 @@ class Run:
 
     # ── its folder, between two lives ─────────────────────────────────────────────────────────────────
     def first_position(self) -> int:
-        """Where the log begins."""
+        """The position at which the log begins."""
         return segment_bases(RealFiles(self.data))[0]
 
     def snapshots(self) -> list[str]:
@@ -230,7 +230,7 @@ class Run:
         return size
 
     def distrust_index(self) -> None:
-        """As work on the index that was stopped leaves it."""
+        """Leave the index as interrupted work on it does."""
         mark(RealFiles(self.data), self.kind)
 
 
@@ -240,7 +240,7 @@ def _stop(pid: int) -> None:
 
 
 def aged(forks: Forks, root: Path, kind: str, *, batches: int = 8) -> Run:
-    """A folder with several segments that may go, old snapshots, a torn end and an index to make anew."""
+    """A folder with segments that retention may remove, old snapshots, a torn end and an index to rebuild."""
     run = Run(forks, root, kind=kind, batches=batches)
     assert asyncio.run(run.live()) == 0
     run.damage_snapshot()

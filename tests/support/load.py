@@ -60,7 +60,7 @@ class Load:
         return self
 
     async def join(self, group: str) -> Consumer:
-        """One more consumer; a new group begins with the first message."""
+        """Add a consumer; a new group begins with the first message."""
         seen = self.handled.setdefault(group, [])
 
         async def handle(message: Message) -> None:
@@ -115,7 +115,7 @@ class Load:
         return {group: len(seen) for group, seen in self.handled.items()}
 
     def _held(self) -> str:
-        """What every consumer has, is handing over, and waits for."""
+        """The partitions that every consumer has, hands over, and waits for."""
         return "\n".join(
             f"{group} {consumer._membership.session[:8]}: {consumer.assignment}, "
             f"hands over {[client.partition_id for client in consumer._assignments.ending]}"

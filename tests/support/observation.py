@@ -1,4 +1,4 @@
-"""What programs do, as events: the same words for simulated processes and for real ones."""
+"""The actions of programs as events, in the same words for simulated processes and for real ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Telling:
         self._held: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def events(self, path: str, body: Any) -> list[Event]:
-        """What is told by this call."""
+        """The events that this call tells."""
         events: list[Event] = []
         if path == "/v1/consumers/release":
             events.append(LetGo(body.session, body.partition_id, body.token))

@@ -55,7 +55,7 @@ def packaged_programs() -> Path:
 
 
 def _other_user() -> pwd.struct_passwd | None:
-    """Who runs the server; None: we ourselves may."""
+    """The user that runs the server; None if the current user may."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -66,7 +66,7 @@ def _other_user() -> pwd.struct_passwd | None:
     raise AssertionError("no user but root is here to run PostgreSQL")
 
 
-def _die_with_us() -> None:
+def die_with_parent() -> None:
     """In the child: end with the tests, even if they are killed."""
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGINT)
@@ -121,7 +121,7 @@ def running_postgres(programs: Path | None = None) -> Iterator[Postgres]:
                 [programs / "postgres", "-D", data, "-k", folder, *settings],
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_us,  # noqa: PLW1509  it calls nothing but the kernel
+                preexec_fn=die_with_parent,  # noqa: PLW1509  it calls nothing but the kernel
                 **how,
             )
         try:

@@ -1,4 +1,4 @@
-"""A network that does what a test scripts: one metaserver with one subject, and brokers that keep what they are sent."""
+"""A network scripted by a test: one metaserver with one subject, and brokers that keep what they are sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def route_over(
     """
     A route to open partitions (id → logical partitions): all of `group`, or each of a broker group of its own.
 
-    Of those that are `silent` the metaserver knows no address.
+    The metaserver knows no address of the partitions that are `silent`.
     """
     partitions = tuple(
         Partition(

@@ -30,11 +30,11 @@ def reasons() -> dict[str, str]:
     }
 
 
-def test_each_has_its_reason_in_the_architecture():
+def test_dependencies_have_their_reason_in_the_architecture():
     declared = set().union(*(names(requirements) for requirements in DECLARED.values()))
     assert set(reasons()) == declared
 
 
 @pytest.mark.parametrize("extra", DECLARED)
-def test_each_is_locked(extra):
+def test_dependencies_are_locked(extra):
     assert names(DECLARED[extra]) <= LOCKED, "run: make lock"

@@ -15,7 +15,7 @@ WORDS = re.compile(r"^\| ([^`|]+) \| .+ \| `([\w/.]+\.py)` `(\w+)` \|$", re.MULT
 
 
 def test_words_are_found():
-    """A row written another way would be missed here."""
+    """The search finds rows; a table that writes them in another way fails here."""
     rows = [line for line in TEXT.splitlines() if line.startswith("| ") and ".py` `" in line]
     assert len(WORDS.findall(TEXT)) == len(rows) > 60
 

@@ -29,7 +29,7 @@ def test_every_way_has_a_row():
 
 
 def test_every_test_of_the_table_exists():
-    """A test that was renamed or removed is missed here."""
+    """A test that was renamed or removed fails here."""
     named = [pair for _, _, _, shown in rows() for pair in TEST.findall(shown)]
     assert len(named) > WAYS
     missing = [

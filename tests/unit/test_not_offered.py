@@ -19,7 +19,7 @@ def fields(frame) -> set[str]:
     return {field.name for field in msgspec.structs.fields(frame)}
 
 
-def test_no_outbox_no_delay_no_filter():
+def test_no_delay_no_filter():
     """Neither a send nor an append says when or from where a message comes, neither a consumer nor a pull which it wants."""
     assert arguments(Producer.send) == {"subject", "value", "key", "properties", "timeout"}
     assert not {name for name in fields(Append) if "delay" in name or "at_ms" in name}

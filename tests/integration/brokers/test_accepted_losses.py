@@ -1,4 +1,4 @@
-"""A broker's disk is lost for good: an operator accepts the loss, strict subjects go on, and everybody is told."""
+"""A broker's disk is lost for good: an operator accepts the loss, strict subjects continue, and every client is told."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def registration(address: str) -> str:
         return str(json.load(answer)["details"]["registration"])
 
 
-async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
+async def test_strict_subject_continues_when_the_loss_of_a_disk_is_accepted(
     tmp_path: Path,
 ) -> None:
     """What may be on the lost disk fails with an unknown fate, what was never sent is stored and handled in order."""
@@ -147,7 +147,7 @@ async def refused_and_replaced(cluster: Cluster, meta: MetaClient, folder: Path)
 
 
 async def test_a_loss_is_not_accepted_while_the_broker_answers(cluster: Cluster) -> None:
-    """Nothing is given up of a broker that lives."""
+    """A loss is refused while the broker answers."""
     await cluster.create("s", partitions=2)
     network = HttpNetwork()
     try:
@@ -158,7 +158,7 @@ async def test_a_loss_is_not_accepted_while_the_broker_answers(cluster: Cluster)
 
 
 async def test_parents_of_a_lost_partition_are_read_first(tmp_path: Path) -> None:
-    """Its parents elsewhere are drained before its children, though it is gone itself."""
+    """Parents of a lost partition on other brokers are drained before its children."""
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=1, strategy="strict")
         (only,) = route.partitions

@@ -25,8 +25,8 @@ def disk(request, tmp_path):
     files.close()
 
 
-def test_appends_gather_and_go_on(disk):
-    """Buffers are written one after another, many of them, and a file opened again goes on at its end."""
+def test_file_is_appended_to_when_opened_again(disk):
+    """Many buffers are written one after another, and a file opened again is appended to at its end."""
     disk.make_folder("log")
     pieces = [b"%d," % number for number in range(3000)]
     file = disk.open_append("log/a")
@@ -47,8 +47,8 @@ def test_appends_gather_and_go_on(disk):
     assert disk.pread("log/a", 0, 100) == whole[:7] + b"end"
 
 
-def test_a_file_without_room_takes_none():
-    """A file that cannot be put in another's place for want of room leaves that one, and gives back what it took."""
+def test_failed_replacement_frees_its_room():
+    """A replacement that the disk has no room for leaves the old file in place and frees the room it took."""
     disk = SimDisk()
     disk.make_folder("log")
     replace_file(disk, "log/a", b"one")
@@ -60,7 +60,7 @@ def test_a_file_without_room_takes_none():
     assert disk.pread("log/a", 0, 10) == b"one"
 
 
-def test_names(disk):
+def test_folder_lists_replaces_renames_and_removes_names(disk):
     """Names are listed sorted; a file can be replaced, renamed and removed; what is missing is told."""
     disk.make_folder("log")
     disk.make_folder("log")
@@ -87,14 +87,14 @@ def test_names(disk):
 
 
 def test_a_draft_left_by_a_crash_is_not_added_to(disk):
-    """Replacing a file begins anew, whatever an earlier try left."""
+    """A replacement is written from its beginning, also when an earlier try left a draft."""
     disk.open_append("f.tmp").append([b"left over and longer"])
     replace_file(disk, "f", b"new")
     assert disk.pread("f", 0, 100) == b"new"
 
 
-def test_few_descriptors_many_readers(tmp_path, monkeypatch):
-    """However many files are read by however many threads, few stay open and each read gets its own file."""
+def test_disk_keeps_few_descriptors_open_with_many_readers(tmp_path, monkeypatch):
+    """When many threads read many files, few stay open, and each read gets the right file."""
     monkeypatch.setattr(files_module, "READ_FILES_MAX", 4)
     disk = RealFiles(tmp_path)
     for number in range(20):

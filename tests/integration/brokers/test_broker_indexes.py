@@ -65,7 +65,7 @@ async def stored(client):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("index", KINDS)
-def test_killed_again_and_again(index, tmp_path):
+def test_broker_loses_nothing_when_killed_repeatedly(index, tmp_path):
     """Everything acked before a SIGKILL is read after it, and the index agrees with the log; snapshots or not."""
     data = tmp_path / "data"
     process = BrokerProcess(data, "--index", index)
@@ -95,7 +95,7 @@ def test_killed_again_and_again(index, tmp_path):
 
 
 @pytest.mark.parametrize("index", KINDS)
-async def test_lookup_by_time(index, tmp_path):
+async def test_broker_finds_offsets_by_time(index, tmp_path):
     """The broker tells the offset around a time, and that there is none, of unknown and empty partitions too."""
     process = BrokerProcess(tmp_path / "data", "--index", index).start()
 
@@ -131,7 +131,7 @@ async def test_lookup_by_time(index, tmp_path):
         assert process.end() == 0
 
 
-def test_the_commands(tmp_path):
+def test_index_commands_rebuild_convert_and_compare(tmp_path):
     """`keylane broker index` rebuilds, converts and compares the index of a stopped broker."""
     data = tmp_path / "data"
 

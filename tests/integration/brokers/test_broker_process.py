@@ -1,4 +1,4 @@
-"""A real broker over real sockets: what it is told wrongly it refuses by type, stores nothing of, and goes on serving."""
+"""A real broker over real sockets: it refuses wrong calls by type, stores nothing of them, and keeps serving."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from support.broker_process import BrokerProcess
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory) -> Iterator[BrokerProcess]:
-    """One broker for all tests of this file: whatever they do to it, it serves the next."""
+    """One broker for all tests of this file: it serves each of them after the others."""
     process = BrokerProcess(tmp_path_factory.mktemp("broker") / "data").start()
     yield process
     assert process.end() == 0
@@ -84,7 +84,7 @@ async def partition_id(client) -> int:
     return number
 
 
-async def test_the_whole_way(client, partition_id):
+async def test_broker_serves_every_call_of_a_message(client, partition_id):
     """Host, append, acquire, pull, ack and look: over a real connection."""
     again, _ = await client.call(Append(partition_id), batch(partition_id=partition_id))
     assert (again.base_offset, again.duplicate, again.durable) == (0, True, "fsync")
@@ -191,7 +191,7 @@ BAD_CALLS = {
 
 @pytest.mark.parametrize("name", BAD_CALLS)
 async def test_bad_calls_are_typed_errors_and_change_nothing(client, partition_id, name):
-    """Each wrong call is refused by type; no byte is stored, and the same connection goes on."""
+    """Each wrong call is refused by type; no byte is stored, and the connection stays usable."""
     make, payload, error = BAD_CALLS[name]
     await client.call(Acquire(partition_id, "g", SESSION, 5, 1000))
     before = (await client.health()).details["next_position"]
@@ -204,7 +204,7 @@ async def test_bad_calls_are_typed_errors_and_change_nothing(client, partition_i
     assert good[0].base_offset == 2
 
 
-async def test_bad_control_calls(network, process, client, partition_id):
+async def test_bad_control_calls_are_typed_errors(network, process, client, partition_id):
     """Wrong group, other facts, odd ids and bodies: typed errors over HTTP."""
     with pytest.raises(WrongBrokerError):
         await client.host_partition(facts(next(_next_partition), broker_group="g2"))
@@ -222,7 +222,7 @@ async def test_bad_control_calls(network, process, client, partition_id):
             )
 
 
-async def test_health_says_what_is_so(client, process):
+async def test_health_tells_group_writes_and_registration(client, process):
     """Health tells the group, that writes are taken, and why the metaserver does not know the broker."""
     health = await client.health()
     assert health.ready
@@ -230,7 +230,7 @@ async def test_health_says_what_is_so(client, process):
     assert "127.0.0.1:1" in health.details["registration"]
 
 
-def test_a_program_that_cannot_start_says_why(process, tmp_path):
+def test_broker_that_cannot_start_tells_the_reason(process, tmp_path):
     """Port in use, folder in use, a folder of others, impossible settings: one readable error, exit status 1."""
     port = process.address.rpartition(":")[2]
     other = BrokerProcess(tmp_path / "data")
@@ -305,8 +305,8 @@ async def _poll(client: BrokerClient) -> None:
     await client.call(Pull(1, "audit", SESSION, 1, 2, 100, 20_000), wait_ms=20_000)
 
 
-async def test_the_lock_goes_after_the_last_thread(tmp_path, network):
-    """As long as a thread of a stopping broker may touch the folder, no other broker gets its lock."""
+async def test_folder_stays_locked_until_the_last_thread_ends(tmp_path, network):
+    """No other broker gets the folder's lock while a thread of a stopping broker may touch the folder."""
     settings = settings_of(data=tmp_path / "data")
     store_closed = threading.Event()
     refused = []

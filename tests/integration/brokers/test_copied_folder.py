@@ -122,7 +122,7 @@ def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
 
 
 def test_a_refused_copy_is_forgotten_when_it_ends(copied: Copied) -> None:
-    """Once the copy has ended, and its ttl, nothing is left to complain of."""
+    """When the copy has ended and its ttl is over, `verify` reports no violation."""
     second = copied.start_copy()
     copied.registration_once(second, "is a copy")
     copied.stop_copy()
@@ -133,7 +133,7 @@ def test_a_refused_copy_is_forgotten_when_it_ends(copied: Copied) -> None:
 
 
 def test_the_original_is_refused_when_its_copy_took_over(copied: Copied) -> None:
-    """A folder that moved is taken at its new place; if the old one comes back, it is the one refused."""
+    """A folder that moved is accepted at its new place; when the old folder comes back, the old one is refused."""
     original = copied.cluster.brokers[0]
     original.kill()
     second = copied.start_copy()
@@ -266,7 +266,7 @@ class Told:
 async def test_a_copy_of_a_running_folder_is_refused_when_the_original_had_come_farther(
     copied: Copied,
 ) -> None:
-    """Acked messages do not go from sight: the older copy is refused until an operator gives up what it lacks."""
+    """Acked messages stay: the older copy is refused until an operator gives up the messages that it lacks."""
     told = Told(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 50)
@@ -347,7 +347,7 @@ async def test_a_copy_is_not_accepted_while_the_original_is_alive(copied: Copied
 async def test_a_broker_is_taken_again_when_it_was_killed_often_without_a_metaserver(
     copied: Copied,
 ) -> None:
-    """However many openings no metaserver heard of, the same folder is no copy; nor is one that was moved."""
+    """A folder is no copy after openings that no metaserver heard of, nor after it was moved."""
     told = Told(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 20)

@@ -71,7 +71,7 @@ async def test_data_folder_is_closed_to_other_users_after_a_run(tmp_path: Path, 
         assert open_to_others(folder) == []
 
 
-def test_narrowing_leaves_what_a_link_leads_to(tmp_path: Path) -> None:
+def test_narrowing_leaves_the_target_of_a_link(tmp_path: Path) -> None:
     """A folder's own files are narrowed; a file outside the folder that a link leads to is left as it is."""
     folder, other = tmp_path / "data", tmp_path / "other"
     folder.mkdir(mode=0o755)

@@ -1,4 +1,4 @@
-"""A disk with static queues is lost for good: an operator accepts the loss, and every queue goes on behind it."""
+"""A disk with static queues is lost for good: an operator accepts the loss, and every queue continues behind it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def read_on(
 
 
 async def verified(meta: MetaClient) -> None:
-    """`meta verify` has nothing to say, before long."""
+    """Wait until `meta verify` reports no violation."""
     async with asyncio.timeout(60):
         while any(check.violations for check in (await meta.verify()).checks):
             await asyncio.sleep(0.2)
@@ -104,8 +104,8 @@ async def lose_the_disk(
     assert not any(receipt.reordered for receipt in stored)
 
 
-async def test_static_queues_go_on_behind_a_lost_disk(tmp_path: Path) -> None:
-    """Keys go on in order for both kinds of consumers, logic offsets grow, and everything else sees the loss and passes
+async def test_static_queues_continue_behind_a_lost_disk(tmp_path: Path) -> None:
+    """Both kinds of consumers handle keys in order, logic offsets grow, and every other reader sees the loss and passes
     it; after a rebuild from the broker that is left every partition begins where it began."""
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=2, static=True)
@@ -207,10 +207,10 @@ async def commands_tell_the_loss(cluster: Cluster, queue: int, keys: int) -> Non
 
 
 @pytest.mark.parametrize("strategy", ["strict", "best_tried"])
-async def test_a_queue_that_loses_two_disks_goes_on_above_both(
+async def test_queue_continues_above_all_offsets_when_two_disks_are_lost(
     tmp_path: Path, strategy: str
 ) -> None:
-    """Each loss begins it anew, above all that it had before, whatever the subject's strategy."""
+    """After each loss the queue begins again above all its earlier offsets, under either order strategy."""
     with alert_cluster(tmp_path, brokers=3) as cluster:
         await cluster.create("s", partitions=1, strategy=strategy, static=True)
         async with (

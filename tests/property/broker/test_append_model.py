@@ -1,5 +1,5 @@
 """
-Appends against a model: whatever is sent, repeated, reordered or restarted, by producers that share an id too: each
+Appends against a model, with repeats, reordering, restarts and producers that share an id: each
 message is stored once, in order, and nothing is told to be stored that is not.
 """
 
@@ -184,7 +184,7 @@ class AppendsWithRocksDB(AppendsAgainstAModel):
 
     @rule(seed=st.just(0))
     def crash(self, seed: int) -> None:
-        """See the base; whatever RocksDB has not yet written is not in the copy."""
+        """See the base; the copy lacks what RocksDB has not written yet."""
         left = self.desk.store
         before, after = self.root / str(self.lives), self.root / str(self.lives + 1)
         shutil.copytree(before, after)

@@ -1,4 +1,4 @@
-"""The oldest segments go, and nothing but their messages with them: from the log alone everything else comes back."""
+"""Removing the oldest segments removes their messages only: everything else is restored from the log alone."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def images(store) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("snapshot", ["kept", "deleted", "older"])
-async def test_partitions_survive_when_their_segments_are_dropped(snapshot):
-    """However many segments went, fences, cursors, sequences, seals and offsets are what they were."""
+async def test_partitions_keep_their_state_when_their_segments_are_removed(snapshot):
+    """The removal of segments changes no fence, cursor, sequence, seal or offset."""
     disk, clock = SimDisk(), ManualClock()
     desk = await filled(disk, clock)
     older = {name: bytes(disk.contents[f"snapshot/{name}"].data) for name in disk.list("snapshot")}
@@ -75,10 +75,10 @@ async def test_partitions_survive_when_their_segments_are_dropped(snapshot):
 async def test_large_partitions_are_written_in_parts(monkeypatch):
     """A partition too large for one record is written as several."""
     monkeypatch.setattr("keylane.broker.store.carry_over.STATE_BYTES_MAX", 100)
-    await test_partitions_survive_when_their_segments_are_dropped("deleted")
+    await test_partitions_keep_their_state_when_their_segments_are_removed("deleted")
 
 
-def test_a_crash_while_a_segment_goes():
+def test_crash_while_a_segment_is_removed_changes_no_state():
     """At every operation of the removal a crash leaves the same state, and the removal can be done again."""
 
     def attempt(crash_at: int | None) -> tuple[SimDisk, int, dict[int, bytes]]:
@@ -109,8 +109,8 @@ def test_a_crash_while_a_segment_goes():
         assert not reopened.state.problems
 
 
-async def test_a_full_disk_and_what_only_the_first_segment_says():
-    """What cannot be written again is not removed; with the reserve given up it is written, and the segment goes."""
+async def test_segment_stays_while_a_full_disk_takes_no_copy_of_its_facts():
+    """A segment whose facts cannot be written again stays; once the reserve is given up they are written and it goes."""
     disk, clock = SimDisk(), ManualClock()
     desk = await filled(disk, clock)
     bases = segment_bases(disk)

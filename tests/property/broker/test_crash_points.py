@@ -75,7 +75,7 @@ async def workload(desk: Desk, known: Known) -> None:
 
 
 def run_until_crash(disk: SimDisk, known: Known) -> bool:
-    """True if the workload came to its end."""
+    """Return True if the workload ended without a crash."""
 
     async def go() -> None:
         clock = ManualClock()
@@ -143,7 +143,7 @@ def test_a_crash_at_every_operation():
 
 
 def test_a_crash_during_recovery():
-    """Coming up may crash as well, any number of times, and the end is the same."""
+    """Recovery may crash as well, any number of times; the final state is the same."""
     whole = SimDisk()
     run_until_crash(whole, Known())
     for crash_at in range(10, whole.steps + 1, 7):

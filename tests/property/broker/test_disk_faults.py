@@ -172,8 +172,8 @@ async def read_values(desk: Desk) -> list[bytes]:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_lives_of_a_broker(part):
-    """Whatever ends each life, nothing acked is lost or stored twice, no fence and no cursor falls."""
+def test_acked_messages_are_kept_through_lives_with_faults(part):
+    """Whichever fault ends each life, nothing acked is lost or stored twice, and no fence and no cursor falls."""
     faults = set()
     for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
         world = World(seed)
@@ -184,7 +184,7 @@ def test_lives_of_a_broker(part):
 
 
 def test_appends_beyond_the_line_are_refused_and_stored_when_sent_again():
-    """An overloaded broker lets appends wait their turn; beyond the line it refuses, and nothing is lost."""
+    """An overloaded broker queues appends; it refuses those that the queue has no room for, and nothing is lost."""
     world = World(1)
     count = WAITING_MAX + 10
 

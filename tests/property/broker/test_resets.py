@@ -41,7 +41,7 @@ async def workload(desk: Desk, said: list[tuple[int, int]]) -> None:
 
 
 def run(disk: SimDisk, said: list[tuple[int, int]]) -> bool:
-    """True if it came to its end."""
+    """Return True if the workload ended without a crash."""
 
     async def go() -> None:
         clock = ManualClock()
@@ -70,7 +70,7 @@ def operations() -> int:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_crash_at_every_operation(seed: int):
-    """An answered reset is there; one that was not is there or not; a fresh token sets the cursor whatever was."""
+    """An answered reset is kept; one without an answer may be kept or not; a fresh token sets the cursor in either case."""
     for crash_at in range(1, operations() + 1):
         disk = SimDisk()
         disk.crash_at = crash_at

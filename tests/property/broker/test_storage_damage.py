@@ -40,7 +40,7 @@ async def whole_store(count: int = 1) -> Whole:
 
 @pytest.fixture(autouse=True)
 def quiet(caplog) -> None:
-    """What thousands of damaged stores have to say is not kept."""
+    """The log lines of thousands of damaged stores are not kept."""
     caplog.set_level(logging.CRITICAL, logger="keylane.broker")
 
 
@@ -158,7 +158,7 @@ def edges(whole: Whole) -> set[int]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("trail", [True, False])
-async def test_truncated_at_every_byte_of_the_last_records(trail, every):
+async def test_store_serves_all_before_the_cut_when_its_log_is_truncated(trail, every):
     """Cut anywhere in the last 64 records, all before is served; the rest is missed loudly if a trail proves it."""
     whole = await whole_store()
     first = whole.records[-LAST].position
@@ -181,7 +181,7 @@ async def test_truncated_at_every_byte_of_the_last_records(trail, every):
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("part", ["before the snapshots", "after them"])
-async def test_every_flipped_bit_of_one_record(part, every):
+async def test_store_misses_one_batch_when_a_bit_of_it_is_flipped(part, every):
     """Every bit of a batch, each in a store of its own: only that batch is missed."""
     whole = await whole_store()
     start = 0 if part == "before the snapshots" else whole.reached[-1]
@@ -200,7 +200,7 @@ async def test_every_flipped_bit_of_one_record(part, every):
 
 
 @pytest.mark.parametrize("kind", ["zeros", "twice", "swapped", "noise"])
-async def test_blocks_of_the_log(kind):
+async def test_store_serves_all_other_blocks_when_blocks_of_the_log_are_damaged(kind):
     """Zeroed, doubled, swapped and overwritten blocks: what is in no such block is served, trail or not."""
     whole = await whole_store(count=4)
     rng = random.Random(kind)
@@ -212,7 +212,7 @@ async def test_blocks_of_the_log(kind):
 
 @pytest.mark.parametrize("snapshot", ["whole", "stale", "deleted"])
 @pytest.mark.parametrize("index", ["whole", "stale", "deleted"])
-async def test_stale_and_deleted_parts(index, snapshot):
+async def test_store_loses_nothing_more_with_stale_or_deleted_parts(index, snapshot):
     """An older or no snapshot, with an older or no index, with damage to the log or none: nothing more is lost by it."""
     whole = await whole_store(count=4)
     rng = random.Random(index + snapshot)
@@ -228,7 +228,7 @@ async def test_stale_and_deleted_parts(index, snapshot):
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_damage_of_any_kind_anywhere(seed):
+async def test_store_serves_what_is_whole_after_any_damage(seed):
     """Up to three damages to any files of a store, the snapshots, trails and index among them."""
     whole = await whole_store(count=4)
     rng = random.Random(seed)
@@ -239,7 +239,7 @@ async def test_damage_of_any_kind_anywhere(seed):
         await check_twice(Owed(whole, files))
 
 
-async def test_with_rocksdb_on_a_real_folder(tmp_path):
+async def test_real_folder_with_rocksdb_serves_what_is_whole_after_damage(tmp_path):
     """The same with the other index and real files: the log truncated, flipped, its blocks zeroed and swapped."""
     root = tmp_path / "whole"
     real = RealFiles(root)

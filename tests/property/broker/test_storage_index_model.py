@@ -22,7 +22,7 @@ partitions = st.integers(1, PARTITIONS)
 
 
 class IndexAgainstAList(RuleBasedStateMachine):
-    """What any index is held to; it is opened as often as asked, on what the last one left."""
+    """The model of an index; the index can be reopened any number of times on the files of the one before."""
 
     def __init__(self, open_queues: Callable[[], ConsumeQueues]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class IndexAgainstAList(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def restart(self, data) -> None:
-        """What was written is there again; a truncation forgets exactly what lies behind it."""
+        """What was written is read again; a truncation forgets exactly what lies behind its position."""
         self.queues.close()
         self.queues = self.open()
         starts = {unit.position for units in self.model.units.values() for unit in units}

@@ -48,7 +48,7 @@ def copy_of(disk: SimDisk, path: str, data: bytes) -> SimDisk:
 
 
 def untold(disk: SimDisk) -> SimDisk:
-    """Another disk without the trail: as after a commit that never came to its sync."""
+    """Another disk without the trail, as after a commit whose sync never ran."""
     copied = copy.deepcopy(disk)
     for base in trail_bases(copied):
         copied.remove(trail_path(base))
@@ -134,7 +134,7 @@ def test_durable_records_are_never_cut_off_the_end():
 
 
 def test_every_flipped_bit_of_the_last_record_cuts_it():
-    """The last record with any bit damaged, not known to be durable, is cut; the ones before are all there."""
+    """A last record with any bit damaged, not known to be durable, is cut; the records before it are kept."""
     disk, sent = written(2)
     data = bytes(disk.contents[PATH].data)
     for bit in range(8 * len(sent[-1])):
@@ -184,7 +184,7 @@ def test_blocks_that_are_not_where_they_belong_are_found(what):
 
 
 def test_a_hole_in_a_commit_that_never_finished_is_cut():
-    """Of one unfinished commit any record may be missing; the whole ones behind it were never acked, and are kept aside."""
+    """An unfinished commit may lack any record; its whole records behind the hole were never acked, and are kept aside."""
     disk, sent = written(1)
     before = bytes(disk.contents[PATH].data)
     other, more = written(5, together=True)
@@ -202,7 +202,7 @@ def test_a_hole_in_a_commit_that_never_finished_is_cut():
 
 
 def test_a_damaged_or_missing_older_segment_is_never_cut():
-    """Whatever is wrong in a segment that is not the last, or between two: the reading stops there, and no byte changes."""
+    """At damage in a segment that is not the last, or between two segments, reading stops, and no byte changes."""
     disk, sent = written(60, segment_bytes=4096)
     bases = segment_bases(disk)
     assert len(bases) > 2
@@ -292,7 +292,7 @@ def test_a_log_of_a_newer_broker_is_refused(at, value):
 
 
 def test_a_gap_after_a_lost_end_stays_a_gap():
-    """After a lost end the log goes on in a new segment behind it; later starts tell the same loss, and no other."""
+    """After a lost end the log continues in a new segment behind it; later starts tell the same loss, and no other."""
     disk, sent = written(6)
     data = bytes(disk.contents[PATH].data)
     broken = copy_of(disk, PATH, data[: -len(sent[-1]) - 10])
@@ -318,8 +318,8 @@ def test_a_gap_after_a_lost_end_stays_a_gap():
     assert position == len(data) - len(sent[-1]) - len(sent[-2])
 
 
-def test_a_log_that_is_gone_is_missed():
-    """Every segment deleted: what was there is missed loudly, and the log goes on behind it."""
+def test_deleted_log_is_told_as_lost():
+    """When every segment is deleted, the loss is told and the log continues behind it."""
     disk, sent = written(30, segment_bytes=4096)
 
     async def stop() -> None:

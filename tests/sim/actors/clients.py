@@ -1,4 +1,4 @@
-"""Simulated producers: the real ones, with a workload, and a record of what they saw."""
+"""Simulated producers: the product's own, with a workload and a record of their results."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ProducerHost(Host):
         """True until `count` messages are sent."""
         self._producer: Producer | None = None
         self._closing = False
-        """It gives up what it has not sent."""
+        """Closing gives up the messages that were not sent."""
         self._flushing = False
         self._openings = 0
         self._number = 0
@@ -129,7 +129,7 @@ class ProducerHost(Host):
         return calls_of_producer(self._producer, SUBJECT, key, self._last, self._abroad)
 
     def close(self) -> None:
-        """Have it closed at once; unsent messages are given up."""
+        """Close the producer at once; unsent messages are given up."""
         if self.running and not self._closing and self._producer is not None:
             work = self._close(self._producer)
             self._closing = True
@@ -180,7 +180,7 @@ class ProducerHost(Host):
         self._producer = producer
 
     async def _reopen(self, producer: Producer) -> None:
-        """The same object, closed and opened again; what a clean close does not tell as lost is stored."""
+        """Close and open the same object; each message that a clean close does not tell as lost is stored."""
         flush = self._rng.random() < 0.7
         self._producer, self._closing = None, True
         before = list(self._untold)
@@ -226,7 +226,7 @@ class ProducerHost(Host):
                 await self._follow_habits(producer)
 
     async def _send_more(self, producer: Producer, count: int) -> None:
-        """A second task that sends, to the same keys."""
+        """Send from a second task, with the same keys."""
         while self._number < count:
             if self._producer is not None and not self._closing:
                 await self._send(producer, 1)
@@ -289,7 +289,7 @@ class ProducerHost(Host):
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────────
     def burst(self) -> None:
-        """Send some more, now."""
+        """Send some more messages now."""
         if self.running and not self._closing and self._producer is not None:
             self._spawn_here(self._burst(self._producer))
 
@@ -403,7 +403,7 @@ class ProducerHost(Host):
             self._long_wait = min(self._long_wait, self._sent_at[value])
 
     def _check_patience(self, value: bytes) -> None:
-        """Nothing leaves its partition before some message, not newer, has waited for it long enough."""
+        """A message leaves its partition only when a message that is not newer has waited for that partition long enough."""
         sent_at, now = self._sent_at[value], self.loop.now
         waits = any(
             self._sent_at[other] <= min(sent_at, now - self._leave_after_s)

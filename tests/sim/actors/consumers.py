@@ -1,4 +1,4 @@
-"""Simulated consumers: the real ones, with handlers that are slow, fail and are wrapped, and a record of what they saw."""
+"""Simulated consumers: the product's own, with slow, failing and wrapped handlers, and a record of what they handle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.observation import Telling, dropped, ended, started
 
 
 class ConsumerHost(Host):
-    """Handles what it is given, slowly at times, failing at times; joins, leaves, crashes as it is told."""
+    """Handles messages, at times slowly, at times with a failure; joins, leaves and crashes on request."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ConsumerHost(Host):
         return {} if self.consumer is None else calls_of_consumer(self.consumer, self._in_hand)
 
     def leave(self) -> None:
-        """Close in good manners."""
+        """Close cleanly."""
         if self.running and not self.leaving and self.consumer is not None:
             self.leaving = True
             self.process.context.copy().run(self._close)
@@ -103,12 +103,12 @@ class ConsumerHost(Host):
         self.spawn(self._leave(), self.process.context.copy())
 
     def suspend(self, seconds: float) -> None:
-        """Take no part for a while."""
+        """Suspend the consumer for a while."""
         if self.running and not self.leaving and self.consumer is not None:
             self._spawn_here(self._suspend(self.consumer, seconds))
 
     def reopen(self, pause_s: float) -> None:
-        """Close in good manners, and open the same object again."""
+        """Close cleanly, and open the same object again."""
         if self.running and not self.leaving and self.consumer is not None:
             self.leaving = True
             self._spawn_here(self._reopen(self.consumer, pause_s))
@@ -199,7 +199,7 @@ class ConsumerHost(Host):
         )
 
     async def _live(self, consumer: Consumer) -> None:
-        """From its opening to its end."""
+        """Run the consumer from its opening to its end."""
         while True:
             if "cancel" in self._habits and self._rng.random() < 0.4:
                 if await cancelled(consumer.__aenter__, self._rng):
@@ -231,7 +231,7 @@ class ConsumerHost(Host):
             self.end(machine_down=False)
 
     def stop(self) -> None:
-        """A signal tells it to stop."""
+        """Send the process a signal to stop."""
         if self.running and not self.leaving and self.consumer is not None:
             self.leaving = self._stopped = True
             self.consumer = None
@@ -298,7 +298,7 @@ class ConsumerHost(Host):
             self._check_poison(message)
             self._stumble()
         except asyncio.CancelledError:
-            if "stubborn" not in self._habits or not await self._goes_on():
+            if "stubborn" not in self._habits or not await self._outlasts_cancellation():
                 self._dropped(message)
                 raise
         except BaseException:
@@ -308,8 +308,8 @@ class ConsumerHost(Host):
             self.inside -= 1
         self._ended(message)
 
-    async def _goes_on(self) -> bool:
-        """A handler has reasons to be cancelled later; True if it even comes to its end."""
+    async def _outlasts_cancellation(self) -> bool:
+        """Ignore cancellations for a while; return whether the handler then ends as if it had not been cancelled."""
         until_s = self.loop.now + self._rng.random() * self._rng.choice((0.1, 1.0, 3.0))
         while self.loop.now < until_s:
             with contextlib.suppress(asyncio.CancelledError):
@@ -317,7 +317,7 @@ class ConsumerHost(Host):
         return self._rng.random() < 0.5
 
     def is_idle_beside_work(self) -> bool:
-        """Messages have come that no worker has looked at, and not every worker is in a handler."""
+        """Whether fetched messages wait although some worker is in no handler."""
         consumer = self.consumer
         if consumer is None or not self.running or self.process.paused:
             return False

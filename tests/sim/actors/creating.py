@@ -30,17 +30,17 @@ def is_creating(seed: int) -> bool:
 
 
 class Creator:
-    """Creates the subject, asking until it is open."""
+    """Creates the subject, and asks again until it is open."""
 
     def __init__(self, world: World, meta: MetaClient) -> None:
         self._world = world
         self._meta = meta
         self._rng = random.Random(f"creations {world.seed}")
         self.idle = True
-        """Nothing of what it began is under way."""
+        """No action that it began is under way."""
 
     async def work(self) -> None:
-        """The death and the creation, in an order that is drawn."""
+        """Kill the broker and create the subject, in a random order."""
         world, rng = self._world, self._rng
         await asyncio.sleep(world.swarm.fault_s * 0.7 * rng.random())
         self.idle = False

@@ -70,7 +70,7 @@ class Visitor:
 def calls_of_producer(
     producer: Producer, subject: str, key: bytes, future: SendFuture | None, rng: random.Random
 ) -> Calls:
-    """What another thread may call of a producer."""
+    """The calls that another thread may make on a producer."""
     if not producer._home.here:
         return {}
 
@@ -108,7 +108,7 @@ async def _unknown(future: SendFuture) -> None:
 
 
 def calls_of_consumer(consumer: Consumer, in_hand: Message | None) -> Calls:
-    """What another thread may call of a consumer."""
+    """The calls that another thread may make on a consumer."""
     if not consumer._home.here:
         return {}
     calls: Calls = {

@@ -32,7 +32,7 @@ def _logged(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One that does not even say what it wraps."""
+    """A decorator that does not set `__wrapped__`."""
 
     def call(*args: Any) -> Any:
         return function(*args)
@@ -91,5 +91,5 @@ ODD: tuple[Callable[[], BaseException], ...] = (
 
 
 def failure(rng: random.Random) -> BaseException:
-    """What a handler may raise, and seldom does."""
+    """An exception that a handler rarely raises."""
     return rng.choice(ODD)()

@@ -97,7 +97,7 @@ class Host:
             self.loop.faults.append(error)
 
     def end(self, *, machine_down: bool) -> None:
-        """The process ends at once, in the middle of its work."""
+        """End the process at once, in the middle of its work."""
         process = self.process
         process.kill()
         self.machine.up = not machine_down
@@ -188,7 +188,7 @@ class MetaHost(Host):
         return (expirer.run_once,)
 
     def _stepped(self, step: str) -> None:
-        """An operation has finished a step; some of them are the last thing this process does."""
+        """Note that an operation has finished a step; after some steps the process dies."""
         if step == self.crash_at_step:
             self.crash_at_step = ""
             self.end(machine_down=False)
@@ -241,7 +241,7 @@ class BrokerHost(Host):
         self._disk_s = disk_s
         self.removed = Removed()
         self.copied = False
-        """Its disk is an older copy at the moment: what it stores does not count."""
+        """The disk is an older copy at the moment: messages stored on it do not count."""
         self.gone = False
         """Only an operator starts it again."""
         self.lost_disk: SimDisk | None = None
@@ -258,7 +258,7 @@ class BrokerHost(Host):
 
     @property
     def heard(self) -> bool:
-        """Whether its metaservers know where it is: since it began one has answered, and the last call too."""
+        """Whether the broker is registered: a metaserver has answered since its start, and the last call succeeded."""
         return self._registration is not None and not self._registration.problem
 
     def start(self) -> None:
@@ -330,7 +330,7 @@ class BrokerHost(Host):
             self.spawn(self._clean(store), self.process.context.copy())
 
     async def _clean(self, store: Store) -> None:
-        """Retention, more often than brokers look in production."""
+        """Run retention, more often than brokers do in production."""
         cleaning = self._cleaning = Cleaning(
             store,
             self.disk,
@@ -357,7 +357,7 @@ class BrokerHost(Host):
                 await cleaning.check()
 
     def _watched(self, route: ControlRoute) -> ControlRoute:
-        """The same call; a reset's is noted, when it is asked and when it is done."""
+        """Wrap a route: the calls of a reset are noted when they begin and when they end."""
         if route.endpoint is not endpoints.SET_CURSOR:
             return route
 
@@ -372,7 +372,7 @@ class BrokerHost(Host):
         return replace(route, handler=watched)
 
     def _open_store(self) -> Store:
-        """What the disk has."""
+        """Open the store on the disk."""
         store = Store.open(
             self.disk,
             self._broker_settings(),
@@ -394,7 +394,7 @@ class BrokerHost(Host):
         return settings_of(group=self.group, meta=tuple(self._meta), **self._settings)
 
     async def close_store(self) -> None:
-        """As a broker ends that is told to: with a snapshot of everything."""
+        """Close the store as a broker that is stopped: with a snapshot of everything."""
         if self.store is not None:
             await self.store.close()
 
@@ -412,13 +412,13 @@ class BrokerHost(Host):
         return store
 
     def replace_disk(self) -> None:
-        """The disk is lost; an empty one is there when the broker begins again."""
+        """Lose the disk; the broker's next start finds an empty one."""
         self.lost_disk = self.disk
         self.disk = SimDisk(TORN_BYTES)
         self.store = None
 
     def look_at_lost_disk(self) -> Store | None:
-        """What a lost disk had, for the judges: nothing else reads it; None if none was lost."""
+        """The store of the lost disk, for the judges only; None if no disk was lost."""
         if self.lost_disk is None:
             return None
         self.disk, self.copied = self.lost_disk, True
@@ -426,7 +426,7 @@ class BrokerHost(Host):
         return self._open_store()
 
     async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """As a thread would: some time before, the work at one moment, some time after."""
+        """Run `function` as a thread does: wait, work at one instant, wait."""
         rng = self.rng
         await asyncio.sleep(self._disk_s * rng.random())
         while self.loop.now < self.stalled_until:
@@ -459,7 +459,7 @@ class BrokerHost(Host):
         self.disk.tear_next = False
 
     def lose_power(self) -> None:
-        """The machine stops: what was not synced may be gone."""
+        """Stop the machine: writes that were not synced may be lost."""
         self.stalled_until = 0.0
         self.end(machine_down=True)
         self.disk = self.disk.after_crash(self.rng)

@@ -49,10 +49,10 @@ class Loser:
         self._meta = meta
         self._rng = random.Random(f"losses {world.seed}")
         self.idle = True
-        """Nothing of what it began is under way."""
+        """No action that it began is under way."""
 
     async def work(self) -> None:
-        """The loss, the word of the operator, the new broker."""
+        """Lose the disk, accept the loss, start the new broker."""
         world, rng = self._world, self._rng
         await asyncio.sleep(world.swarm.fault_s * (0.2 + 0.6 * rng.random()))
         broker = rng.choice(world.brokers)
@@ -80,7 +80,7 @@ class Loser:
         broker.replace_disk()
 
     async def _accept(self, broker: BrokerHost) -> None:
-        """Again and again, until nothing of the broker group is left to give up."""
+        """Accept losses again until nothing of the broker group is left to give up."""
         ask = Reshape(kind=OperationKind.EVACUATE, broker_group=broker.group, accept_loss=True)
         while True:
             await asyncio.sleep(0.2 + 0.8 * self._rng.random())
@@ -106,7 +106,7 @@ class Loser:
 
     # ── what the database says ────────────────────────────────────────────────────────────────────────
     def check_lost(self, disks: Iterable[Store]) -> None:
-        """The database calls those partitions lost only that were on a lost disk."""
+        """Check that the database marks only partitions of the lost disk as lost."""
         hosted = {int(partition_id) for disk in disks for partition_id in disk.state.partitions}
         self._world.loop.faults += [
             f"partition {partition_id} counts as lost, and was on no lost disk"
@@ -115,7 +115,7 @@ class Loser:
 
     # ── what producers are told ───────────────────────────────────────────────────────────────────────
     def check_told(self, error: AcceptedAsLostError, sender: Process, sent_at_s: float) -> None:
-        """A producer was told that a message may have been on the lost disk: if so, it was sent there."""
+        """Check that a message told as possibly lost was sent to the lost disk."""
         partition_id = error.partition_id or 0
         if partition_id not in self._world.shelf.lost:
             self._world.loop.faults.append(

@@ -67,7 +67,7 @@ async def uncordon_all_but(
 
 
 class Operator:
-    """Acts upon a world, now and then, until it is healed."""
+    """Acts upon a world from time to time, until it is healed."""
 
     def __init__(self, world: World, meta: MetaClient) -> None:
         self._world = world
@@ -76,7 +76,7 @@ class Operator:
         self._actions = sorted(name for name in ACTIONS if rng.random() < 0.6) or list(ACTIONS)
         self._gap_s = rng.choice((1.0, 3.0))
         self.idle = True
-        """Nothing of what it began is under way."""
+        """No action that it began is under way."""
 
     async def work(self) -> None:
         """One action after the other."""
@@ -96,7 +96,7 @@ class Operator:
 
     # ── a broker group given up ───────────────────────────────────────────────────────────────────────
     async def _abandon(self) -> None:
-        """A broker is dead, or only cut off from the metaservers: its group is evacuated without its help."""
+        """Evacuate a broker group without its broker, which is dead or only cut off from the metaservers."""
         world, rng = self._world, self._rng
         broker = rng.choice(world.brokers)
         back = self._take_away(broker)
@@ -108,7 +108,7 @@ class Operator:
                 answer = await self._meta.reshape(ask)
             except (
                 KeylaneError
-            ) as error:  # it still answers; or what it was asked for before runs yet
+            ) as error:  # the broker still answers, or an earlier operation still runs
                 world.trace(f"not given up: {error!r}")
                 await asyncio.sleep(0.4)
             else:
@@ -120,7 +120,7 @@ class Operator:
         await uncordon(broker, self._meta)
 
     def _take_away(self, broker: BrokerHost) -> Callable[[], None]:
-        """How it comes back."""
+        """Kill the broker or cut it off; returns the function that brings it back."""
         world, rng = self._world, self._rng
         if rng.random() < 0.5:
             if broker.running:
@@ -201,7 +201,7 @@ class Operator:
         return ResetGroup(to=to, partition_id=facts.partition_id, offset=offset)
 
     def _check_told(self, group: str, answer: GroupReset) -> None:
-        """What an operator is told was set, a broker has said to have set."""
+        """Check that a broker has set each cursor that the operator was told of."""
         history = self._world.history
         done = {
             (event.partition_id, event.token)

@@ -1,4 +1,4 @@
-"""Keys whose handlers fail for ever: messages of other keys are handled, even when half of the keys fail."""
+"""Keys whose handlers always fail: messages of other keys are handled, even when half of the keys fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Owed = dict[tuple[str, int], dict[int, bytes]]
 
 
 def owed(service: Service, stores: Iterable[Store], poison: set[bytes]) -> Owed:
-    """What may be handled now: of partitions that their groups may read, the messages of keys that do not fail."""
+    """The messages that can be handled now: in partitions that their groups may read, of keys that do not fail."""
     debts: Owed = {}
     for store in stores:
         for partition_id, partition in store.state.partitions.items():
@@ -34,7 +34,7 @@ def owed(service: Service, stores: Iterable[Store], poison: set[bytes]) -> Owed:
 
 
 def unhandled(debts: Owed, history: Sequence[Event]) -> list[str]:
-    """What is still owed after the time in which it had to be handled."""
+    """The messages that were not handled in the time allowed."""
     ended: dict[tuple[str, int], set[int]] = {who: set() for who in debts}
     for event in history:
         if type(event) is Ended and (event.group, event.partition_id) in ended:

@@ -67,7 +67,7 @@ class DeadGroupHost(ConsumerHost):
         self.end(machine_down=False)
 
     async def _granted(self, meta: MetaClient, session: str, version: int) -> bool:
-        """Join, or go on, until the metaserver grants something."""
+        """Join and send a heartbeat; return whether the metaserver grants a partition."""
         ask: Any = Join(
             subject=SUBJECT, group=self.group, session=session, ttl_ms=self._settings.ttl_ms
         )
@@ -80,7 +80,7 @@ class DeadGroupHost(ConsumerHost):
 
 
 async def verify_on_the_way(world: World, meta: MetaClient) -> None:
-    """Look at the cluster with its own eyes every now and then, while faults strike."""
+    """Run `verify` from time to time while faults strike."""
     while not world.faults.healed:
         await asyncio.sleep(LOOK_S)
         try:

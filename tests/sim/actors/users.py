@@ -1,4 +1,4 @@
-"""What users do beside sending and handling: which of it a seed's users do, and how often.
+"""What users do beside sending and handling: the habits of a seed's users, and how often they show.
 
 They draw from rng of their own.  An object that is opened, closed, cancelled, copied or shared has to keep what it
 promises, or to refuse with a typed error.
@@ -11,7 +11,7 @@ promises, or to refuse with a typed error.
     cancel     who waits is cancelled, and waits again: futures, flush, room, opening, closing, `wait`
     wrap       handlers are lambdas, decorated, partials, objects, functions that return tasks
     odd        handlers raise what handlers seldom raise
-    stubborn   handlers go on for a while after they are cancelled
+    stubborn   handlers run on for a while after they are cancelled
     redeploy   all consumers of a group are stopped and started, one after the other
     poison     handlers of some keys fail until long after everything else is healed
     run        consumers run until they are told to stop by a signal
@@ -46,7 +46,7 @@ SHARES = (0.0, 0.2, 0.3, 0.5)
 
 
 def draw_habits(seed: int) -> frozenset[str]:
-    """What the users of a seed do; nothing of it in a quarter of all seeds."""
+    """The habits of a seed's users; none in a quarter of all seeds."""
     rng = random.Random(f"users {seed}")
     share = rng.choice(SHARES)
     return frozenset(name for name in HABITS if rng.random() < share)
@@ -120,7 +120,7 @@ async def cancelled(
 
 
 class Users:
-    """Those who look after consumers: they stop and start them, and open them again, until the world is healed."""
+    """Users of consumers: they stop, start and reopen them until the world is healed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -131,7 +131,7 @@ class Users:
             self.deeds = ["redeploy"]
 
     async def work(self) -> None:
-        """One deed after the other."""
+        """Act, one action after the other."""
         while True:
             await asyncio.sleep(6 * self._rng.random())
             if self._world.faults.healed:
@@ -142,7 +142,7 @@ class Users:
             await (self._redeploy() if name == "redeploy" else self._reopen())
 
     async def _redeploy(self) -> None:
-        """A new version: each consumer of a group is stopped, and started as soon as it has ended."""
+        """Deploy a new version: each consumer of a group is stopped, and started when it has ended."""
         group = f"group{self._rng.randrange(self._world.swarm.groups)}"
         for host in [consumer for consumer in self._world.consumers if consumer.group == group]:
             if not host.running or host.leaving or self._world.faults.healed:

@@ -1,4 +1,4 @@
-"""How often processes ask others: a loop without a pause between its calls is found, though each takes time."""
+"""How often processes call each other: a loop without a pause is found, although each of its calls takes time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FRAMES_MAX = 1_000
 
 
 class CallRates:
-    """Counts calls in windows of true time; tells once of each process and kind of call that has too many."""
+    """Counts calls in windows of true time; reports each process and kind of call with too many once."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell

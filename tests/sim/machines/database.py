@@ -39,7 +39,7 @@ class _ClockOfNow:
         return 0 if self.machine is None else self.read(self.machine)
 
     def read(self, machine: Machine) -> int:
-        """By this clock of the machine; asked anew each time, the connection keeps `boot_ms` itself."""
+        """Return the machine's boot clock; looked up at each call, as the connection keeps the bound `boot_ms`."""
         return machine.boot_ms()
 
 
@@ -57,7 +57,7 @@ def _connected() -> tuple[QuickConnection, sqlite3.Connection, _ClockOfNow, byte
 
 
 def forget_database() -> None:
-    """After a run that was broken off in the middle: a transaction may be open for ever."""
+    """Drop the connection after a run that was broken off: a transaction may still be open."""
     _connected.cache_clear()
 
 

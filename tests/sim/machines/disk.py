@@ -27,7 +27,7 @@ class Crashed(SystemExit):
 
 
 class _Content:
-    """One file: what programs see, what is on the platter, and the writes between the two."""
+    """One file: the bytes that programs see, those on the platter, and the writes between the two."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)

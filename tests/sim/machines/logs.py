@@ -10,7 +10,7 @@ from keylane.protocol.batch import batch_starts, columns
 
 
 def read_log(store: Store, partition_id: int, start: int, end: int) -> Iterator[Batched | Stored]:
-    """What is stored in `[start, end)`, each batch before its messages."""
+    """The batches and messages in `[start, end)`, each batch before its messages."""
     offset = start
     while offset < end:
         data, upto = store._reader.read(partition_id, offset, end, 1 << 20)
@@ -28,18 +28,18 @@ def read_log(store: Store, partition_id: int, start: int, end: int) -> Iterator[
 
 
 class Removed:
-    """What retention has taken out of a broker's logs, or was about to when the broker died."""
+    """The messages that retention has removed from a broker's logs, or was removing when the broker died."""
 
     def __init__(self) -> None:
         self._events: dict[int, dict[tuple[int, bool], Batched | Stored]] = {}
 
     def note(self, store: Store, partition_id: int, start: int, end: int) -> None:
-        """Messages that go now."""
+        """Note the messages that are removed now."""
         kept = self._events.setdefault(partition_id, {})
         for event in read_log(store, partition_id, start, end):
             kept[event.offset, type(event) is Stored] = event
 
     def before(self, partition_id: int, first_offset: int) -> list[Batched | Stored]:
-        """What was before the first offset, in the order of the log."""
+        """The removed messages before the first offset, in the order of the log."""
         kept = self._events.get(partition_id, {})
         return [kept[place] for place in sorted(kept) if place[0] < first_offset]

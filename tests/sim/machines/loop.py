@@ -26,7 +26,7 @@ FAULTS_OF_CODE = (TypeError, AttributeError, NameError, ImportError, AssertionEr
 
 
 class StuckError(Exception):
-    """Nothing can ever run again, or time does not pass any more."""
+    """No process can ever run again, or time does not pass any more."""
 
 
 class Process:
@@ -126,7 +126,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """In place: there are no threads here."""
+        """Run it in place: the simulation has no threads."""
         future = self.create_future()
         future.set_result(func(*args))
         return future
@@ -138,7 +138,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._queue(process, events.Handle(callback, args, self, process.context))
 
     def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Have the world run `callback` after so much true time."""
+        """Have the world run `callback` after `seconds` of true time."""
         handle = events.Handle(callback, args, self, self.world.context)
         self._at(self.now + seconds, handle, self.world)
 
@@ -211,7 +211,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._queue(process, handle)
 
     def dispose(self) -> None:
-        """End every task where it stands, without letting it go on."""
+        """End every task where it stands, without running it further."""
         with warnings.catch_warnings():
             # What is begun by something that ends here never runs.
             warnings.simplefilter("ignore", RuntimeWarning)

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Weather:
-    """How the network is now; chances are per message."""
+    """The current delays and chances of faults of the network; chances are per message."""
 
     delay_s: float = 0.001
     late_chance: float = 0.0
@@ -132,7 +132,7 @@ class Internet:
         return (source, target) in self.cut
 
     def carry(self, source: str, target: str, arrive: Callable[[], None]) -> None:
-        """Bring something across once; what meets a cut waits for its end, or is gone."""
+        """Carry a message across once; at a cut it waits for the end of the cut, or is lost."""
         self.messages += 1
 
         def arrived() -> None:
@@ -179,7 +179,7 @@ class Internet:
 
 
 class SimNetwork:
-    """One process's door to the internet; see `keylane.rpc.network.Network`."""
+    """One process's access to the internet; see `keylane.rpc.network.Network`."""
 
     def __init__(self, internet: Internet, process: Process) -> None:
         self._internet = internet

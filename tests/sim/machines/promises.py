@@ -1,4 +1,4 @@
-"""What brokers and SQL stand for at any moment: sealed partitions, durable ends, the claims of consumer groups."""
+"""What brokers and SQL promise at any moment: sealed partitions, durable ends, the claims of consumer groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keylane.protocol.frames import Answer, Batches, Handed, Request
 
 
 class Host(Protocol):
-    """What `is_sealed` needs of a simulated broker."""
+    """The members of a simulated broker that `is_sealed` uses."""
 
     store: Store | None
     copied: bool
@@ -83,7 +83,7 @@ class Claims:
         self._claims: dict[int, set[str]] = {}
 
     def note(self, ask: Callable[[str], Iterable[Sequence[Any]]]) -> None:
-        """A transaction is at its end."""
+        """Note the claims at the end of a transaction."""
         new = [row for row in ask(_OPENED) if row[0] not in self._opened]
         if new:
             groups = list(ask(_GROUPS))

@@ -47,7 +47,7 @@ class _Plan:
 
 
 def _plan(compiled: Any) -> _Plan | None:
-    """None for what needs more than its parameters and rows: values that SQLAlchemy itself thinks of."""
+    """The plan of a statement; None if SQLAlchemy adds values of its own beside the parameters."""
     changes = compiled.isinsert or compiled.isupdate or compiled.isdelete
     if changes and (
         compiled.insert_prefetch or compiled.update_prefetch or compiled.implicit_returning
@@ -69,7 +69,7 @@ class _Counted:
 
 
 class QuickConnection:
-    """Use it as a `sqlalchemy.Connection`; what it does not know goes to the real one."""
+    """Use it as a `sqlalchemy.Connection`; unknown statements go to the real one."""
 
     def __init__(self, real: Connection, raw: sqlite3.Connection) -> None:
         self.dialect: Any = real.dialect

@@ -31,7 +31,7 @@ SESSION = "a" * 16
 
 
 async def in_place(function: Callable[..., Any], /, *args: Any) -> Any:
-    """Blocking code, run where it is called."""
+    """Run blocking code where it is called."""
     return function(*args)
 
 

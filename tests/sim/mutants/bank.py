@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from sim.actors.outboxes import FIRST_SEED
 from sim.mutants import (
     of_brokers,
     of_consumers,
     of_metaservers,
     of_operators,
+    of_outbox,
     of_producers,
     of_retention,
     of_users,
@@ -23,6 +25,9 @@ MUTANTS = {
         of_operators,
         of_retention,
         of_users,
+        of_outbox,
     )
     for breaks in room.BREAKS
 }
+FIRST_SEEDS = {breaks.__name__: FIRST_SEED for breaks in of_outbox.BREAKS}
+"""Where the hunt for a mutant begins, if not with seed 0."""

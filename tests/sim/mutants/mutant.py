@@ -1,4 +1,4 @@
-"""A bug on purpose: what it changes while it is applied, and back again."""
+"""A bug on purpose: the changes that apply it, and their undoing."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def pull_of_lower_token_accepted(patches: Patches) -> None:
 
 
 def line_waits_for_a_commit(patches: Patches) -> None:
-    """Room that an append had and did not take is given to the next by a commit only, which may not be under way."""
+    """Room that an append gives back reaches the next append with a commit only, and perhaps no commit is under way."""
 
     @asynccontextmanager
     async def turn(self: Any, length: int) -> AsyncIterator[None]:
@@ -79,7 +79,7 @@ def fence_not_durable(patches: Patches) -> None:
 
 
 def fence_told_before_durable(patches: Patches) -> None:
-    """The fence is written, and the new owner does not wait for it."""
+    """The new owner is answered before its fence is on the disk."""
 
     def raise_fence(self: Any, *args: Any, **kwargs: Any) -> Any:
         real(self, *args, **kwargs).add_done_callback(lambda done: done.exception())
@@ -150,7 +150,7 @@ def cursor_jumps_a_gap(patches: Patches) -> None:
 
 
 def cursor_falls(patches: Patches) -> None:
-    """An ack sets the cursor to its end, also below where it was."""
+    """An ack sets the cursor to its end, also when that is below the old cursor."""
 
     def apply(acked: Any, ranges: Any) -> bool:
         for start, end in ranges:
@@ -180,7 +180,7 @@ def sequence_gap_accepted(patches: Patches) -> None:
 
 
 def repeats_known_by_their_sequence(patches: Patches) -> None:
-    """Any batch under a sequence that is taken is answered as stored."""
+    """Any batch whose sequence is already used is answered as stored."""
 
     def decide(producer: Any, header: Header, **kwargs: Any) -> Any:
         try:
@@ -219,7 +219,7 @@ def seal_not_durable(patches: Patches) -> None:
 
 
 def older_picture_of_a_partition_accepted(patches: Patches) -> None:
-    """To be told once more to host a partition opens it again."""
+    """A second call to host a partition opens it again, also when it is sealed."""
 
     def host(self: Any, facts: Any) -> Any:
         partition, durable = real(self, facts)
@@ -251,7 +251,7 @@ def fences_forgotten_at_restart(patches: Patches) -> None:
 
 
 def readable_before_durable(patches: Patches) -> None:
-    """A long poll is woken for what is not on the disk yet."""
+    """A long poll is woken for messages that are not on the disk yet."""
 
     def append(self: Any, partition_id: int, record: Any, **options: Any) -> Any:
         durable, base_offset, duplicate = real(self, partition_id, record, **options)
@@ -271,7 +271,7 @@ def readable_before_durable(patches: Patches) -> None:
         return durable, base_offset, duplicate
 
     def add(self: Any, partition_id: int, base_offset: int, *args: Any, **kwargs: Any) -> None:
-        """Again once it is durable, or in the place of what the disk refused: counted once."""
+        """Add a group again once it is durable, or after the disk refused it: it is counted once."""
         batches = self._partitions.get(partition_id, {})
         if base_offset not in batches:
             add_new(self, partition_id, base_offset, *args, **kwargs)
@@ -311,7 +311,7 @@ def damaged_bodies_pass_recovery(patches: Patches) -> None:
 
 
 def reads_begin_one_batch_late(patches: Patches) -> None:
-    """The index finds the batch after the one that holds the offset."""
+    """The index finds the batch behind the one that contains the offset."""
 
     async def read(self: Any, partition: Any, offset: int, *, bytes_max: int) -> Any:
         data, upto = await real(self, partition, offset, bytes_max=bytes_max)

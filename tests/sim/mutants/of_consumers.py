@@ -90,7 +90,7 @@ def drained_said_early(patches: Patches) -> None:
 
 
 def state_kept_over_grants(patches: Patches) -> None:
-    """A token that was ended is taken up again, and goes back over what it had handled."""
+    """A token that was ended is used again, and messages that it had handled are handled again."""
 
     def end(self: Any, client: Any) -> None:
         real(self, client)
@@ -184,14 +184,14 @@ def cursor_read_once_for_all_tokens(patches: Patches) -> None:
 
 
 def lost_session_goes_on(patches: Patches) -> None:
-    """A session the metaserver does not know any more ends nothing here."""
+    """A consumer keeps its partitions when the metaserver does not know its session any more."""
     patches.set(Assignments, "session_lost", lambda self: None)
     patches.set(Lifetime, "lapsed", lambda self, _now_ms: self.fenced)
     deadline_not_checked(patches)
 
 
 def heartbeats_do_not_wait(patches: Patches) -> None:
-    """The metaserver is never told what is known already, so that it answers at once, and is asked again."""
+    """Heartbeats do not say which version the consumer knows: the metaserver answers at once, and is asked again."""
 
     async def beat_once(self: Any, holder: Any) -> None:
         self._version = -1
@@ -211,7 +211,7 @@ def pulls_do_not_wait(patches: Patches) -> None:
 
 
 def retries_hold_their_workers(patches: Patches) -> None:
-    """A message that failed waits in its worker, which takes no other meanwhile."""
+    """A failed message waits in its worker, which takes no other message meanwhile."""
 
     def init(self: Any, handler: Any, **kwargs: Any) -> None:
         async def holding(message: Any) -> None:
@@ -244,7 +244,7 @@ def retries_hold_no_lane(patches: Patches) -> None:
 
 
 def awaitables_are_not_awaited(patches: Patches) -> None:
-    """What a handler returns is left to itself, and its message is acked."""
+    """The awaitable that a handler returns is not awaited, and its message is acked."""
 
     left: list[Any] = []
 

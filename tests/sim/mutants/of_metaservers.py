@@ -106,7 +106,7 @@ def sessions_expire_early(patches: Patches) -> None:
 
 
 def unheard_grants_stay(patches: Patches) -> None:
-    """A lease withdrawn before its holder heard of it is never given on, nor one whose release was lost."""
+    """A lease that was withdrawn before its holder heard of it, or whose release was lost, is never granted again."""
     patches.set(
         groups_service, "release_unheld", lambda connection, ask, holding: lease_rows.NO_CHANGES
     )
@@ -131,7 +131,7 @@ def another_boot_is_not_noticed(patches: Patches) -> None:
 
 
 def no_drain_rule(patches: Patches) -> None:
-    """A group reads children before it is through with their parents."""
+    """A group reads children before it has drained their parents."""
     patches.set(
         lease_rows,
         "readable_partitions",
@@ -145,7 +145,7 @@ def no_drain_rule(patches: Patches) -> None:
 
 
 def route_version_not_raised(patches: Patches) -> None:
-    """The children are open, and the route is as old as before."""
+    """The children are opened, and the route keeps its old version."""
 
     def opened(connection: Any, operation: Any, rule: Any) -> None:
         real(connection, operation, rule)
@@ -159,7 +159,7 @@ def route_version_not_raised(patches: Patches) -> None:
 
 
 def child_opened_before_seal(patches: Patches) -> None:
-    """The route changes before the brokers of the parents are told to seal, which they are then."""
+    """The route changes before the brokers of the parents are told to seal; they are told afterwards."""
 
     def opened(connection: Any, operation: Any) -> bool:
         mine = steps.c.operation_id == operation.operation_id

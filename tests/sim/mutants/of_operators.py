@@ -1,4 +1,4 @@
-"""Bugs of what operators ask for: progress set anew, broker groups given up."""
+"""Bugs of operators' requests: resets of groups, broker groups given up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reset_leaves_one_out(patches: Patches) -> None:
 
 
 def reset_keeps_what_was_drained(patches: Patches) -> None:
-    """Children are read again while their parents are."""
+    """After a reset, children are read again beside their parents."""
 
     def begin(connection: Any, scope: Any, **kwargs: Any) -> Any:
         query = sa.select(drained.c.group_id, drained.c.partition_id)
@@ -51,7 +51,7 @@ def reset_keeps_what_was_drained(patches: Patches) -> None:
 
 
 def reset_forgets_the_last_one(patches: Patches) -> None:
-    """One partition of several is told as set, and its broker was never asked."""
+    """One of several partitions is told as set, although its broker was never asked."""
 
     async def tell(
         self: Any, group: Any, scope: Any, ids: Any, tokens: Any, cursors: Any, done: Any
@@ -71,12 +71,12 @@ def reset_drains_empty_partitions(patches: Patches) -> None:
 
 
 def strict_is_given_up_too(patches: Patches) -> None:
-    """A silent broker is not waited for, although its subject allows no messages to be reordered."""
+    """An operation does not wait for a silent broker, although its subject allows no messages to be reordered."""
     patches.set(operations_journal, "may_reorder", lambda strategy, *, static: not static)
 
 
 def lost_messages_are_sent_again(patches: Patches) -> None:
-    """What may be stored, and handled, in a lost partition is sent elsewhere, and its sender hears nothing."""
+    """Messages that may be stored and handled in a lost partition are sent elsewhere, and their sender is not told."""
 
     def leave(self: Any) -> None:
         for batch in self._in_flight:
@@ -87,7 +87,7 @@ def lost_messages_are_sent_again(patches: Patches) -> None:
 
 
 def all_that_waits_counts_as_lost(patches: Patches) -> None:
-    """What was never sent to a lost partition is told as lost with it."""
+    """Messages that were never sent to a lost partition are told as lost with it."""
 
     def leave(self: Any) -> None:
         self.roll()
@@ -102,7 +102,7 @@ def all_that_waits_counts_as_lost(patches: Patches) -> None:
 
 
 def parents_of_a_lost_partition_are_passed_over(patches: Patches) -> None:
-    """What continues a lost partition is read beside what is before it."""
+    """Children of a lost partition are read beside its parents."""
 
     def readable(partitions: Any, drained: Any) -> Any:
         return real(
@@ -117,12 +117,12 @@ def parents_of_a_lost_partition_are_passed_over(patches: Patches) -> None:
 
 
 def lost_counts_as_abandoned(patches: Patches) -> None:
-    """A lost partition is waited for."""
+    """Groups wait for a lost partition as for an abandoned one."""
     patches.set(operations_journal, "lose_partitions", lambda connection, ids: None)
 
 
 def loss_takes_what_is_elsewhere(patches: Patches) -> None:
-    """With a lost disk, sealed partitions on other disks are given up, and what groups had not read of them."""
+    """With a lost disk, sealed partitions on other disks are given up too, with their unread messages."""
 
     def lose(connection: Any, ids: Any) -> None:
         real(connection, ids)

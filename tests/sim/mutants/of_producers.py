@@ -53,7 +53,7 @@ def strict_gives_up_at_a_broken_disk(patches: Patches) -> None:
 
 
 def given_up_told_as_not_done(patches: Patches) -> None:
-    """A message of which one try is without an answer is told as surely not stored."""
+    """A message with a try that was not answered is told as not stored."""
     patches.set(GivenUp, "error", lambda self, *, unknown: self.cause.copy(Fate.NOT_DONE))
 
 
@@ -80,7 +80,7 @@ def key_hashed_anew(patches: Patches) -> None:
 
 
 def detour_not_declared(patches: Patches) -> None:
-    """BEST_TRIED sends elsewhere and says nothing of it."""
+    """BEST_TRIED sends elsewhere and does not declare it."""
     patches.set(OutgoingBatch, "mark_reordered", lambda self: None)
 
 
@@ -97,7 +97,7 @@ def detour_told_by_batch(patches: Patches) -> None:
 
 
 def later_detour_not_declared(patches: Patches) -> None:
-    """What is sent while its partition's messages are elsewhere follows them, and nothing is said of it."""
+    """Later messages follow those that were sent elsewhere, and it is not declared."""
 
     def check(self: Any, executor: Any, key: bytes, place: int) -> bool:
         real(self, executor, key, place)
@@ -125,7 +125,7 @@ def home_is_left_early(patches: Patches) -> None:
 
 
 def newer_do_not_wait(patches: Patches) -> None:
-    """What is newer goes elsewhere at once when its partition does not answer; what is older still waits there."""
+    """Newer messages go elsewhere at once when their partition does not answer; older ones still wait there."""
 
     def fill(self: Any) -> None:
         real(self)
@@ -141,7 +141,7 @@ def newer_do_not_wait(patches: Patches) -> None:
 
 
 def newer_go_before_older(patches: Patches) -> None:
-    """What had to leave a sealed partition goes behind what was sent since."""
+    """Messages that had to leave a sealed partition are sent behind newer ones."""
 
     def drain(self: Any) -> None:
         self._held.reverse()
@@ -151,7 +151,7 @@ def newer_go_before_older(patches: Patches) -> None:
 
 
 def older_route_accepted(patches: Patches) -> None:
-    """An answer that was overtaken on its way is followed, though a newer route is known."""
+    """A late answer with an older route is followed, although a newer route is known."""
 
     def apply(self: Any, route: Any) -> bool:
         before = self._route
@@ -167,7 +167,7 @@ def older_route_accepted(patches: Patches) -> None:
 
 
 def lost_is_not_asked(patches: Patches) -> None:
-    """The metaserver is asked where brokers are, and not which partitions are lost."""
+    """The metaserver is asked for addresses of brokers, and not for lost partitions."""
 
     async def ask(self: Any) -> None:
         history = await self._meta.history(self.subject)

@@ -25,7 +25,7 @@ from sim.mutants.mutant import Breaks, Patches
 
 
 def retention_passes_the_slowest_group(patches: Patches) -> None:
-    """What a group has not acked goes with the rest."""
+    """Retention removes messages that a group has not acked."""
 
     async def floor(self: Any, wanted: int, numbers: Any) -> None:
         return None
@@ -113,7 +113,7 @@ def heard_before_it_is_told(patches: Patches) -> None:
 
 
 def groups_told_before_durable(patches: Patches) -> None:
-    """A broker says that it has a group on its disk when it is on its way there."""
+    """A broker reports a group before the group is on its disk."""
 
     def know(*args: Any, **kwargs: Any) -> Any:
         real(*args, **kwargs).add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,4 +1,4 @@
-"""Bugs that only show when users do more than open once, send, handle and wait."""
+"""Bugs that show only when users do more than open once, send, handle and wait."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def flush_tells_no_failure(patches: Patches) -> None:
 
 
 def shared_messages_held_for_an_hour(patches: Patches) -> None:
-    """What was lost on its way to a consumer of a shared group is kept from the others."""
+    """Messages lost on their way to a consumer of a shared group are kept from the others."""
 
     def pull(*fields: Any) -> PullShared:
         return PullShared(*fields[:-1], 3_600_000)

@@ -14,7 +14,7 @@ Ask = Callable[[str], Iterable[Sequence[Any]]]
 
 
 class Leases:
-    """Who held what before, and until when, by the database's clock."""
+    """The leases before the transaction: sessions, and ends by the database's clock."""
 
     def __init__(self, held: dict[Any, tuple[int, str]], expiry: dict[str, int]) -> None:
         self._held = held
@@ -26,11 +26,11 @@ class Leases:
         return cls(held, {row[0]: row[1] for row in ask(_SESSIONS)})
 
     def granted(self, ask: Ask, *, now_ms: int) -> Iterator[Granted]:
-        """What is held now, at the end of the transaction, and was not then."""
+        """The leases that exist at the end of the transaction and did not before."""
         return self.given(Leases.read(ask), now_ms=now_ms)
 
     def given(self, after: Leases, *, now_ms: int) -> Iterator[Granted]:
-        """What is held after the transaction, and was not before it."""
+        """The leases that exist after the transaction and did not before."""
         for (group, partition), (token, session) in after._held.items():
             held = self._held.get((group, partition))
             if held == (token, session):

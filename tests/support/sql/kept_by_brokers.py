@@ -69,7 +69,7 @@ def status(
 
 
 def heard(status: PartitionStatus) -> PartitionStatus:
-    """The same, and its broker was told of group `g`, which has yet to come there."""
+    """The same partition, whose broker was told of group `g` before the group came."""
     group = GroupStatus(group="g", token=0, cursor=0, acked_above=0, lag=status.next_offset)
     return msgspec.structs.replace(status, groups=(group,))
 

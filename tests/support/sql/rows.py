@@ -46,7 +46,7 @@ class Rows:
         self.run(open_subject, name)
 
     def begin(self, ask: Reshape) -> list[tuple[int, Any]]:
-        """Operations that are begun: their ids, and what else is told."""
+        """Begin operations; returns (id of the operation, plan) of each subject."""
         return list(self.run(begin_operations, ask, driver="d", lease_ms=1_000))
 
     def resize(self, name: str, count: int) -> None:

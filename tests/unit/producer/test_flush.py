@@ -120,7 +120,7 @@ def test_producer_that_is_never_closed_says_so_when_the_program_ends_at_once(cap
 
 
 def test_producer_that_is_never_closed_tells_of_failed_messages(caplog):
-    """Messages that were given up, and whose futures nobody awaited, are counted when the producer is finalized."""
+    """Messages that were given up, and whose futures were never awaited, are counted when the producer is finalized."""
 
     async def leave_open() -> None:
         network = ScriptedNetwork()

@@ -1,0 +1,1 @@
+"""`keylane outbox`: the commands in `app.py`, and what each does."""

@@ -1,0 +1,174 @@
+"""Decides which waiting rows are recorded in which batches.  Pure.
+
+Invariants
+    The rows of a key are in one partition at a time: while a partition that the route has left has unsettled batches,
+    the rows of its range wait.
+    A row is recorded behind all rows of its partition with a lower id that were read with it.
+    The rows of a key with a failed row are halted: nothing newer overtakes the failed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from ..protocol.batch import BYTES_PER_MESSAGE
+from ..protocol.limits import LOGICAL_PARTITIONS
+from .batches import OutboxBatch, OutboxRow, SendSession
+
+SubjectKey = tuple[str, bytes]
+
+
+class Capacity(NamedTuple):
+    """What a partition takes now."""
+
+    partition_id: int
+    session: SendSession
+    next_sequence: int
+    batches: int
+    """How many more may be recorded."""
+
+
+CapacityTable = Sequence[Capacity | None]
+"""By logical partition; None where rows wait."""
+
+
+class SubjectRange(NamedTuple):
+    """Logical partitions `[start, end)` of a subject."""
+
+    subject: str
+    start: int
+    end: int
+
+
+class Assignment(NamedTuple):
+    """What one transaction records."""
+
+    batches: list[OutboxBatch]
+    halted: list[int]
+    """Ids of rows that wait behind a failed row of their key."""
+    unknown: set[str]
+    """Subjects whose route has not been asked for."""
+
+
+def closed_ranges(tables: Mapping[str, CapacityTable]) -> list[SubjectRange]:
+    """The ranges whose rows need not be read, because they would wait."""
+    ranges = []
+    for subject, table in tables.items():
+        start = 0
+        for closed, run in groupby(table, key=lambda capacity: capacity is None):
+            end = start + sum(1 for _ in run)
+            if closed:
+                ranges.append(SubjectRange(subject, start, end))
+            start = end
+    return ranges
+
+
+def capacity_table(
+    partition_ids: Sequence[int],
+    capacities: Mapping[int, Capacity],
+    barred: Iterable[tuple[int, int]],
+) -> list[Capacity | None]:
+    """
+    The capacity of each logical partition of a subject.
+
+    Args:
+        partition_ids: the open partition of each logical partition; empty while the route is not known.
+        capacities: of the partitions that take batches.
+        barred: the ranges of the partitions that the route has left and that have unsettled batches.
+    """
+    if not partition_ids:
+        return [None] * LOGICAL_PARTITIONS
+    table = [capacities.get(partition_id) for partition_id in partition_ids]
+    for start, end in barred:
+        table[start:end] = [None] * (end - start)
+    return table
+
+
+def assign(
+    rows: Iterable[OutboxRow],
+    tables: Mapping[str, CapacityTable],
+    halted_keys: Collection[SubjectKey],
+    *,
+    batch_bytes: int,
+    batch_count: int,
+) -> Assignment:
+    """
+    Record rows in batches, as many as there is capacity for.
+
+    Args:
+        rows: in the order of their ids.
+        tables: by subject.
+        halted_keys: keys that have a failed row.
+    """
+    filling: dict[int, _Filling] = {}
+    halted: list[int] = []
+    unknown: set[str] = set()
+    for row in rows:
+        table = tables.get(row.subject)
+        if table is None:
+            unknown.add(row.subject)
+            continue
+        if row.key and (row.subject, row.key) in halted_keys:
+            halted.append(row.id)
+            continue
+        capacity = table[row.logical]
+        if capacity is None:
+            continue
+        sender = filling.get(capacity.partition_id)
+        if sender is None:
+            sender = filling[capacity.partition_id] = _Filling(capacity, batch_bytes, batch_count)
+        sender.add(row)
+    return Assignment(
+        [batch for sender in filling.values() for batch in sender.batches], halted, unknown
+    )
+
+
+class _Filling:
+    """The batches that one partition gets."""
+
+    def __init__(self, capacity: Capacity, batch_bytes: int, batch_count: int) -> None:
+        self._capacity = capacity
+        self._batch_bytes = batch_bytes
+        self._batch_count = batch_count
+        self._next_sequence = capacity.next_sequence
+        self._bytes = 0
+        self._rows: list[OutboxRow] = []
+        """Of the last batch."""
+        self.batches: list[OutboxBatch] = []
+        self._full = False
+
+    def add(self, row: OutboxRow) -> None:
+        size = row.size + BYTES_PER_MESSAGE
+        if not self._rows or self._closes_before(size):
+            self._begin(row.subject)
+        if self._full:
+            return  # it waits, and so does every row behind it
+        self._rows.append(row)
+        self._bytes += size
+        self._next_sequence += 1
+
+    def _closes_before(self, size: int) -> bool:
+        """True if a row of this size begins a new batch; a batch of the least limits still holds the largest row."""
+        return (
+            self._bytes >= self._batch_bytes
+            or len(self._rows) >= self._batch_count
+            or size > self._batch_bytes // 2
+        )
+
+    def _begin(self, subject: str) -> None:
+        if len(self.batches) >= self._capacity.batches:
+            self._full = True
+            return
+        self._rows = []
+        self._bytes = 0
+        self.batches.append(
+            OutboxBatch(
+                subject,
+                self._capacity.partition_id,
+                self._capacity.session,
+                self._next_sequence,
+                self._rows,
+            )
+        )

@@ -1,0 +1,286 @@
+"""The outbox: a message is added in the user's own transaction, and sent after its commit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from ..protocol.address import addresses_of
+from ..protocol.errors import InvalidRequestError
+from ..protocol.ids import check_name
+from ..protocol.limits import LOGICAL_PARTITIONS
+from ..protocol.message import check_message_size, pack_properties
+from ..protocol.routing import logical_partition
+from ..rpc.client import MetaClient
+from ..rpc.connections import Connections, clean_up
+from ..rpc.environment import Environment
+from ..rpc.home import Resident
+from .commits import CommitWatch
+from .database import EngineOrUrl, OutboxDatabase, Transactions
+from .drainer import Drainer
+from .routes import OutboxRoutes
+from .rows import insert_of
+from .settings import OutboxSettings
+from .tables import DEFAULT_PREFIX, OutboxTables
+from .upkeep import OutboxStatus, read_status
+from .waiters import RowWaiters
+
+
+class Outbox(Resident):
+    """
+    Messages added in a transaction of the user's database: sent if it commits, gone if it does not.
+
+        outbox = Outbox("127.0.0.1:7000", engine)
+        async with outbox, AsyncSession(engine) as session, session.begin():
+            session.add(Order(...))
+            await outbox.add(session, "orders", b"...", key=b"customer-7")
+
+    Messages of a key are stored in the order of their rows, each once; nothing newer of a key overtakes.  Several
+    processes may open an outbox on the same tables: the one that has the lease sends.  Adding needs no opened outbox,
+    and no metaserver; the rows are then sent by a process that opens one.
+
+    An outbox works in the event loop and the process that opened it; `add_sync` may be called in any thread.
+    """
+
+    def __init__(
+        self,
+        meta: str | Iterable[str],
+        engine_or_url: EngineOrUrl,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        settings: OutboxSettings | None = None,
+        _environment: Environment | None = None,
+        _database: Transactions | None = None,
+    ) -> None:
+        """
+        Make an outbox; `async with` opens it, and it sends while it is open.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            engine_or_url: an engine of SQLAlchemy, async or not, or the URL of the database.
+            prefix: the first letters of the names of the tables.
+            settings: times in milliseconds, sizes in bytes.
+
+        Raises:
+            ConfigError: an address, the URL or the prefix cannot be used.
+        """
+        self._addresses = addresses_of(meta)
+        self._tables = OutboxTables(prefix)
+        self._settings = settings or OutboxSettings()
+        self._environment = _environment or Environment()
+        self._database = _database or OutboxDatabase(engine_or_url, self._tables)
+        self._connections = Connections(
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="outbox"
+        )
+        self._insert = insert_of(self._tables)
+        self._waiters = RowWaiters(self._database, self._tables, look_ms=self._settings.rescan_ms)
+        self._routes: OutboxRoutes | None = None
+        self._drainer: Drainer | None = None
+        self._commits: CommitWatch | None = None
+
+    async def __aenter__(self) -> Self:
+        """
+        Begin to send.  No metaserver needs to answer: rows wait.
+
+        Raises:
+            OutboxMissingError, OutboxOlderError, OutboxNewerError: the tables cannot be used.
+            StorageError: the database does not answer.
+            AlreadyOpenError, ForkedError
+        """
+        network = self._connections.open()
+        try:
+            await self._database.run(self._tables.check)
+        except BaseException:
+            await clean_up(self._connections.close())
+            raise
+        environment, settings = self._environment, self._settings
+        meta = MetaClient(network, self._addresses, timeout_ms=settings.call_timeout_ms)
+        self._routes = OutboxRoutes(meta)
+        identity = environment.draw_identity(63)
+        self._drainer = Drainer(
+            self._database,
+            self._tables,
+            self._routes,
+            owner=f"{socket.gethostname()[:100]} process {os.getpid()} {identity:016x}",
+            broker_at=self._connections.broker_at,
+            settings=settings,
+            rng=environment.new_rng(),
+            draw_identity=environment.draw_identity,
+            waiters=self._waiters,
+        )
+        self._commits = CommitWatch(asyncio.get_running_loop(), self._drainer.wake)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """
+        Stop sending; rows that are not sent stay in the table.  In a forked child it does nothing.
+
+        Raises:
+            OtherLoopError: it was opened in another event loop.
+        """
+        if not self._connections.home.here:
+            return
+        self._connections.home.check()
+        await clean_up(self._end())
+
+    async def _end(self) -> None:
+        drainer, self._drainer, self._commits = self._drainer, None, None
+        self._waiters.close()
+        if drainer is not None:
+            await drainer.close()
+        if self._routes is not None:
+            await self._routes.close()
+        await self._connections.close()
+        await self._database.close()
+
+    async def status(self) -> OutboxStatus:
+        """
+        Count the rows, for gauges: `rows`, `failed`, `oldest_age_ms`, and by subject.  It reads every row.
+
+        Raises:
+            OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
+        """
+        now_ns = self._environment.clock.wall_ns()
+        return await self._database.run(read_status, self._tables, now_ns=now_ns)
+
+    @property
+    def waiting(self) -> dict[str, str]:
+        """Why rows wait that this process is to send, by subject; empty while all is sent."""
+        return {} if self._drainer is None else self._drainer.problems
+
+    # ── adding ───────────────────────────────────────────────────────────────────────────────────────
+    async def add(
+        self,
+        target: AsyncSession | AsyncConnection,
+        subject: str,
+        value: bytes,
+        *,
+        key: bytes = b"",
+        properties: Mapping[str, str] | None = None,
+    ) -> int:
+        """
+        Add a message in the transaction of `target`.
+
+        Args:
+            subject: need not exist yet; its messages wait until it does.
+            value: up to 1 MiB together with key and properties.
+            key: the order key; none means any partition, and no order.
+            properties: text to text, up to 64 KiB packed.
+
+        Returns:
+            The id of the row.
+
+        Raises:
+            MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was added.
+            OutboxMissingError: the tables do not exist; what the database does to the transaction is its own.
+            SQLAlchemyError: as the database raised it.
+        """
+        if not isinstance(target, AsyncSession | AsyncConnection):
+            raise InvalidRequestError(
+                f"add takes an AsyncSession or an AsyncConnection, not a {type(target).__name__}; "
+                "add_sync takes a Session or a Connection"
+            )
+        row = self._row(subject, value, key, properties)
+        try:
+            result: Any = await target.execute(self._insert, row)
+        except SQLAlchemyError as error:
+            raise self._tables.missing_error(error) or error from error
+        sync = target.sync_session if isinstance(target, AsyncSession) else target.sync_connection
+        assert sync is not None
+        return self._added(sync, result)
+
+    def add_sync(
+        self,
+        target: Session | Connection,
+        subject: str,
+        value: bytes,
+        *,
+        key: bytes = b"",
+        properties: Mapping[str, str] | None = None,
+    ) -> int:
+        """As `add`, for a Session or a Connection, in any thread."""
+        if not isinstance(target, Session | Connection):
+            raise InvalidRequestError(
+                f"add_sync takes a Session or a Connection, not a {type(target).__name__}"
+            )
+        row = self._row(subject, value, key, properties)
+        try:
+            result: Any = target.execute(self._insert, row)
+        except SQLAlchemyError as error:
+            raise self._tables.missing_error(error) or error from error
+        return self._added(target, result)
+
+    async def send(
+        self,
+        subject: str,
+        value: bytes,
+        *,
+        key: bytes = b"",
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Add a message in a transaction of its own, and wait until it is stored by a broker.
+
+        A message that is not part of a transaction keeps its place behind the rows of its key so.
+
+        Raises:
+            As `add`.
+            OutboxRowFailedError: no broker can tell whether it is stored.
+            StorageError: the database does not answer; the message may be added.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the
+                `fate` is UNKNOWN: the message is in the table.
+        """
+        self._connections.home.check()
+        row = self._row(subject, value, key, properties)
+        row_id = await self._database.run(self._insert_row, row)
+        if self._drainer is not None:  # it may have been closed meanwhile
+            self._drainer.wake()
+        await self._waiters.wait(row_id)
+
+    def _insert_row(self, connection: Connection, row: dict[str, Any]) -> int:
+        return _row_id(connection.execute(self._insert, row))
+
+    def _row(
+        self, subject: str, value: bytes, key: bytes, properties: Mapping[str, str] | None
+    ) -> dict[str, Any]:
+        check_name("subject", subject)
+        for name, given in (("value", value), ("key", key)):
+            if type(given) is not bytes:
+                raise InvalidRequestError(f"{name} must be bytes, not {type(given).__name__}")
+        packed = pack_properties(properties)
+        check_message_size(len(key), len(value), len(packed))
+        drawn = self._environment.draw_identity(LOGICAL_PARTITIONS.bit_length() - 1)
+        return {
+            "subject": subject,
+            "logical": logical_partition(key) if key else drawn,
+            "order_key": key,
+            "value": value,
+            "properties": packed,
+            "added_at_ns": self._environment.clock.wall_ns(),
+        }
+
+    def _added(self, target: Session | Connection, result: Any) -> int:
+        if self._commits is not None and self._connections.home.here:
+            self._commits.note(target)
+        return _row_id(result)
+
+
+def _row_id(result: Any) -> int:
+    return int(result.inserted_primary_key[0])

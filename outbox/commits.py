@@ -1,0 +1,65 @@
+"""Says when the user's transaction is committed, because then its rows can be sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Transaction
+from sqlalchemy.orm import Session
+
+POLL_S = 0.001
+"""SQLAlchemy has an event before the commit of a connection and none after it."""
+
+
+class CommitWatch:
+    """
+    Calls `wake` in `loop` after each commit of a session or connection that was given to `note`, never after a rollback.
+
+    The session or connection may be used in any thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self._loop = loop
+        self._wake = wake
+        self._noted: WeakKeyDictionary[Session | Connection, bool] = WeakKeyDictionary()
+        """True for those that have added rows in their present transaction."""
+
+    def note(self, target: Session | Connection) -> None:
+        """`target` has added a row."""
+        known = target in self._noted
+        self._noted[target] = True
+        if known:
+            return
+        if isinstance(target, Session):
+            event.listen(target, "after_commit", self._committed)
+            event.listen(target, "after_rollback", self._rolled_back)
+        else:
+            event.listen(target, "commit", self._committing)
+            event.listen(target, "rollback", self._rolled_back)
+
+    def _committed(self, session: Session) -> None:
+        if not session.in_nested_transaction() and self._noted.get(session):
+            self._noted[session] = False
+            self._call(self._wake)
+
+    def _rolled_back(self, target: Session | Connection) -> None:
+        self._noted[target] = False
+
+    def _committing(self, connection: Connection) -> None:
+        transaction = connection.get_transaction()
+        if transaction is not None and self._noted.get(connection):
+            self._noted[connection] = False
+            self._call(lambda: self._wake_after(transaction))
+
+    def _wake_after(self, transaction: Transaction) -> None:
+        if transaction.is_active:
+            self._loop.call_later(POLL_S, self._wake_after, transaction)
+        else:
+            self._wake()
+
+    def _call(self, work: Callable[[], None]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work)

@@ -1,0 +1,314 @@
+"""Sends what waits in the table, while this process has the lease.
+
+    wake ─▶ round (a transaction) ─▶ senders send ─▶ answers ─▶ round ─▶ … ─▶ nothing is left: the lease is released
+
+After any error of the database, and when the token has passed, everything known of the table is read again: what is in
+the table is enough for any process to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Callable
+from itertools import groupby
+
+from ..protocol.errors import KeylaneError
+from ..rpc.client import BrokerClient
+from ..rpc.identity import DrawBits
+from . import rows
+from .assignment import CapacityTable, SubjectKey, capacity_table
+from .batches import OutboxBatch, SendSession
+from .database import Transactions
+from .lease import TokenPassedError, release
+from .partition_sender import WARN_AT, PartitionSender
+from .round import RoundOrder, RoundOutcome, Settled, run_round
+from .routes import KnownRoute, OutboxRoutes
+from .settings import OutboxSettings
+from .tables import OutboxTables
+from .waiters import RowWaiters
+
+log = logging.getLogger("keylane.outbox")
+
+
+class Drainer:
+    """The one task of an opened outbox that takes the lease, and its senders."""
+
+    def __init__(
+        self,
+        database: Transactions,
+        tables: OutboxTables,
+        routes: OutboxRoutes,
+        *,
+        owner: str,
+        broker_at: Callable[[str], BrokerClient],
+        settings: OutboxSettings,
+        rng: random.Random,
+        draw_identity: DrawBits,
+        waiters: RowWaiters,
+    ) -> None:
+        self._database = database
+        self._tables = tables
+        self._routes = routes
+        self._owner = owner
+        self._broker_at = broker_at
+        self._settings = settings
+        self._rng = rng
+        self._draw_identity = draw_identity
+        self._waiters = waiters
+        self._wake = asyncio.Event()
+        self._closing = False
+        self.token: int | None = None
+        self.senders: dict[int, PartitionSender] = {}
+        self._settled = Settled()
+        self._halted_keys: set[SubjectKey] = set()
+        self._learning: dict[str, asyncio.Task[None]] = {}
+        self._begin_session()
+        self._task = asyncio.create_task(self._run(), name="outbox")
+        self._task.add_done_callback(_tell_of_a_fault)
+
+    def _begin_session(self) -> None:
+        """Be a new producer to the brokers: batches of the earlier one are other processes' business."""
+        self._producer_id = self._draw_identity(63) | 1
+        self._epochs = itertools.count()
+
+    def _new_session(self) -> SendSession:
+        return SendSession(self._producer_id, next(self._epochs))
+
+    def wake(self) -> None:
+        """Look for waiting rows now."""
+        self._wake.set()
+
+    # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
+    async def _run(self) -> None:
+        attempt = 0
+        self.wake()
+        while not self._closing:
+            try:
+                if await self._is_due():
+                    await self._round()
+                attempt = 0
+            except (KeylaneError, TokenPassedError) as error:
+                log.info("outbox: read again: %s", error)
+                await self._forget()
+                attempt += 1
+                await self._pause(self._settings.backoff.wait_ms(attempt, self._rng))
+                self.wake()
+
+    async def _is_due(self) -> bool:
+        """Wait until a round is due; False if there is nothing to do."""
+        settings = self._settings
+        if await self._pause(
+            settings.rescan_ms
+            if self.token is None
+            else min(settings.rescan_ms, settings.lease_ms // 3)
+        ):
+            return not self._closing
+        return self.token is not None or await self._database.run(rows.any_unsettled, self._tables)
+
+    async def _pause(self, wait_ms: int) -> bool:
+        """Wait; True if it was woken before the time was over."""
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
+
+    async def _round(self) -> None:
+        settled, self._settled = self._settled, Settled()
+        order = RoundOrder(
+            owner=self._owner,
+            token=self.token,
+            settled=settled,
+            sending=any(sender.batches for sender in self.senders.values()),
+            tables=self._capacity_tables(),
+            halted_keys=self._halted_keys,
+        )
+        outcome = await self._database.run(run_round, self._tables, self._settings, order)
+        self._waiters.settle(settled)
+        self._apply(outcome)
+        await self._close_idle_senders()
+
+    def _apply(self, outcome: RoundOutcome) -> None:
+        self.token = outcome.token
+        self._halted_keys = outcome.halted_keys
+        if outcome.inherited:
+            for partition_id, batches in groupby(
+                outcome.recorded, key=lambda batch: batch.partition_id
+            ):
+                own = list(batches)
+                self._sender(own[0].subject, partition_id).inherit(own)
+        else:
+            for batch in outcome.recorded:
+                if not self._sender(batch.subject, batch.partition_id).take(batch):
+                    self._settled.returned.append(batch)
+                    self.wake()
+        for subject in {*outcome.unknown, *(batch.subject for batch in outcome.recorded)}:
+            self._learn(subject)
+        if outcome.more or outcome.inherited:
+            self.wake()
+
+    def _capacity_tables(self) -> dict[str, CapacityTable]:
+        capacities = {
+            partition_id: capacity
+            for partition_id, sender in self.senders.items()
+            if (capacity := sender.capacity()) is not None
+        }
+        return {
+            subject: capacity_table(
+                known.partition_ids if self._barriers_known(subject) else (),
+                capacities,
+                [
+                    (sender.partition.range_start, sender.partition.range_end)
+                    for sender in self._senders_of(subject)
+                    if sender.partition is not None and sender.batches and not sender.listed
+                ],
+            )
+            for subject, known in self._routes.known.items()
+        }
+
+    def _barriers_known(self, subject: str) -> bool:
+        """True unless a partition has unsettled batches and its range is not known."""
+        return all(sender.partition is not None for sender in self._senders_of(subject))
+
+    async def _forget(self) -> None:
+        """Forget everything that the tables know; batches under way are sent again by the next holder of the lease."""
+        self.token = None
+        senders, self.senders = list(self.senders.values()), {}
+        for sender in senders:
+            await sender.close()
+        self._settled = Settled()  # until here senders may have added to it
+        self._halted_keys = set()
+        self._begin_session()
+        for subject, known in self._routes.known.items():
+            self._lead(subject, known)
+
+    # ── senders ────────────────────────────────────────────────────────────────────────────────────────
+    def _senders_of(self, subject: str) -> list[PartitionSender]:
+        return [sender for sender in self.senders.values() if sender.subject == subject]
+
+    def _sender(self, subject: str, partition_id: int) -> PartitionSender:
+        sender = self.senders.get(partition_id)
+        if sender is None:
+            sender = self.senders[partition_id] = PartitionSender(
+                subject,
+                partition_id,
+                self,
+                broker_at=self._broker_at,
+                settings=self._settings,
+                rng=self._rng,
+                new_session=self._new_session,
+            )
+        return sender
+
+    async def _close_idle_senders(self) -> None:
+        """Close the senders of partitions that the route has left, once they are empty."""
+        for partition_id, sender in list(self.senders.items()):
+            known = self._routes.known.get(sender.subject)
+            if (
+                known is not None
+                and known.route is not None
+                and not (sender.listed or sender.batches)
+            ):
+                del self.senders[partition_id]
+                await sender.close()
+
+    def stored(self, batch: OutboxBatch) -> None:
+        """See `SenderOwner.stored`."""
+        self._settled.stored.append(batch)
+        self.wake()
+
+    def left(
+        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], why: str
+    ) -> None:
+        """See `SenderOwner.left`."""
+        self._settled.returned += returned
+        self._settled.failed |= dict.fromkeys(failed, why)
+        self._learn(subject)
+        self.wake()
+
+    # ── routes ───────────────────────────────────────────────────────────────────────────────────────
+    async def follow(self, subject: str) -> None:
+        """See `SenderOwner.follow`."""
+        unsettled = [sender.partition_id for sender in self._senders_of(subject) if sender.batches]
+        self._lead(subject, await self._routes.ask(subject, unsettled))
+        self.wake()
+
+    def _lead(self, subject: str, known: KnownRoute) -> None:
+        """Tell the senders of a subject what is known of their partitions; there is one for each open partition."""
+        for partition_id in known.open:
+            self._sender(subject, partition_id)
+        for sender in self._senders_of(subject):
+            sender.listed = sender.partition_id in known.open
+            sender.lost = sender.partition_id in known.lost
+            partition = known.open.get(sender.partition_id) or known.others.get(sender.partition_id)
+            sender.partition = partition or sender.partition
+
+    def _learn(self, subject: str) -> None:
+        """Ask for the route until it says where the rows of the subject go."""
+        if subject not in self._learning and not self._is_routed(subject):
+            task = asyncio.create_task(self._ask_until_routed(subject), name=f"outbox {subject}")
+            self._learning[subject] = task
+            task.add_done_callback(lambda _: self._learning.pop(subject, None))
+
+    def _is_routed(self, subject: str) -> bool:
+        known = self._routes.known.get(subject)
+        senders = self._senders_of(subject)
+        return (
+            known is not None
+            and known.route is not None
+            and known.open.keys() <= {sender.partition_id for sender in senders}
+            and not any(sender.listed and sender.sealed for sender in senders)
+        )
+
+    async def _ask_until_routed(self, subject: str) -> None:
+        for attempt in itertools.count(1):
+            await self.follow(subject)
+            if self._is_routed(subject):
+                return
+            level = logging.WARNING if attempt == WARN_AT else logging.DEBUG
+            log.log(level, "rows of %s wait: %s", subject, self._routes.known[subject].problem)
+            await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+            if self.token is None:  # another process sends; what it leaves is met as unknown
+                self._routes.known.pop(subject, None)
+                return
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why rows wait, by subject."""
+        routes = {
+            subject: self._routes.known[subject].problem
+            for subject in self._learning
+            if subject in self._routes.known
+        }
+        senders = {
+            sender.subject: sender.problem for sender in self.senders.values() if sender.batches
+        }
+        return {subject: why for subject, why in (routes | senders).items() if why}
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    async def close(self) -> None:
+        """Finish the transaction under way, and release the lease; what is not settled is another process's."""
+        self._closing = True
+        self.wake()
+        await self._task
+        tasks = list(self._learning.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        token = self.token
+        await self._forget()
+        if token is not None:
+            try:
+                await self._database.run(release, self._tables, token=token)
+            except (KeylaneError, TokenPassedError) as error:
+                log.info("outbox: the lease ends by its time: %s", error)
+
+
+def _tell_of_a_fault(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("an outbox has stopped sending: open it again", exc_info=error)

@@ -1,0 +1,67 @@
+"""The lease: one process sends.  Each take has a higher token, and every write of a holder checks its token first.
+
+A holder that was suspended finds its token passed and stops.  Until then it can only send batches that were recorded,
+which the broker recognizes or refuses.  So the time of the lease, the database's, decides only how soon another process
+takes over.  I/O: SQL.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from .settings import LEASE_MS_MAX
+from .tables import OutboxTables, database_ms
+
+
+class TokenPassedError(Exception):
+    """Another process took the lease, or an operator changed rows: what this process knows of them is outdated."""
+
+
+def take(connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: int) -> int | None:
+    """The token of the lease, taken for `lease_ms`; None while it is another live process's."""
+    lease = tables.lease
+    now = database_ms()
+    # A time further away than any lease was written before the clock was set back.
+    free = sa.or_(
+        lease.c.until_ms < now, lease.c.until_ms > now + LEASE_MS_MAX, lease.c.owner == owner
+    )
+    taken = connection.execute(
+        sa.update(lease)
+        .where(free)
+        .values(token=lease.c.token + 1, owner=owner, until_ms=now + lease_ms)
+    )
+    if taken.rowcount == 0:
+        return None
+    token: int = connection.execute(sa.select(lease.c.token)).scalar_one()
+    return token
+
+
+def renew(connection: Connection, tables: OutboxTables, *, token: int, lease_ms: int) -> None:
+    """
+    Hold the lease for `lease_ms` from now, and lock its row until the transaction ends.
+
+    Raises:
+        TokenPassedError: another process has taken it.
+    """
+    _set_until(connection, tables, token, database_ms() + lease_ms)
+
+
+def release(connection: Connection, tables: OutboxTables, *, token: int) -> None:
+    """Let another process take the lease at once.  Raises TokenPassedError."""
+    _set_until(connection, tables, token, sa.literal(0))
+
+
+def pass_token(connection: Connection, tables: OutboxTables) -> None:
+    """Lock the lease's row and have its holder read everything again; for changes by an operator."""
+    lease = tables.lease
+    connection.execute(sa.update(lease).values(token=lease.c.token + 1, until_ms=0, owner=""))
+
+
+def _set_until(
+    connection: Connection, tables: OutboxTables, token: int, until: sa.ColumnElement[int]
+) -> None:
+    lease = tables.lease
+    done = connection.execute(sa.update(lease).where(lease.c.token == token).values(until_ms=until))
+    if done.rowcount == 0:
+        raise TokenPassedError

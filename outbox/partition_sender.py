@@ -1,0 +1,216 @@
+"""Sends the recorded batches of one partition, in order; the oldest that is not stored stops those behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Protocol
+
+from ..protocol.errors import (
+    AcceptedAsLostError,
+    Fate,
+    KeylaneError,
+    NotSentError,
+    StaleRouteError,
+)
+from ..protocol.frames import Append
+from ..protocol.routing import Partition
+from ..rpc.client import BrokerClient
+from ..rpc.network import Channel
+from .assignment import Capacity
+from .batches import OutboxBatch, SendSession
+from .decisions import SendStep, decide_send_step
+from .settings import OutboxSettings
+
+log = logging.getLogger("keylane.outbox")
+WARN_AT = 8
+"""Failures in a row after which a warning is logged: some seconds."""
+
+
+class SenderOwner(Protocol):
+    """What a sender needs of the drainer."""
+
+    def stored(self, batch: OutboxBatch) -> None:
+        """Delete a batch that is stored."""
+        ...
+
+    def left(
+        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], why: str
+    ) -> None:
+        """Let rows wait again, or mark them as failed."""
+        ...
+
+    async def follow(self, subject: str) -> None:
+        """Ask for the newest route of a subject, and tell its senders."""
+        ...
+
+
+class PartitionSender:
+    """The batches of one partition, and the task that sends them."""
+
+    def __init__(
+        self,
+        subject: str,
+        partition_id: int,
+        owner: SenderOwner,
+        *,
+        broker_at: Callable[[str], BrokerClient],
+        settings: OutboxSettings,
+        rng: random.Random,
+        new_session: Callable[[], SendSession],
+    ) -> None:
+        self.subject = subject
+        self.partition_id = partition_id
+        self.partition: Partition | None = None
+        """None until the metaserver has told where it is."""
+        self.listed = False
+        """It is open in the latest route."""
+        self.sealed = False
+        """Its broker has said so."""
+        self.lost = False
+        """An operator has accepted its loss."""
+        self.problem = ""
+        """Why its batches are not stored; empty while they are."""
+        self.batches: deque[OutboxBatch] = deque()
+        """Recorded and not settled, the oldest first; all of one session."""
+        self._owner = owner
+        self._broker_at = broker_at
+        self._settings = settings
+        self._rng = rng
+        self._new_session = new_session
+        self._session = new_session()
+        self._next_sequence = 0
+        self._attempt = 0
+        self._wake = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=f"outbox {subject} {partition_id}")
+
+    @property
+    def open(self) -> bool:
+        """True while it may store new batches."""
+        return self.listed and not self.sealed
+
+    # ── recording ────────────────────────────────────────────────────────────────────────────────────
+    def capacity(self) -> Capacity | None:
+        """What may be recorded for it now; None for nothing."""
+        count = self._settings.in_flight_max - len(self.batches)
+        # Brokers recognize the latest batches only, and nothing may be stored before what another process has recorded.
+        doubtful = any(batch.doubtful for batch in self.batches)
+        if not self.open or doubtful or count <= 0:
+            return None
+        return Capacity(self.partition_id, self._session, self._next_sequence, count)
+
+    def inherit(self, batches: Sequence[OutboxBatch]) -> None:
+        """Send batches that an earlier holder of the lease has recorded, before anything else."""
+        self.batches.extend(batches)
+        self._wake.set()
+
+    def take(self, batch: OutboxBatch) -> bool:
+        """Send a batch that was recorded by `capacity`; False if that has changed meanwhile: it can't be sent."""
+        if not self.open or batch.session != self._session:
+            return False
+        assert batch.sequence == self._next_sequence
+        self._next_sequence += len(batch.rows)
+        self.batches.append(batch)
+        self._wake.set()
+        return True
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._stream()
+            except KeylaneError as error:
+                self.problem = error.message
+                self._attempt += 1
+                await self._owner.follow(self.subject)
+                if self._after_failure(error):
+                    continue
+                wait_ms = self._settings.backoff.wait_ms(self._attempt, self._rng)
+                level = logging.WARNING if self._attempt == WARN_AT else logging.DEBUG
+                log.log(level, "rows of %s wait: %s", self.subject, error.message)
+                await asyncio.sleep(wait_ms / 1000)
+
+    async def _channel(self) -> Channel:
+        address = None if self.partition is None else self.partition.address
+        if address is None:
+            raise NotSentError(
+                f"the metaserver knows no broker of partition {self.partition_id} that answers",
+                partition_id=self.partition_id,
+            )
+        return await self._broker_at(address).channel()
+
+    async def _stream(self) -> None:
+        """Send for ever.  After the first failure it waits for all calls, then raises that failure."""
+        calls: deque[asyncio.Task[None]] = deque()
+        try:
+            while True:
+                self._wake.clear()
+                while calls and calls[0].done():
+                    calls[0].result()
+                    calls.popleft()
+                    self._settle(self.batches[0])
+                for batch in list(islice(self.batches, len(calls), None)):
+                    channel = await self._channel()
+                    call = asyncio.create_task(self._append(channel, batch))
+                    call.add_done_callback(lambda _: self._wake.set())
+                    calls.append(call)
+                await self._wake.wait()
+        except asyncio.CancelledError:
+            for call in calls:
+                call.cancel()
+            raise
+        finally:
+            sent = list(self.batches)[: len(calls)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            for batch, result in zip(sent, results, strict=True):
+                if result is None:
+                    self._settle(batch)
+
+    async def _append(self, channel: Channel, batch: OutboxBatch) -> None:
+        try:
+            await channel.call(
+                Append(self.partition_id),
+                batch.encode(),
+                timeout_ms=self._settings.call_timeout_ms,
+            )
+        except BaseException as error:
+            if not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN:
+                batch.doubtful = True
+            raise
+
+    def _settle(self, batch: OutboxBatch) -> None:
+        self._attempt = 0
+        self.problem = ""
+        self.batches.remove(batch)
+        self._owner.stored(batch)
+
+    def _after_failure(self, error: KeylaneError) -> bool:
+        """Act on the error that the oldest batch met; True if all batches have left."""
+        if not self.batches:
+            return False
+        self.sealed = self.sealed or isinstance(error, StaleRouteError)
+        step = decide_send_step(
+            error, doubtful=self.batches[0].doubtful, left=not self.open, lost=self.lost
+        )
+        if step is SendStep.AGAIN:
+            return False
+        if step is SendStep.RETURN:
+            returned, failed = list(self.batches), []
+        else:
+            returned = [batch for batch in self.batches if not batch.doubtful]
+            failed = [batch for batch in self.batches if batch.doubtful]
+        self.batches.clear()
+        self._session = self._new_session()
+        self._next_sequence = 0
+        why = AcceptedAsLostError(partition_id=self.partition_id) if self.lost else error
+        self._owner.left(self.subject, returned, failed, why.message)
+        return True
+
+    async def close(self) -> None:
+        """Stop sending."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

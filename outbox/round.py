@@ -1,0 +1,121 @@
+"""One transaction of the process that sends: what was settled is deleted, what waits is recorded.  I/O: SQL.
+
+take or renew the lease ─▶ settle ─▶ read waiting rows ─▶ assign ─▶ record ─▶ or release, if nothing is left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy.engine import Connection
+
+from . import lease, rows
+from .assignment import CapacityTable, SubjectKey, assign, closed_ranges
+from .batches import OutboxBatch
+from .settings import OutboxSettings
+from .tables import OutboxTables
+
+
+@dataclass(slots=True, kw_only=True)
+class Settled:
+    """Batches that leave the batch table."""
+
+    stored: list[OutboxBatch] = field(default_factory=list)
+    returned: list[OutboxBatch] = field(default_factory=list)
+    """Their rows wait again."""
+    failed: dict[OutboxBatch, str] = field(default_factory=dict)
+    """With the reason."""
+
+    def __bool__(self) -> bool:
+        return bool(self.stored or self.returned or self.failed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOrder:
+    """What a round is to do."""
+
+    owner: str
+    token: int | None
+    """None to take the lease."""
+    settled: Settled
+    sending: bool
+    """Batches are recorded that are not settled."""
+    tables: Mapping[str, CapacityTable]
+    halted_keys: set[SubjectKey]
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundOutcome:
+    """What a round did."""
+
+    token: int | None
+    """None: another process has the lease, or nothing is left and it is free."""
+    recorded: list[OutboxBatch] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
+    """Subjects of waiting rows whose route is not known."""
+    halted_keys: set[SubjectKey] = field(default_factory=set)
+    inherited: bool = False
+    """The lease was taken, and `recorded` are batches of an earlier holder."""
+    more: bool = False
+    """Rows wait behind those that were read, and the next round may read them."""
+
+
+def run_round(
+    connection: Connection, tables: OutboxTables, settings: OutboxSettings, order: RoundOrder
+) -> RoundOutcome:
+    """
+    Do one round.
+
+    Raises:
+        TokenPassedError: what this process knows is outdated.
+    """
+    token = order.token
+    halted_keys = order.halted_keys
+    if token is None:
+        token = lease.take(connection, tables, owner=order.owner, lease_ms=settings.lease_ms)
+        if token is None:
+            return RoundOutcome(token=None)
+        halted_keys = rows.failed_keys(connection, tables)
+        inherited = rows.recorded(connection, tables)
+        if inherited:
+            return RoundOutcome(
+                token=token, inherited=True, recorded=inherited, halted_keys=halted_keys
+            )
+    else:
+        lease.renew(connection, tables, token=token, lease_ms=settings.lease_ms)
+        _settle(connection, tables, order.settled)
+        if order.settled.failed:
+            halted_keys = rows.failed_keys(connection, tables)
+    waiting, more = rows.waiting(
+        connection,
+        tables,
+        closed_ranges(order.tables),
+        rows_max=settings.read_rows,
+        bytes_max=settings.read_bytes,
+    )
+    assigned = assign(
+        waiting,
+        order.tables,
+        halted_keys,
+        batch_bytes=settings.batch_bytes,
+        batch_count=settings.batch_count,
+    )
+    rows.record(connection, tables, assigned.batches)
+    rows.halt(connection, tables, assigned.halted)
+    if not (order.sending or waiting or rows.any_waiting(connection, tables)):
+        lease.release(connection, tables, token=token)
+        token = None
+    return RoundOutcome(
+        token=token,
+        recorded=assigned.batches,
+        unknown=assigned.unknown,
+        halted_keys=halted_keys,
+        more=more and bool(assigned.batches or assigned.halted),
+    )
+
+
+def _settle(connection: Connection, tables: OutboxTables, settled: Settled) -> None:
+    rows.remove(connection, tables, settled.stored)
+    rows.unassign(connection, tables, settled.returned)
+    rows.fail(connection, tables, settled.failed)

@@ -1,0 +1,223 @@
+"""Rows of messages and of batches, read and written.  I/O: SQL.
+
+Every function belongs in a transaction that has checked the token of the lease, but for `add` and `any_unsettled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from .assignment import SubjectKey, SubjectRange
+from .batches import OutboxBatch, OutboxRow, SendSession
+from .lease import TokenPassedError
+from .tables import FAILED, HALTED, WAITING, OutboxTables
+
+IDS_AT_ONCE = 5_000
+"""Parameters of one statement; SQLite takes 32,766."""
+
+
+def insert_of(tables: OutboxTables) -> sa.Insert:
+    """The statement that adds a row."""
+    return sa.insert(tables.rows)
+
+
+def any_unsettled(connection: Connection, tables: OutboxTables) -> bool:
+    """True if a row waits or is recorded."""
+    rows = tables.rows.c
+    return connection.execute(sa.select(rows.id).where(rows.batch_id >= WAITING).limit(1)).first() is not None  # fmt: skip
+
+
+def any_waiting(connection: Connection, tables: OutboxTables) -> bool:
+    """True if a row waits."""
+    rows = tables.rows.c
+    return connection.execute(sa.select(rows.id).where(rows.batch_id == WAITING).limit(1)).first() is not None  # fmt: skip
+
+
+def failed_keys(connection: Connection, tables: OutboxTables) -> set[SubjectKey]:
+    """The keys that have a failed row."""
+    rows = tables.rows.c
+    keys = connection.execute(
+        sa.select(rows.subject, rows.order_key).where(rows.batch_id == FAILED).distinct()
+    )
+    return {(subject, bytes(key)) for subject, key in keys if key}
+
+
+def waiting(
+    connection: Connection,
+    tables: OutboxTables,
+    closed: Sequence[SubjectRange],
+    *,
+    rows_max: int,
+    bytes_max: int,
+) -> tuple[list[OutboxRow], bool]:
+    """
+    Waiting rows in the order of their ids, and whether there are more.
+
+    They begin with the lowest id each time: a row whose id is low and that was committed late is found before newer ones.
+
+    Args:
+        closed: ranges whose rows are passed over.
+        bytes_max: of keys, values and properties; the first row is read in any case.
+    """
+    rows = tables.rows.c
+    wanted = sa.and_(rows.batch_id == WAITING, *map(_outside(tables), closed))
+    size = sa.func.length(rows.order_key) + sa.func.length(rows.value)
+    first = (
+        sa.select(rows.id, (size + sa.func.length(rows.properties)).label("size"))
+        .where(wanted)
+        .order_by(rows.id)
+        .limit(rows_max)
+    )
+    part = first.subquery()
+    last_id, count, total = connection.execute(
+        sa.select(sa.func.max(part.c.id), sa.func.count(), sa.func.sum(part.c.size))
+    ).one()
+    if not count:
+        return [], False
+    more = count == rows_max or total > bytes_max
+    if total > bytes_max:
+        sizes = connection.execute(first).all()
+        totals = accumulate(row.size for row in sizes)
+        last_id = sizes[max(1, sum(1 for total in totals if total <= bytes_max)) - 1].id
+    return _read(connection, tables, sa.and_(wanted, rows.id <= last_id)), more
+
+
+def _outside(tables: OutboxTables) -> Any:
+    rows = tables.rows.c
+
+    def condition(closed: SubjectRange) -> sa.ColumnElement[bool]:
+        return sa.or_(
+            rows.subject != closed.subject,
+            rows.logical < closed.start,
+            rows.logical >= closed.end,
+        )
+
+    return condition
+
+
+def _read(
+    connection: Connection, tables: OutboxTables, wanted: sa.ColumnElement[bool]
+) -> list[OutboxRow]:
+    rows = tables.rows.c
+    selected = connection.execute(
+        sa.select(
+            rows.id,
+            rows.subject,
+            rows.logical,
+            rows.order_key,
+            rows.value,
+            rows.properties,
+            rows.added_at_ns,
+        )
+        .where(wanted)
+        .order_by(rows.id)
+    )
+    return [OutboxRow(*row) for row in selected]
+
+
+def recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:
+    """All recorded batches with their rows, in the order in which each partition gets them."""
+    table = tables.batches
+    batches = connection.execute(
+        sa.select(table).order_by(table.c.partition_id, table.c.sequence)
+    ).all()
+    if not batches:
+        return []
+    rows = {
+        batch.id: _read(connection, tables, tables.rows.c.batch_id == batch.id) for batch in batches
+    }
+    return [
+        OutboxBatch(
+            batch.subject,
+            batch.partition_id,
+            SendSession(batch.producer_id, batch.epoch),
+            batch.sequence,
+            rows[batch.id],
+            doubtful=True,
+        )
+        for batch in batches
+        if rows[batch.id]
+    ]
+
+
+def record(connection: Connection, tables: OutboxTables, batches: Sequence[OutboxBatch]) -> None:
+    """
+    Note which rows are in which batch, before any of them is sent.
+
+    Raises:
+        TokenPassedError: a row is not there any more; another program removed it.
+    """
+    if not batches:
+        return
+    connection.execute(
+        sa.insert(tables.batches),
+        [
+            {
+                "id": batch.id,
+                "subject": batch.subject,
+                "partition_id": batch.partition_id,
+                "producer_id": batch.session.producer_id,
+                "epoch": batch.session.epoch,
+                "sequence": batch.sequence,
+            }
+            for batch in batches
+        ],
+    )
+    for batch in batches:
+        ids = [row.id for row in batch.rows]
+        if _set_batch(connection, tables, ids, batch.id) != len(ids):
+            raise TokenPassedError
+
+
+def halt(connection: Connection, tables: OutboxTables, ids: Sequence[int]) -> None:
+    """Keep rows from being read until the failed rows of their keys are redriven or purged."""
+    _set_batch(connection, tables, ids, HALTED)
+
+
+def _set_batch(
+    connection: Connection, tables: OutboxTables, ids: Sequence[int], batch_id: int
+) -> int:
+    rows = tables.rows.c
+    changed = 0
+    for first in range(0, len(ids), IDS_AT_ONCE):
+        some = ids[first : first + IDS_AT_ONCE]
+        changed += connection.execute(
+            sa.update(tables.rows).where(rows.id.in_(some)).values(batch_id=batch_id)
+        ).rowcount
+    return changed
+
+
+def remove(connection: Connection, tables: OutboxTables, batches: Iterable[OutboxBatch]) -> None:
+    """Delete batches that are stored, and their rows."""
+    for batch in batches:
+        connection.execute(sa.delete(tables.rows).where(tables.rows.c.batch_id == batch.id))
+        _forget(connection, tables, batch)
+
+
+def unassign(connection: Connection, tables: OutboxTables, batches: Iterable[OutboxBatch]) -> None:
+    """Let the rows of batches wait again."""
+    for batch in batches:
+        _leave(connection, tables, batch, {"batch_id": WAITING})
+
+
+def fail(connection: Connection, tables: OutboxTables, failures: Mapping[OutboxBatch, str]) -> None:
+    """Mark the rows of batches as failed; their keys send nothing more until `redrive` or `purge`."""
+    for batch, why in failures.items():
+        _leave(connection, tables, batch, {"batch_id": FAILED, "failure": why[:500]})
+
+
+def _leave(
+    connection: Connection, tables: OutboxTables, batch: OutboxBatch, values: dict[str, Any]
+) -> None:
+    rows = tables.rows
+    connection.execute(sa.update(rows).where(rows.c.batch_id == batch.id).values(values))
+    _forget(connection, tables, batch)
+
+
+def _forget(connection: Connection, tables: OutboxTables, batch: OutboxBatch) -> None:
+    connection.execute(sa.delete(tables.batches).where(tables.batches.c.id == batch.id))

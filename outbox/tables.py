@@ -1,0 +1,153 @@
+"""The tables of an outbox in the user's database, and the database's time.
+
+keylane_outbox          a row for each message that waits, is recorded, or failed; a sent one is deleted
+keylane_outbox_batch    a row for each recorded batch that is not settled
+keylane_outbox_lease    one row: who sends, under which token, and which version the tables have
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from ..protocol.errors import (
+    ConfigError,
+    OutboxMissingError,
+    OutboxNewerError,
+    OutboxOlderError,
+)
+from ..protocol.ids import NAME_CHARS_MAX
+from ..protocol.limits import KEY_BYTES_MAX
+
+DEFAULT_PREFIX = "keylane_outbox"
+VERSION = 1
+"""Of these tables."""
+WAITING = 0
+"""`batch_id` of a row that is not recorded."""
+FAILED = -1
+HALTED = -2
+"""`batch_id` of a row behind a failed one of its key."""
+LEASE_ID = 1
+_PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # there only an INTEGER counts up
+_BLOB = sa.LargeBinary().with_variant(sa.LargeBinary(1 << 24), "mysql", "mariadb")
+_TEXT: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
+_MISSING_STATES = ("42P01", "(1146,", "no such table")
+
+
+class OutboxTables:
+    """The tables whose names begin with `prefix`."""
+
+    def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
+        """Raises ConfigError: the prefix is no lower-case name of at most 40 characters."""
+        if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
+            raise ConfigError(f"a prefix of tables matches {_PREFIX.pattern}, not {prefix!r:.60}")
+        self.metadata = sa.MetaData()
+        self.rows = sa.Table(
+            prefix,
+            self.metadata,
+            sa.Column("id", _LONG, primary_key=True, autoincrement=True),
+            sa.Column("subject", sa.String(NAME_CHARS_MAX), nullable=False),
+            sa.Column("logical", sa.Integer, nullable=False),
+            sa.Column("order_key", sa.LargeBinary(KEY_BYTES_MAX), nullable=False),
+            sa.Column("value", _BLOB, nullable=False),
+            sa.Column("properties", _BLOB, nullable=False),
+            sa.Column("added_at_ns", sa.BigInteger, nullable=False),
+            sa.Column("batch_id", sa.BigInteger, nullable=False, default=WAITING),
+            sa.Column("failure", sa.String(500)),
+            sa.Index(f"{prefix}_by_batch", "batch_id", "id"),
+            sqlite_autoincrement=True,  # an id is never used again
+            **_TEXT,
+        )
+        self.batches = sa.Table(
+            f"{prefix}_batch",
+            self.metadata,
+            sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+            sa.Column("subject", sa.String(NAME_CHARS_MAX), nullable=False),
+            sa.Column("partition_id", sa.BigInteger, nullable=False),
+            sa.Column("producer_id", sa.BigInteger, nullable=False),
+            sa.Column("epoch", sa.BigInteger, nullable=False),
+            sa.Column("sequence", sa.BigInteger, nullable=False),
+            **_TEXT,
+        )
+        self.lease = sa.Table(
+            f"{prefix}_lease",
+            self.metadata,
+            sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+            sa.Column("version", sa.Integer, nullable=False),
+            sa.Column("token", sa.BigInteger, nullable=False),
+            sa.Column("owner", sa.String(200), nullable=False),
+            sa.Column("until_ms", sa.BigInteger, nullable=False),
+            **_TEXT,
+        )
+
+    def create(self, connection: Connection) -> None:
+        """Create what is missing; again changes nothing.  Raises OutboxOlderError, OutboxNewerError."""
+        self.metadata.create_all(connection)
+        if connection.execute(sa.select(self.lease.c.id)).first() is None:
+            connection.execute(sa.insert(self.lease), FIRST_LEASE)
+        self.check(connection)
+
+    def check(self, connection: Connection) -> None:
+        """
+        Let tables of this version through.
+
+        Raises:
+            OutboxMissingError, OutboxOlderError, OutboxNewerError
+        """
+        try:
+            version = connection.execute(sa.select(self.lease.c.version)).scalar_one_or_none()
+        except SQLAlchemyError as error:
+            raise self.missing_error(error) or error from error
+        if version is None:
+            raise OutboxMissingError(f"{self.lease.name} has no row", table=self.lease.name)
+        if version < VERSION:
+            raise OutboxOlderError(table=self.rows.name, version=version, wanted=VERSION)
+        if version > VERSION:
+            raise OutboxNewerError(table=self.rows.name, version=version, wanted=VERSION)
+
+    def missing_error(self, error: SQLAlchemyError) -> OutboxMissingError | None:
+        """The typed error if `error` says that a table does not exist."""
+        cause = getattr(error, "orig", None)
+        said = f"{getattr(cause, 'sqlstate', '')} {cause}"
+        if not any(state in said for state in _MISSING_STATES):
+            return None
+        return OutboxMissingError(table=self.rows.name)
+
+
+FIRST_LEASE = {"id": LEASE_ID, "version": VERSION, "token": 0, "owner": "", "until_ms": 0}
+"""The row of the lease in new tables."""
+
+
+class database_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
+    """The database's time, in milliseconds since 1970: leases of different processes are compared by it alone."""
+
+    type = sa.BigInteger()
+    inherit_cache = True
+    name = "database_ms"
+
+
+@compiles(database_ms, "sqlite")
+def _sqlite_ms(_element: database_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
+
+
+@compiles(database_ms, "postgresql")
+def _postgresql_ms(_element: database_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+@compiles(database_ms, "mysql")
+@compiles(database_ms, "mariadb")
+def _mysql_ms(_element: database_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)"

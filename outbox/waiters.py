@@ -1,0 +1,79 @@
+"""Callers that wait until their rows are sent, by this process or another one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.errors import ClosedError, Fate, KeylaneError, OutboxRowFailedError
+from .database import Transactions
+from .round import Settled
+from .tables import FAILED, OutboxTables
+
+
+class RowWaiters:
+    """The rows that `Outbox.send` waits for; every `look_ms` a caller looks whether another process has sent its row."""
+
+    def __init__(self, database: Transactions, tables: OutboxTables, *, look_ms: int) -> None:
+        self._database = database
+        self._tables = tables
+        self._look_ms = look_ms
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    async def wait(self, row_id: int) -> None:
+        """Wait until the row is sent.  Raises OutboxRowFailedError, ClosedError, StorageError."""
+        future = self._waiting[row_id] = asyncio.get_running_loop().create_future()
+        try:
+            while not future.done():
+                await asyncio.wait([future], timeout=self._look_ms / 1000)
+                if not future.done():
+                    self._tell(row_id, await self._database.run(_outcome, self._tables, row_id))
+            future.result()
+        finally:
+            del self._waiting[row_id]
+
+    def settle(self, settled: Settled) -> None:
+        """Tell the callers whose rows this process has sent, or marked as failed."""
+        if not self._waiting:
+            return
+        for batch in settled.stored:
+            for row in batch.rows:
+                self._tell(row.id, "")
+        for batch, why in settled.failed.items():
+            for row in batch.rows:
+                self._tell(row.id, why)
+
+    def close(self) -> None:
+        """Tell all callers that nothing is sent here any more."""
+        text = "the outbox was closed; the message is in its table, and is sent later"
+        for future in self._waiting.values():
+            _end(future, ClosedError(text).copy(Fate.UNKNOWN))
+
+    def _tell(self, row_id: int, failure: str | None) -> None:
+        """The row is sent (""), failed (the reason), or waits (None)."""
+        future = self._waiting.get(row_id)
+        if future is None or failure is None:
+            return
+        error = OutboxRowFailedError(f"row {row_id}: {failure}", row_id=row_id) if failure else None
+        _end(future, error)
+
+
+def _end(future: asyncio.Future[None], error: KeylaneError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _outcome(connection: Connection, tables: OutboxTables, row_id: int) -> str | None:
+    """As `RowWaiters._tell` takes it."""
+    rows = tables.rows.c
+    ask = sa.select(rows.batch_id, rows.failure).where(rows.id == row_id)
+    row = connection.execute(ask).one_or_none()
+    if row is None:
+        return ""
+    return str(row.failure) if row.batch_id == FAILED else None

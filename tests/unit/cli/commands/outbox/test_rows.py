@@ -1,0 +1,64 @@
+"""`keylane outbox` status, redrive and purge, on an outbox with a failed row."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import sqlalchemy as sa
+
+from keylane.cli.main import app
+from keylane.outbox import Outbox
+from keylane.outbox.tables import FAILED, HALTED, OutboxTables
+
+TABLES = OutboxTables()
+
+
+@pytest.fixture
+def url(tmp_path) -> str:
+    url = f"sqlite:///{tmp_path / 'user.db'}"
+    engine = sa.create_engine(url)
+    outbox = Outbox("127.0.0.1:1", engine)
+    with engine.begin() as connection:
+        TABLES.create(connection)
+        failed, halted, _ = (
+            outbox.add_sync(connection, subject, b"v", key=b"k")
+            for subject in ("orders", "orders", "bills")
+        )
+        for row_id, state in ((failed, FAILED), (halted, HALTED)):
+            connection.execute(
+                sa.update(TABLES.rows)
+                .where(TABLES.rows.c.id == row_id)
+                .values(batch_id=state, failure="lost" if state == FAILED else None)
+            )
+    engine.dispose()
+    return url
+
+
+def ran(capsys, *words: str) -> str:
+    status = app(["outbox", *words], prog_name="keylane", standalone_mode=False)
+    shown = capsys.readouterr()
+    assert not status, shown
+    return shown.out
+
+
+def test_status_shows_rows_by_subject_and_why_rows_failed(capsys, url):
+    shown = ran(capsys, "status", "--database-url", url)
+    assert "3 rows" in shown
+    assert "1 failed row" in shown
+    assert "lost" in shown
+    assert "the lease is free" in shown
+    told = json.loads(ran(capsys, "status", "--database-url", url, "-o", "json"))
+    assert (told["rows"], told["failed"]) == (3, 1)
+    by_subject = {each["subject"]: each for each in told["subjects"]}
+    assert by_subject["bills"]["waiting"] == 1
+    assert (by_subject["orders"]["failed"], by_subject["orders"]["halted"]) == (1, 1)
+    assert told["failed_rows"][0]["why"] == "lost"
+
+
+@pytest.mark.parametrize(("command", "waiting"), [("redrive", 2), ("purge", 1)])
+def test_failed_rows_are_redriven_or_purged_by_subject(capsys, url, command, waiting):
+    assert "0 failed rows" in ran(capsys, command, "--database-url", url, "--subject", "bills")
+    assert "1 failed row" in ran(capsys, command, "--database-url", url, "--subject", "orders")
+    shown = ran(capsys, "status", "--database-url", url, "--subject", "orders", "-o", "json")
+    assert json.loads(shown)["subjects"][0]["waiting"] == waiting

@@ -1,0 +1,298 @@
+"""The tables of an outbox: rounds on them, their versions, their migration."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import sqlalchemy as sa
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import keylane.outbox.alembic as registered  # noqa: F401 - it registers operations
+from keylane.outbox import (
+    Outbox,
+    OutboxSettings,
+    create_tables,
+    outbox_status,
+    purge_failed,
+    redrive_failed,
+)
+from keylane.outbox.assignment import Capacity, capacity_table
+from keylane.outbox.batches import SendSession
+from keylane.outbox.lease import TokenPassedError
+from keylane.outbox.round import RoundOrder, RoundOutcome, Settled, run_round
+from keylane.outbox.tables import VERSION, OutboxTables
+from keylane.outbox.upkeep import read_status, redrive
+from keylane.protocol.errors import (
+    ConfigError,
+    InvalidNameError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    OutboxMissingError,
+    OutboxNewerError,
+    OutboxOlderError,
+)
+
+META = "127.0.0.1:1"
+TABLES = OutboxTables()
+SETTINGS = OutboxSettings(batch_count=2)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
+    with engine.begin() as connection:
+        TABLES.create(connection)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def outbox(engine) -> Outbox:
+    return Outbox(META, engine)
+
+
+def add(engine, outbox, *values: bytes, key: bytes = b"k") -> list[int]:
+    with engine.begin() as connection:
+        return [outbox.add_sync(connection, "s", value, key=key) for value in values]
+
+
+def do(
+    engine,
+    token: int | None,
+    settled: Settled | None = None,
+    *,
+    owner: str = "a",
+    batches: int = 5,
+    sequence: int = 0,
+    sending: bool = False,
+    halted=frozenset(),
+) -> RoundOutcome:
+    capacity = Capacity(1, SendSession(7, 0), sequence, batches)
+    order = RoundOrder(
+        owner=owner,
+        token=token,
+        settled=settled or Settled(),
+        sending=sending,
+        tables={"s": capacity_table([1] * 1024, {1: capacity} if batches else {}, [])},
+        halted_keys=set(halted),
+    )
+    with engine.begin() as connection:
+        return run_round(connection, TABLES, SETTINGS, order)
+
+
+def ids(outcome: RoundOutcome) -> list[list[int]]:
+    return [[row.id for row in batch.rows] for batch in outcome.recorded]
+
+
+def count(engine, table: str = "keylane_outbox") -> int:
+    with engine.connect() as connection:
+        return connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one()
+
+
+def test_stored_batches_are_deleted_and_the_lease_is_released(engine, outbox):
+    first, second, third = add(engine, outbox, b"1", b"2", b"3")
+    outcome = do(engine, None)
+    assert ids(outcome) == [[first, second], [third]]
+    assert do(engine, None, owner="b").token is None, "it is another's"
+    outcome = do(engine, outcome.token, Settled(stored=outcome.recorded))
+    assert outcome.token is None
+    assert (count(engine), count(engine, "keylane_outbox_batch")) == (0, 0)
+    assert do(engine, None, owner="b").token is None, "nothing waits, so it is released again"
+
+
+def test_next_holder_sends_the_same_bytes(engine, outbox):
+    add(engine, outbox, b"1", b"2", b"3")
+    recorded = do(engine, None).recorded
+    inherited = do(engine, None)
+    assert inherited.inherited
+    assert [batch.encode() for batch in inherited.recorded] == [each.encode() for each in recorded]
+    assert all(batch.doubtful for batch in inherited.recorded)
+
+
+def test_token_of_an_earlier_holder_changes_nothing(engine, outbox):
+    add(engine, outbox, b"1")
+    zombie = do(engine, None)
+    do(engine, None)
+    with pytest.raises(TokenPassedError):
+        do(engine, zombie.token, Settled(stored=zombie.recorded))
+    assert count(engine) == 1
+
+
+def test_returned_rows_wait_again_and_are_recorded_in_order(engine, outbox):
+    first, second = add(engine, outbox, b"1", b"2")
+    outcome = do(engine, None, batches=1)
+    (third,) = add(engine, outbox, b"3")
+    outcome = do(engine, outcome.token, Settled(returned=outcome.recorded))
+    assert ids(outcome) == [[first, second], [third]]
+
+
+def test_rows_behind_a_failed_one_of_their_key_wait_for_an_operator(engine, outbox):
+    first, second = add(engine, outbox, b"1", b"2")
+    outcome = do(engine, None)
+    (later,) = add(engine, outbox, b"3")
+    (other,) = add(engine, outbox, b"4", key=b"other")
+    outcome = do(engine, outcome.token, Settled(failed={outcome.recorded[0]: "lost"}))
+    assert ids(outcome) == [[other]]
+    outcome = do(
+        engine, outcome.token, Settled(stored=outcome.recorded), halted=outcome.halted_keys
+    )
+    assert outcome.token is None
+    (newer,) = add(engine, outbox, b"5")
+    outcome = do(engine, None)
+    assert ids(outcome) == []
+    with engine.begin() as connection:
+        status = read_status(connection, TABLES, now_ns=0)
+        assert (status.subjects[0].failed, status.subjects[0].halted) == (2, 2)
+        assert [row.failure for row in status.failed_rows] == ["lost", "lost"]
+        assert redrive(connection, TABLES) == 2
+    assert ids(do(engine, None)) == [[first, second], [later, newer]]
+
+
+async def test_purge_lets_newer_rows_go(engine, outbox):
+    add(engine, outbox, b"1")
+    outcome = do(engine, None)
+    (later,) = add(engine, outbox, b"2")
+    do(engine, outcome.token, Settled(failed={outcome.recorded[0]: "lost"}))
+    assert (await outbox_status(engine)).rows == 2
+    assert await purge_failed(engine, subject="another") == 0
+    assert await purge_failed(engine, subject="s") == 1
+    assert ids(do(engine, None)) == [[later]]
+
+
+async def test_redrive_makes_the_holder_read_again(engine, outbox):
+    add(engine, outbox, b"1")
+    outcome = do(engine, None)
+    assert await redrive_failed(engine) == 0
+    with pytest.raises(TokenPassedError):
+        do(engine, outcome.token, sending=True)
+
+
+def test_bytes_limit_what_one_round_reads(engine, outbox):
+    rows = add(engine, outbox, *[bytes(1_000)] * 6)
+    order_settings = OutboxSettings(read_bytes=2_500)
+    capacity = Capacity(1, SendSession(7, 0), 0, 5)
+    order = RoundOrder(
+        owner="a",
+        token=None,
+        settled=Settled(),
+        sending=False,
+        tables={"s": capacity_table([1] * 1024, {1: capacity}, [])},
+        halted_keys=set(),
+    )
+    with engine.begin() as connection:
+        outcome = run_round(connection, TABLES, order_settings, order)
+    assert ids(outcome) == [rows[:2]]
+    assert outcome.more
+
+
+def test_round_records_nothing_when_a_row_is_removed_by_another_program(engine, outbox):
+    add(engine, outbox, b"1")
+
+    @sa.event.listens_for(engine, "before_cursor_execute")
+    def remove(_connection, cursor, statement, *_args):
+        if statement.startswith("UPDATE keylane_outbox SET batch_id"):
+            cursor.execute("DELETE FROM keylane_outbox")
+
+    with pytest.raises(TokenPassedError):
+        do(engine, None)
+
+
+# ── adding ───────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"subject": "not a name"}, InvalidNameError),
+        ({"value": "text"}, InvalidRequestError),
+        ({"key": "text"}, InvalidRequestError),
+        ({"key": bytes(1025)}, MessageTooLargeError),
+        ({"value": bytes(1 << 20)}, MessageTooLargeError),
+        ({"properties": {"a": 1}}, InvalidRequestError),
+    ],
+)
+def test_add_refuses_before_it_inserts(engine, outbox, arguments, kind):
+    with engine.begin() as connection, pytest.raises(kind):
+        outbox.add_sync(connection, **({"subject": "s", "value": b"v", "key": b"k"} | arguments))
+    assert count(engine) == 0
+
+
+async def test_add_takes_only_what_it_can_insert_with(engine, outbox):
+    with Session(engine) as session:
+        with pytest.raises(InvalidRequestError, match="add_sync takes a Session"):
+            await outbox.add(session, "s", b"v")
+        with pytest.raises(InvalidRequestError, match="not a Engine"):
+            outbox.add_sync(engine, "s", b"v")
+
+
+async def test_add_names_the_missing_table(tmp_path):
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}")
+    async with AsyncSession(engine) as session:
+        with pytest.raises(OutboxMissingError, match="create_tables"):
+            await Outbox(META, engine).add(session, "s", b"v")
+    await engine.dispose()
+
+
+# ── versions ─────────────────────────────────────────────────────────────────────────────────────────
+async def test_outbox_does_not_open_on_tables_it_cannot_use(tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
+    with pytest.raises(OutboxMissingError):
+        await Outbox(META, engine).__aenter__()
+    await create_tables(engine)
+    await create_tables(engine)
+    for version, kind in ((VERSION - 1, OutboxOlderError), (VERSION + 1, OutboxNewerError)):
+        with engine.begin() as connection:
+            connection.execute(sa.update(TABLES.lease).values(version=version))
+        for work in (Outbox(META, engine).__aenter__, lambda: create_tables(engine)):
+            with pytest.raises(kind) as refused:
+                await work()
+            assert refused.value.version == version
+    engine.dispose()
+
+
+def test_prefix_names_all_tables_and_indexes(engine):
+    with engine.begin() as connection:
+        OutboxTables("shop_outbox").create(connection)
+        schema = sa.inspect(connection)
+        assert schema.has_table("shop_outbox_lease")
+        assert [index["name"] for index in schema.get_indexes("shop_outbox")] == [
+            "shop_outbox_by_batch"
+        ]
+
+
+@pytest.mark.parametrize("prefix", ["", "Shop", "a-b", "a" * 41, 7])
+def test_prefix_is_a_name(prefix):
+    with pytest.raises(ConfigError):
+        OutboxTables(prefix)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "sqlite+nodriver://", 7])
+def test_outbox_needs_an_engine_or_a_url(url):
+    with pytest.raises(ConfigError):
+        Outbox(META, url)
+
+
+# ── migrations ───────────────────────────────────────────────────────────────────────────────────────
+def test_migration_creates_and_drops_the_tables(tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
+    with engine.begin() as connection:
+        operations = Operations(MigrationContext.configure(connection))
+        operations.keylane_outbox_upgrade()
+        operations.keylane_outbox_upgrade()
+        TABLES.check(connection)
+        operations.keylane_outbox_drop()
+        assert sa.inspect(connection).get_table_names() == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
+def test_migration_can_be_written_as_sql(dialect):
+    written = io.StringIO()
+    options = {"as_sql": True, "output_buffer": written}
+    context = MigrationContext.configure(dialect_name=dialect, opts=options)
+    Operations(context).keylane_outbox_upgrade("shop")
+    assert "CREATE TABLE shop_lease" in written.getvalue()
+    assert "CREATE INDEX shop_by_batch" in written.getvalue()
+    assert "INSERT INTO shop_lease" in written.getvalue()
