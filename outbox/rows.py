@@ -1,6 +1,6 @@
 """Rows of messages and of batches, read and written.  I/O: SQL.
 
-Every function belongs in a transaction that has checked the token of the lease, but for `add` and `any_unsettled`.
+Every function belongs in a transaction that has checked the token of the lease, but for `insert_of` and `any_unsettled`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ def insert_of(tables: OutboxTables) -> sa.Insert:
 
 def any_unsettled(connection: Connection, tables: OutboxTables) -> bool:
     """True if a row waits or is recorded."""
-    rows = tables.rows.c
-    return connection.execute(sa.select(rows.id).where(rows.batch_id >= WAITING).limit(1)).first() is not None  # fmt: skip
+    return _any(connection, tables, tables.rows.c.batch_id >= WAITING)
 
 
 def any_waiting(connection: Connection, tables: OutboxTables) -> bool:
     """True if a row waits."""
-    rows = tables.rows.c
-    return connection.execute(sa.select(rows.id).where(rows.batch_id == WAITING).limit(1)).first() is not None  # fmt: skip
+    return _any(connection, tables, tables.rows.c.batch_id == WAITING)
+
+
+def _any(connection: Connection, tables: OutboxTables, wanted: sa.ColumnElement[bool]) -> bool:
+    return (
+        connection.execute(sa.select(tables.rows.c.id).where(wanted).limit(1)).first() is not None
+    )
 
 
 def failed_keys(connection: Connection, tables: OutboxTables) -> set[SubjectKey]:

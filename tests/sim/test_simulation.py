@@ -15,6 +15,8 @@ from sim.run import hunts, outcomes_of, pool, run_one
 
 SEEDS = 100
 """`make proof` runs 20,000 and more."""
+OUTBOX_SEEDS = 10
+"""With an outbox, from FIRST_SEED on; `make sim FIRST=1000000000` runs more."""
 SEEDS_SAMPLE = 40
 FOUND = (
     424, 1011, 1148, 1617, 2653, 7062, 11073, 13821, 5_000_846,
@@ -98,6 +100,9 @@ SAMPLE = (
     "retention_passes_the_slowest_group",
     "opens_before_groups_are_told",
     "sessions_expire_late",
+    "left_partition_is_no_barrier",
+    "recorded_batches_wait_behind_new_ones",
+    "rows_deleted_before_the_ack",
 )
 """`make proof` hunts all."""
 MORE_SEEDS = 400

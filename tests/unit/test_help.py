@@ -5,11 +5,12 @@ import inspect
 import pytest
 
 import keylane
+from keylane.outbox import Outbox
 
 COLUMNS_MAX = 124
 
 
-KINDS = [keylane.Producer, keylane.Consumer, keylane.Admin]
+KINDS = [keylane.Producer, keylane.Consumer, keylane.Admin, Outbox]
 
 
 @pytest.mark.parametrize("kind", KINDS)

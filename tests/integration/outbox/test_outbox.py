@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from keylane.outbox import Outbox, OutboxSettings, create_tables
+from keylane.protocol.errors import ClosedError, Fate
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster
 from support.outbox.rows import SETTINGS, drained, rows_left
@@ -178,6 +179,19 @@ async def test_send_returns_when_another_process_sends(shared_cluster, sqlite, s
         async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as second:
             await second.send(subject, b"stored", key=b"k")
     await shared_cluster.check_history(subject, {b"k": [b"stored"]})
+
+
+async def test_send_fails_with_an_unknown_fate_when_the_outbox_is_closed(shared_cluster, sqlite):
+    """The message stays in the table."""
+    outbox = Outbox(shared_cluster.meta, sqlite, settings=SETTINGS)
+    async with outbox:
+        call = asyncio.create_task(outbox.send(f"outbox-never-{next(numbers)}", b"waits"))
+        while not outbox.waiting:
+            await asyncio.sleep(0.01)
+    with pytest.raises(ClosedError) as refused:
+        await call
+    assert refused.value.fate is Fate.UNKNOWN
+    assert await rows_left(sqlite) == 1
 
 
 @pytest.mark.cluster(brokers=1)

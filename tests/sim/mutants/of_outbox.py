@@ -6,12 +6,11 @@ from typing import Any
 
 from keylane.outbox import drainer as drainer_module
 from keylane.outbox import lease as lease_module
+from keylane.outbox import partition_sender as sender_module
 from keylane.outbox import round as round_module
 from keylane.outbox import rows as rows_module
-from keylane.outbox import sender as sender_module
 from keylane.outbox.decisions import SendStep
-from keylane.outbox.drainer import Drainer
-from keylane.outbox.sender import PartitionSender
+from keylane.outbox.partition_sender import PartitionSender
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -91,18 +90,6 @@ def doubtful_batches_return(patches: Patches) -> None:
     real = patches.set(sender_module, "decide_send_step", decide)
 
 
-def session_kept_after_a_lost_lease(patches: Patches) -> None:
-    """A holder that takes the lease again sends under the sequences that its earlier batches have."""
-
-    def begin(self: Any) -> None:
-        if not hasattr(self, "_producer_id"):
-            real(self)
-        else:
-            self._epochs = type(self._epochs)()
-
-    real = patches.set(Drainer, "_begin_session", begin)
-
-
 def scan_begins_behind_the_last_row(patches: Patches) -> None:
     """Rows that wait again are not read again."""
 
@@ -126,6 +113,5 @@ BREAKS: tuple[Breaks, ...] = (
     recorded_batches_wait_behind_new_ones,
     sealed_partition_gives_up,
     doubtful_batches_return,
-    session_kept_after_a_lost_lease,
     scan_begins_behind_the_last_row,
 )

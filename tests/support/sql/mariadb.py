@@ -23,7 +23,7 @@ import asyncmy.errors
 from support.postgres import die_with_parent
 
 PACKAGE = "mariadb-server-core"
-ADVICE = f"install MariaDB, or run `apt-get update`: the tests unpack Debian's {PACKAGE} from there"
+ADVICE = f"install MariaDB, or let the tests download Debian's {PACKAGE} with apt-get"
 SECONDS_TO_START = 60
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keylane-tests" / PACKAGE
 OPTIONS = (
@@ -45,29 +45,31 @@ def server_program() -> tuple[Path, Path]:
 def _unpack() -> None:
     """Put the package and the libraries that the machine lacks into the cache; several test runs may do so at once."""
     CACHE.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE.parent) as folder:
-        packages = Path(folder) / "packages"
-        packages.mkdir(mode=0o755)
+    with tempfile.TemporaryDirectory(dir=CACHE.parent) as name:
+        folder = Path(name)
+        for part in ("lists/partial", "archives/partial", "packages"):
+            (folder / part).mkdir(parents=True)
+        own = [  # the machine's own lists stay as they are
+            *("-o", f"Dir::State::lists={folder / 'lists'}", "-o", f"Dir::Cache={folder}"),
+            *("-o", "APT::Sandbox::User=root", "-o", "Debug::NoLocking=true"),
+        ]
         try:
-            _run(packages, "apt-get", "download", PACKAGE, *_libraries())
-            for package in packages.glob("*.deb"):
-                _run(packages, "dpkg-deb", "--extract", str(package), str(Path(folder) / "new"))
+            _run(folder, "apt-get", *own, "update")
+            depends = _run(folder, "apt-cache", *own, "depends", "--important", PACKAGE)
+            wanted = [line.split()[-1] for line in depends.splitlines() if "Depends: lib" in line]
+            missing = [library for library in wanted if not _is_installed(library)]
+            _run(folder / "packages", "apt-get", *own, "download", PACKAGE, *missing)
+            for package in (folder / "packages").glob("*.deb"):
+                _run(folder, "dpkg-deb", "--extract", str(package), str(folder / "new"))
         except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", "")
-            raise AssertionError(f"no MariaDB for the tests: {error} {said}; {ADVICE}") from error
+            output = getattr(error, "stderr", "")
+            raise AssertionError(f"no MariaDB for the tests: {error} {output}; {ADVICE}") from error
         if not CACHE.exists():
-            (Path(folder) / "new").rename(CACHE)
+            (folder / "new").rename(CACHE)
 
 
-def _libraries() -> list[str]:
-    """The libraries that the package needs and that are not installed."""
-    told = _run(Path("/"), "apt-cache", "depends", "--important", PACKAGE)
-    wanted = [line.split()[-1] for line in told.splitlines() if "Depends: lib" in line]
-    return [
-        name
-        for name in wanted
-        if subprocess.run(["dpkg", "-s", name], capture_output=True, check=False).returncode
-    ]
+def _is_installed(library: str) -> bool:
+    return subprocess.run(["dpkg", "-s", library], capture_output=True, check=False).returncode == 0
 
 
 def _run(folder: Path, *command: str) -> str:
