@@ -10,7 +10,7 @@ from keylane.cli.main import app
 from tidy.tree import ROOT
 
 PAGES = ("README.md", "docs/OPERATING.md", "docs/OUTBOX.md", "examples/README.md")
-COMMAND = re.compile(r"^ {4}(?:\.venv/bin/)?keylane (.+?)(?: +#.*)?$", re.MULTILINE)
+COMMAND = re.compile(r"^ {4}(?:\.venv/bin/)?keylane (.+?)(?: +[#<].*)?$", re.MULTILINE)
 
 
 def commands() -> list[tuple[str, str]]:
