@@ -233,7 +233,7 @@ class DataPlane:
             if waiting_s >= self._stuck_s or (self._room.short and waiting_s >= SHORT_S):
                 break
         error = OverloadedError(f"this client has taken no answer for {waiting_s:.0f} s")
-        log.warning("a client is let go: %s", error.message)
+        log.warning("a client is disconnected: %s", error.message)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
                 await connection.refuse(error, WSCloseCode.TRY_AGAIN_LATER)

@@ -293,7 +293,7 @@ class Server:
                 except ConnectionResetError:
                     pass  # the client has left, as when it ends a long poll
                 except TimeoutError:
-                    log.warning("a client is let go: it does not take its answer")
+                    log.warning("a client is disconnected: it does not take its answer")
                     if request.transport is not None:
                         request.transport.abort()
             return response

@@ -85,7 +85,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     left = ask.without_source or ask.accept_loss
     if broker_alive(connection, source) and left:
         raise InvalidRequestError(
-            f"broker group {source!r} answers: evacuate it with its help, which loses no order"
+            f"broker group {source!r} answers: evacuate it without --without-source and --accept-loss; it seals, and order is kept"
         )
     coming = partitions.c.state.in_(_COMING)
     blocking = _SEALED if ask.accept_loss else _blocking
@@ -208,7 +208,7 @@ def _not_free(
         blocking = _SEALED if ask.accept_loss else _blocking
         sealed = _blocking_there(connection, subject, BrokerGroup(ask.broker_group), blocking)
         if hosts or leaving < there or sealed:
-            problem = "its operation goes on, and leaves some there; then evacuate again"
+            problem = "its operation continues, and leaves partitions there; evacuate again when it is done"
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
     return PlannedOperation(
         subject=subject,

@@ -244,14 +244,14 @@ def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
     groups = silent_parents(state, pending)
     if not groups:
         return ""
-    return f"silent: {', '.join(groups)}; nothing is sealed before all parents can be"
+    return f"silent: {', '.join(groups)}; no parent is sealed before the brokers of all parents can seal"
 
 
 def unsealable(partition_id: int, broker_group: str, why: str) -> str:
     """The reason for waiting while the broker of a parent cannot seal it."""
     return (
         f"partition {partition_id} on {broker_group!r} cannot be sealed: {why}; "
-        f"nothing is sealed before all parents can be"
+        f"no parent is sealed before the brokers of all parents can seal"
     )
 
 

@@ -123,7 +123,7 @@ class PartlyQueuedError(DeliveryError):
 
     code = 1186
     summary = "a message could not be queued; those before it were"
-    hint = "Mend what the cause names, then go on with that message: it and those after it were not sent."
+    hint = "Fix what the cause names, then continue with that message: it and those after it were not sent."
     queued = Detail(int)
     """The number of messages that were queued before it."""
 
@@ -264,7 +264,7 @@ class InputUnfinishedError(KeylaneError):
     fate = Fate.UNKNOWN
     summary = "not every line of the input is stored"
     hint = (
-        "Mend what the message names, then send the missing lines of the same input: --lines LINES"
+        "Fix what the message names, then send the missing lines of the same input: --lines LINES"
     )
     stored = Detail(int)
     line = Detail(int)

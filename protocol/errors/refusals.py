@@ -77,7 +77,7 @@ class InvalidRequestError(RefusedError):
 
     code = 1104
     summary = "the request makes no sense"
-    hint = "Nothing was done.  Mend what the message names, then ask again."
+    hint = "Nothing was done.  Fix what the message names, then ask again."
     partition_id = Detail(int)
     address = Detail(str)
 

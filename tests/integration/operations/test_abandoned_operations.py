@@ -135,7 +135,10 @@ async def test_operation_names_a_silent_broker_that_is_to_seal(tmp_path: Path):
         await move.silence("g1")
         await move.database.write(finish_round, move.operation_id, {move.child: None})
         view = await move.view()
-        assert view.problem == "silent: g1; nothing is sealed before all parents can be"
+        assert (
+            view.problem
+            == "silent: g1; no parent is sealed before the brokers of all parents can seal"
+        )
         await move.silence()
         assert await move.hosted() is OperationState.SEAL
         await move.silence("g1")
@@ -151,7 +154,7 @@ async def test_operation_waits_for_a_silent_source_only_when_its_subject_is_stri
         state = await move.hosted()
         strict = strategy is OrderStrategy.STRICT
         assert state is (OperationState.PLAN if strict else OperationState.FENCE)
-        assert ("nothing is sealed" in (await move.view()).problem) is strict
+        assert ("no parent is sealed" in (await move.view()).problem) is strict
         route = await move.database.read(read_route, "s")
         places = {partition.broker_group for partition in route.open_partitions()}
         assert ("g1" in places) is strict

@@ -99,7 +99,7 @@ async def test_a_client_that_takes_nothing_is_told_and_let_go(session, caplog, m
     room = AnswerRoom()
     server = await serving(Shop(), room=room, stuck_s=0.4)
     socket, transport = await stuck_client(session, server, reads=100)
-    await until(lambda: "let go" in caplog.text)
+    await until(lambda: "is disconnected" in caplog.text)
     transport.resume_reading()
     last = None
     async for message in socket:
