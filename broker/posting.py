@@ -7,7 +7,7 @@
 Invariants
     Messages of a key are in one batch, in the order of the request.  A batch is stored whole or not at all.
     With an idempotency key, every sealed partition of the messages' ranges is asked first: it answers with what an
-    earlier request stored there, and stores nothing.
+    earlier request stored there, and stores nothing, also where it was left behind and its broker has not sealed it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ..protocol.errors import (
     NotSentError,
     PartlyStoredError,
     Retry,
-    StaleRouteError,
+    SequenceGapError,
 )
 from ..protocol.frames import Append, Appended
-from ..protocol.http.idempotency import IDEMPOTENCY_KEY, KeyedProducer, keyed_producer
+from ..protocol.http.idempotency import ASKED, IDEMPOTENCY_KEY, KeyedProducer, keyed_producer
 from ..protocol.http.posted import PostedMessage, posted_messages
 from ..protocol.ids import NO_PRODUCER, check_name
 from ..protocol.routing import Partition, PartitionState, Route, logical_partition
@@ -154,8 +154,8 @@ class MessagePosting:
             ]
             errors = [
                 error
-                for error in await self._append_all(post, earlier)
-                if not isinstance(error, StaleRouteError)  # it has nothing of this request
+                for error in await self._append_all(post, earlier, sequence=ASKED)
+                if not isinstance(error, SequenceGapError)  # it has nothing of this request
             ]
             if errors:
                 return errors
@@ -192,10 +192,10 @@ class MessagePosting:
         return self._rng.choice(ranked[min(ranked)]) if ranked else None
 
     async def _append_all(
-        self, post: _Post, parts: Iterable[tuple[Partition, list[int]]]
+        self, post: _Post, parts: Iterable[tuple[Partition, list[int]]], *, sequence: int = 0
     ) -> list[KeylaneError]:
         answers = await asyncio.gather(
-            *(self._append(post, partition, places) for partition, places in parts),
+            *(self._append(post, partition, places, sequence) for partition, places in parts),
             return_exceptions=True,
         )
         errors: list[KeylaneError] = []
@@ -206,7 +206,9 @@ class MessagePosting:
                 raise answer
         return errors
 
-    async def _append(self, post: _Post, partition: Partition, places: list[int]) -> None:
+    async def _append(
+        self, post: _Post, partition: Partition, places: list[int], sequence: int
+    ) -> None:
         """Store messages in a partition, and note their receipts."""
         messages = [post.messages[place] for place in places]
         batch = encode_batch(
@@ -217,7 +219,7 @@ class MessagePosting:
             properties=[message.packed_properties for message in messages],
             producer_id=post.producer.producer_id,
             producer_epoch=post.producer.producer_epoch,
-            sequence=0,
+            sequence=sequence,
         )
         answer, _ = await self._peers.call(partition, Append(partition.partition_id), batch)
         assert isinstance(answer, Appended)

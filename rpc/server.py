@@ -171,8 +171,7 @@ def _control_handler(
                 data = await _read_body(request, body_s)
                 raw = endpoint.request is bytes
                 body = data if raw else msgspec.json.decode(data, type=endpoint.request)
-            params = {**request.query, **request.match_info, **_headers(request, endpoint.headers)}
-            answer = await route.handler(body, params)
+            answer = await route.handler(body, _params(request, endpoint.headers))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _error_response(
                 InvalidRequestError(f"{endpoint.method} {endpoint.path}: {error}")
@@ -189,13 +188,18 @@ def _control_handler(
     return handle
 
 
-def _headers(request: web.Request, names: Sequence[str]) -> dict[str, str]:
-    """The headers of these names that the request has.  Raises InvalidRequestError if it has one twice."""
-    headers = {name: request.headers.getall(name, ()) for name in names}
-    for name, values in headers.items():
-        if len(values) > 1:
-            raise InvalidRequestError(f"the header {name} is given {len(values)} times")
-    return {name: values[0] for name, values in headers.items() if values}
+def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
+    """The parameters of query and path, and the headers of these names.  Raises InvalidRequestError if one is twice."""
+    headers = [(name, value) for name in names for value in request.headers.getall(name, ())]
+    given = [*request.query.items(), *headers]
+    params = dict(given)
+    if len(params) < len(given):
+        twice = next(name for name, _ in given if [other for other, _ in given].count(name) > 1)
+        raise InvalidRequestError(f"{twice[:80]!r} is given more than once")
+    for name in names:
+        if name in request.query:
+            raise InvalidRequestError(f"{name} is a header, not a parameter")
+    return params | request.match_info
 
 
 def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRoute:

@@ -7,6 +7,7 @@
 
     no producer (id 0)        store, and remember nothing
     an idempotency key        its first batch: store    the same epoch and count: duplicate, else refuse
+                              sequence > 0: as above, and an unknown key is a gap: refuse
 
 Invariants
     A repeated batch is stored once, as long as its producer is among the PRODUCERS_PER_PARTITION_MAX latest.
@@ -124,10 +125,10 @@ def decide_append(
 
 
 def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate | None:
-    """Decide on a batch of an idempotency key."""
-    if header.sequence:
-        raise InvalidRequestError("the batch of an idempotency key has sequence 0")
+    """Decide on a batch of an idempotency key; with another sequence than 0 it only asks, and is never stored."""
     if producer is None:
+        if header.sequence:
+            raise SequenceGapError(expected=0, sequence=header.sequence, count=header.count)
         return None
     batch = producer.latest[0]
     if producer.epoch == header.producer_epoch and batch.message_count == header.count:

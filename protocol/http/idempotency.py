@@ -2,7 +2,7 @@
 
     key                ──▶  producer id, from KEYED_IDS on
     messages           ──▶  producer epoch: a digest of keys, values and properties in their order
-    every partition         one batch of the request, with sequence 0
+    every partition         one batch of the request, with sequence 0; with ASKED, the broker only says if it has it
 
 A broker remembers the batch as it remembers a producer's, durably.  A batch with the same id and epoch is its repeat; with
 another epoch it has other messages, and is refused.
@@ -20,6 +20,8 @@ from ..limits import IDEMPOTENCY_KEY_CHARS_MAX
 from .posted import PostedMessage
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
+ASKED = 1
+"""Sequence of a batch that is not to be stored: the broker answers with a duplicate, or refuses it for the gap."""
 
 
 class KeyedProducer(NamedTuple):

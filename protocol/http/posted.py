@@ -72,6 +72,8 @@ def _key(params: Mapping[str, str]) -> bytes | None:
     if not given:
         return None
     text = params[given[0]]
+    if given[0] == "key" and "\ufffd" in text:  # in place of bytes that are no UTF-8
+        raise InvalidRequestError("the key is no text: give its bytes as key_base64")
     if given[0] != "key_base64":
         try:
             return text.encode("utf-8", "surrogateescape")  # bytes of a header that are no UTF-8

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+import yarl
 
 from keylane import Producer
 from keylane.protocol.control import Route
@@ -54,7 +55,8 @@ class Http:
         if not isinstance(body, bytes | str):
             body = json.dumps(body)
             named.setdefault("Content-Type", "application/json")
-        url = self.url(f"subjects/{subject or self.subject}/messages{query}", broker)
+        path = self.url(f"subjects/{subject or self.subject}/messages{query}", broker)
+        url = yarl.URL(path, encoded=True)
         data = BytesIO(body.encode() if isinstance(body, str) else body)
         async with self._session.post(url, data=data, headers=named) as response:
             return response.status, await response.json()
@@ -341,6 +343,10 @@ BAD: list[tuple[Any, str, dict[str, str], int, str]] = [
     ('{"value": 1}\n{', "", {"Content-Type": "application/x-ndjson"}, 400, "InvalidRequestError"),
     ("v", "?kye=k", {}, 400, "InvalidRequestError"),
     ("v", "?key=k", {"Message-Key": "k"}, 400, "InvalidRequestError"),
+    ("v", "?key=%ff", {}, 400, "InvalidRequestError"),
+    ("v", "?key=a&key=b", {}, 400, "InvalidRequestError"),
+    ("v", "?Idempotency-Key=a", {}, 400, "InvalidRequestError"),
+    ("v", "?Idempotency-Key=a", {"Idempotency-Key": "a"}, 400, "InvalidRequestError"),
     ("v", "?key_base64=%21", {}, 400, "InvalidRequestError"),
     ("v", "?key=" + "k" * 1_025, {}, 413, "MessageTooLargeError"),
     ("v", "", {"Idempotency-Key": "k" * 201}, 400, "InvalidRequestError"),

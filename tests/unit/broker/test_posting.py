@@ -22,9 +22,11 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     OverloadedError,
     PartitionUnknownError,
+    SequenceGapError,
     StaleRouteError,
 )
 from keylane.protocol.frames import Append, Appended
+from keylane.protocol.http.idempotency import ASKED
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.rpc.server import Reply
 from sim.machines.clock import ManualClock
@@ -66,6 +68,8 @@ class ScriptedPeers:
         self.scripts: dict[int, list[Any]] = {}
         self.calls: list[tuple[int, int]] = []
         """Partition and count of each batch."""
+        self.sequences: dict[int, int] = {}
+        """Sequence of the last batch, by partition."""
         self.asked: list[tuple[int, int]] = []
         """Known version and wait of each question for a route."""
 
@@ -87,6 +91,7 @@ class ScriptedPeers:
         header = check_batch(payload)
         assert header.partition_id == request.partition_id == partition.partition_id
         self.calls.append((partition.partition_id, header.count))
+        self.sequences[partition.partition_id] = header.sequence
         script = self.scripts.get(partition.partition_id, [Appended(0, "fsync", False)])
         answer = script.pop(0) if len(script) > 1 else script[0]
         if isinstance(answer, KeylaneError):
@@ -202,8 +207,9 @@ async def test_sealed_partitions_are_asked_first_with_an_idempotency_key(clock):
         (1, 8, True),
     ]
     peers = ScriptedPeers(SPLIT, clock=clock)
-    peers.scripts[1] = [StaleRouteError()]
+    peers.scripts[1] = [SequenceGapError()]
     answer = await posting(peers, clock)(LOW, idempotency_key="id")
+    assert peers.sequences == {1: ASKED, 3: 0}
     assert peers.calls == [(1, 1), (3, 1)]
     assert answer.receipts[0].partition_id == 3
 

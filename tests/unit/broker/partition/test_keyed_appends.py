@@ -8,10 +8,10 @@ from keylane.broker.partition.image import image_of, partition_of
 from keylane.protocol.batch import check_batch
 from keylane.protocol.errors import (
     IdempotencyKeyReusedError,
-    InvalidRequestError,
     SequenceGapError,
     StaleRouteError,
 )
+from keylane.protocol.http.idempotency import ASKED
 from keylane.protocol.ids import KEYED_IDS, NO_PRODUCER
 from sim.machines.clock import ManualClock
 from sim.machines.disk import SimDisk
@@ -60,17 +60,25 @@ async def test_key_is_refused_with_other_messages(desk, disk, changes):
         assert server.store.state.partition(1).quiet(0)
 
 
-async def test_key_has_one_batch(desk):
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_partition_tells_what_a_key_stored_there_and_stores_nothing(desk, sealed):
+    """A batch that only asks: also a partition that is not sealed yet stores nothing of it."""
     await desk.append(keyed())
-    with pytest.raises(InvalidRequestError):
-        await desk.append(keyed(sequence=2))
+    if sealed:
+        _, durable = desk.store.seal(1)
+        await durable
+    answer = await desk.append(keyed(sequence=ASKED))
+    assert (answer.base_offset, answer.duplicate) == (0, True)
+    with pytest.raises(IdempotencyKeyReusedError):
+        await desk.append(keyed(sequence=ASKED, epoch=6))
+    with pytest.raises(SequenceGapError):
+        await desk.append(keyed(1, sequence=ASKED))
+    assert desk.store.state.partition(1).next_offset == 2
 
 
-async def test_sealed_partition_tells_what_a_key_stored_there(desk):
-    await desk.append(keyed())
+async def test_sealed_partition_takes_no_batch(desk):
     _, durable = desk.store.seal(1)
     await durable
-    assert (await desk.append(keyed())).duplicate
     with pytest.raises(StaleRouteError):
         await desk.append(keyed(1))
     with pytest.raises(StaleRouteError):
