@@ -65,8 +65,8 @@ class Admin(Resident):
             await admin.wait(operation)
             print(await admin.lag("orders", "billing"))
 
-    Entering the block connects to nothing; each call connects to what it needs.  An admin works in the event loop and
-    the process in which it was opened.
+    Entering the block connects to nothing, unless it has a `wait_s`; each call connects to what it needs.  An admin
+    works in the event loop and the process in which it was opened.
 
     Besides the errors that are named there, each call raises
         InvalidNameError, InvalidRequestError: an argument cannot be right; nothing was done.
@@ -76,20 +76,25 @@ class Admin(Resident):
         ClosedError, ForkedError, OtherLoopError: the admin is not open, or not here.
     """
 
-    def __init__(self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000) -> None:
+    def __init__(
+        self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0
+    ) -> None:
         """
         Make an admin; `async with` opens it.
 
         Args:
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
             call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have longer.
+            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
 
         Raises:
-            ConfigError: `meta` names no address, or the time is not in [10, 600000].
+            ConfigError: `meta` names no address, or a time is out of its range.
         """
         self._addresses = addresses_of(meta)
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin")
+        self._connections = Connections(
+            None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s
+        )
 
     def __repr__(self) -> str:
         return f"<Admin at {', '.join(self._addresses)}, {self._connections.home.state}>"
@@ -97,6 +102,7 @@ class Admin(Resident):
     async def __aenter__(self) -> Self:
         network = self._connections.open()
         self._metaserver = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
+        await self._connections.wait_for(self._metaserver)
         return self
 
     async def __aexit__(

@@ -74,7 +74,7 @@ class MessageReading:
         await take_room(2 * READ_BYTES)
         route = await self._peers.route(asked.subject)
         try:
-            return await self._read_by(route, asked)
+            page = await self._read_by(route, asked)
         except KeylaneError as error:
             stale = isinstance(error, NotSentError | QueueUnknownError | OffsetOutOfRangeError)
             if not stale and error.retry is not Retry.AFTER_NEW_ROUTE:
@@ -82,6 +82,13 @@ class MessageReading:
             newer = await self._peers.new_route(asked.subject)
             if newer == route:
                 raise
+        else:
+            if asked.queue is None or not page.sealed or page.messages:
+                return page
+            # The queue may continue in a partition that the known route lacks.
+            newer = await self._peers.new_route(asked.subject)
+            if newer == route:
+                return page
         return await self._read_by(newer, asked)
 
     async def _read_by(self, route: Route, asked: _Asked) -> MessagePage:

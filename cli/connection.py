@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from .options import WAIT_S
+
 if TYPE_CHECKING:
     from ..admin import Admin
 
@@ -15,7 +17,7 @@ def open_admin(meta: str) -> Admin:
     """An admin client of the metaservers at `meta`, to be entered.  Raises ConfigError."""
     from ..admin import Admin
 
-    return Admin(meta)
+    return Admin(meta, wait_s=WAIT_S.get())
 
 
 async def available_brokers(admin: Admin, count: int) -> None:

@@ -22,6 +22,12 @@ from .options import (
     META_DEFAULT,
     ROWS_MIN,
     ROWS_TOTAL,
+    WAIT_S,
+    FileOption,
+    FormatOption,
+    HeaderOption,
+    KeyFieldOption,
+    KeylessOption,
     MetaOption,
     OutputFormat,
     OutputOption,
@@ -55,8 +61,20 @@ def _keylane(
             "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            "--wait-s",
+            envvar="KEYLANE_WAIT_S",
+            min=0,
+            max=86_400,
+            metavar="SECONDS",
+            help="How long every command waits for a metaserver that is still starting.",
+        ),
+    ] = 0,
 ) -> None:
     """Messages of one order key keep their order: a cluster, its subjects, groups and messages."""
+    WAIT_S.set(wait_s)
 
 
 app.add_typer(subject_app, name="subject")
@@ -100,6 +118,25 @@ def dev(
 
 
 @app.command()
+def wait(
+    brokers: Annotated[
+        int, typer.Option(min=0, help="How many broker groups have to be available.")
+    ] = 1,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Give up after this time."),
+    ] = 60,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Wait until a metaserver is ready and enough broker groups are available; status 0 then, else 1."""
+    from .commands.wait import wait_for_servers
+    from .screen import run
+
+    run(output, wait_for_servers(meta, output, brokers=brokers, timeout_s=timeout))
+
+
+@app.command()
 def demo(
     rows: Annotated[
         int,
@@ -133,10 +170,11 @@ def produce(
         str | None,
         typer.Option(help=r"Separator of key and value in a line; \t is a tab, \xNN a byte."),
     ] = None,
-    keyless: Annotated[
-        bool,
-        typer.Option("--keyless", help="Send lines without a key too; they have no order."),
-    ] = False,
+    key_field: KeyFieldOption = None,
+    keyless: KeylessOption = False,
+    header: HeaderOption = None,
+    file: FileOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option's name
     lines: Annotated[
         str | None,
         typer.Option(help="Send only these lines, numbered from 1, such as 3,7-9,26386-."),
@@ -147,24 +185,25 @@ def produce(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Send one message, or the lines of standard input."""
+    """Send one message, or the lines of standard input, or the lines or rows of a file."""
+    from .commands.produce import SendOptions
     from .commands.produce import produce as work
     from .screen import run
 
-    run(
-        output,
-        work(
-            meta,
-            output,
-            subject=subject,
-            key=key,
-            value=value,
-            separator=key_separator,
-            as_json=json,
-            keyless=keyless,
-            lines=lines,
-        ),
+    options = SendOptions(
+        subject=subject,
+        value=value,
+        key=key,
+        separator=key_separator,
+        as_json=json,
+        keyless=keyless,
+        lines=lines,
+        file=file,
+        format=format,
+        key_field=key_field,
+        headers=header or (),
     )
+    run(output, work(meta, output, options))
 
 
 @app.command()

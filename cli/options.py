@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +17,19 @@ ROWS_TOTAL = 336_776
 """Rows of the demo's file."""
 ROWS_MIN = 1_000
 """With fewer rows, a dying consumer of the demo may have no message left to hand over."""
+
+
+class InputFormat(enum.StrEnum):
+    """How `keylane produce` reads its input."""
+
+    LINES = "lines"
+    JSON = "json"
+    CSV = "csv"
+    NDJSON = "ndjson"
+
+
+WAIT_S = ContextVar("WAIT_S", default=0.0)
+"""The `wait_s` of every client of this command, in seconds: the option --wait-s."""
 
 
 class OutputFormat(enum.StrEnum):
@@ -45,6 +60,25 @@ WaitOption = Annotated[
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 ConsumerGroupArgument = Annotated[
     str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")
+]
+KeyFieldOption = Annotated[
+    str | None,
+    typer.Option(help="Column or field of the order key, in the formats csv and ndjson."),
+]
+KeylessOption = Annotated[
+    bool, typer.Option("--keyless", help="Send lines without a key too; they have no order.")
+]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Property of every message; may be repeated."),
+]
+FileOption = Annotated[Path | None, typer.Option(help="Read this file in place of standard input.")]
+FormatOption = Annotated[
+    InputFormat | None,
+    typer.Option(
+        help="csv has a header; in csv and ndjson each row is sent as a JSON object; json is --json.",
+        show_default="by the file's suffix, else lines",
+    ),
 ]
 
 

@@ -22,7 +22,6 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
 from ..rpc.home import Resident
-from ..rpc.network import Network
 from ..rpc.race import Race
 from ..rpc.stop_signals import StopSignals
 from .assignments import Assignments
@@ -89,6 +88,7 @@ class Consumer(Resident):
         name: str | None = None,
         consume_strategy: ConsumeStrategy | str | None = None,
         settings: ConsumerSettings | None = None,
+        wait_s: float = 0,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -107,6 +107,7 @@ class Consumer(Resident):
                 group takes messages of every partition, in no order, each at least once.  The group's first consumer
                 decides.
             settings: everything that can be set; the arguments above take precedence.
+            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
         Raises:
             ConfigError, InvalidNameError: an argument that cannot work.
@@ -127,8 +128,9 @@ class Consumer(Resident):
         self._handler = handler
         self._name = name
         self._environment = _environment or Environment()
+        network, timeout_ms = self._environment.network, self._settings.call_timeout_ms
         self._connections = Connections(
-            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="consumer"
+            network, timeout_ms=timeout_ms, what="consumer", wait_s=wait_s
         )
         self._home = self._connections.home
         self._clock = self._environment.clock
@@ -158,7 +160,7 @@ class Consumer(Resident):
         Join the group.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers; open it again.
+            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; open it again.
             SubjectUnknownError: it was never created.
             GroupStrategyError: the group has the other strategy.
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
@@ -167,10 +169,12 @@ class Consumer(Resident):
         network = self._connections.open()
         self._clear()
         self._ended = asyncio.get_running_loop().create_future()
-        membership = self._membership = self._new_membership(network)
+        meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
+        membership = self._membership = self._new_membership(meta)
         dispatch = self._dispatch = self._new_dispatch()
         self._assignments = self._new_assignments(membership, dispatch)
         try:
+            await self._connections.wait_for(meta)
             await membership.start(self._assignments)
             self._assignments.start()
         except BaseException:
@@ -185,12 +189,12 @@ class Consumer(Resident):
         await dispatch.close()
         await self._connections.close()
 
-    def _new_membership(self, network: Network) -> Membership:
+    def _new_membership(self, meta: MetaClient) -> Membership:
         return Membership(
             subject=self._subject,
             group=self._group,
             client=self._name or f"{socket.gethostname()}:{os.getpid()}",
-            meta=MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms),
+            meta=meta,
             settings=self._settings,
             clock=self._clock,
             rng=self._rng,
@@ -315,8 +319,24 @@ class Consumer(Resident):
                 raise HandlerTypeError(
                     "run() of a consumer without a handler: give it handler=, or iterate over it inside `async with`"
                 )
-            async with self:
-                await self._run(stop.event)
+            if await self._open_unless(stop.event):
+                try:
+                    await self._run(stop.event)
+                finally:
+                    await self.close()
+
+    async def _open_unless(self, stop: asyncio.Event) -> bool:
+        """Open the consumer; False if `stop` is set while it waits for a metaserver that is still starting."""
+        if not self._connections.wait_s:
+            await self.__aenter__()
+            return True
+        async with Race() as race:
+            opening = race.start(self.__aenter__(), name="open")
+            race.start(stop.wait(), name="wait for a signal")
+            await race.first()
+            if opening.done():
+                opening.result()
+        return self._membership is not None
 
     async def _run(self, stop: asyncio.Event) -> None:
         async with Race() as race:

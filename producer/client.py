@@ -89,6 +89,7 @@ class Producer(Resident):
         *,
         order_strategy: OrderStrategy | str | None = None,
         settings: ProducerSettings | None = None,
+        wait_s: float = 0,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -99,6 +100,7 @@ class Producer(Resident):
             order_strategy: what each subject must have, "strict" or "best_tried"; messages to a subject with the other
                 one fail with a StrategyMismatchError.  None: either.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
+            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
         Raises:
             ConfigError: an argument that cannot work.
@@ -115,7 +117,10 @@ class Producer(Resident):
         self._timeout_ms = self._settings.delivery_timeout_ms
         self._environment = _environment or Environment()
         self._connections = Connections(
-            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="producer"
+            self._environment.network,
+            timeout_ms=self._settings.call_timeout_ms,
+            what="producer",
+            wait_s=wait_s,
         )
         self._home = self._connections.home
         self._clock = self._environment.clock
@@ -138,12 +143,13 @@ class Producer(Resident):
         Connect to a metaserver.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers; it may be opened again.
+            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be opened again.
             AlreadyOpenError: the producer is open, or still closing.
         """
         network = self._connections.open(on_fork=self._forked)
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         self._begin(meta)
+        await self._connections.wait_for(meta)
         try:
             await meta.health()
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -57,6 +58,7 @@ from .network import Channel, Network
 
 T = TypeVar("T")
 CALL_TIMEOUT_MS = 5_000
+READY_POLL_S = 0.1
 PULL_TURN_MS = 500
 """How long a pull waits at a broker while other pulls of this client wait for their turn."""
 
@@ -252,6 +254,32 @@ class MetaClient:
         """
         health = await self._call(endpoints.HEALTH)
         return _of_program("metaserver", self._addresses[0], health)
+
+    async def wait_until_ready(self, wait_s: float) -> None:
+        """
+        Wait until a metaserver is ready, at most `wait_s` seconds; returns then also if one answers and is not ready.
+
+        Raises:
+            NotSentError, OutcomeUnknownError: no metaserver answers after this time.
+            KeylaneError: at once, an answer that does not change by waiting, as that of another program.
+        """
+        failure: KeylaneError | None = OutcomeUnknownError(
+            f"no metaserver answered within {wait_s:g} s"
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while True:
+                    try:
+                        if (await self.health()).ready:
+                            return
+                        failure = None
+                    except KeylaneError as error:
+                        if error.retry is Retry.NEVER:
+                            raise
+                        failure = error
+                    await asyncio.sleep(READY_POLL_S)
+        if failure is not None:
+            raise failure
 
 
 class BrokerClient:

@@ -8,10 +8,12 @@ from typing import Any
 
 from ..protocol.errors import ConfigError
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
-from .client import BrokerClient
+from .client import BrokerClient, MetaClient
 from .home import Home
 from .http_network import HttpNetwork
 from .network import Network
+
+WAIT_S_MAX = 86_400
 
 
 class Connections:
@@ -22,15 +24,27 @@ class Connections:
         network: None: each opening makes a real one, and closes it.
         timeout_ms: of a call to a broker.
         what: the kind of client, as errors name it.
+        wait_s: seconds for which `wait_for` waits.
     """
 
-    def __init__(self, network: Network | None, *, timeout_ms: int, what: str = "client") -> None:
-        """Raises ConfigError: `timeout_ms` is not in CALL_TIMEOUT_MS."""
+    def __init__(
+        self,
+        network: Network | None,
+        *,
+        timeout_ms: int,
+        what: str = "client",
+        wait_s: float = 0,
+    ) -> None:
+        """Raises ConfigError: `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX]."""
         low, high = CALL_TIMEOUT_MS
         if not is_within(timeout_ms, low, high):
             raise ConfigError(
                 f"call_timeout_ms must be a whole number from {low} to {high}, not {timeout_ms!r:.40}"
             )
+        number = isinstance(wait_s, int | float) and not isinstance(wait_s, bool)
+        if not number or not 0 <= wait_s <= WAIT_S_MAX:
+            raise ConfigError(f"wait_s must be seconds from 0 to {WAIT_S_MAX}, not {wait_s!r:.40}")
+        self.wait_s = wait_s
         self._given = network
         self._own: HttpNetwork | None = None
         self._timeout_ms = timeout_ms
@@ -52,6 +66,21 @@ class Connections:
         if self.network is None:
             self.network = self._own = HttpNetwork()
         return self.network
+
+    async def wait_for(self, meta: MetaClient) -> None:
+        """
+        Wait for metaservers that are still starting, at most `wait_s`; with 0 they are not asked.
+
+        Raises:
+            KeylaneError: as of `MetaClient.wait_until_ready`; every connection is closed.
+        """
+        if not self.wait_s:
+            return
+        try:
+            await meta.wait_until_ready(self.wait_s)
+        except BaseException:
+            await clean_up(self.close())
+            raise
 
     def broker_at(self, address: str) -> BrokerClient:
         """The client of the broker at `host:port`; the same object each time."""

@@ -15,6 +15,7 @@ from ...protocol.message import Message
 from ...protocol.routing import ConsumeStrategy
 from ...protocol.text import printable
 from ...rpc.stop_signals import StopSignals
+from ..connection import open_admin
 from ..message_json import message_json
 from ..options import OutputFormat
 
@@ -120,6 +121,8 @@ async def consume(
         ttl_ms=ttl_ms,
         consume_strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
     )
+    async with open_admin(meta):  # waits for a metaserver, and a signal ends the command
+        pass
     with StopSignals():  # a signal during the opening reaches `run`
         async with consumer:
             running = asyncio.create_task(consumer.run())  # ends the iteration at a signal

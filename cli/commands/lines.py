@@ -1,4 +1,4 @@
-"""The lines of standard input: how they are read, numbered, chosen and turned into messages."""
+"""The lines of the input: how they are read, numbered, chosen and turned into messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import re
 import selectors
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from ...protocol.errors import ConfigError, InputError, InvalidRequestError, MessageTooLargeError
@@ -15,6 +15,7 @@ from ...protocol.limits import MESSAGE_BYTES_MAX
 
 LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
 """A largest message written in JSON with every byte escaped still fits."""
+STANDARD_INPUT = "standard input"
 CHUNK_BYTES = 1 << 18
 CHUNKS_AHEAD = 8
 RANGES_MAX = 200
@@ -23,6 +24,9 @@ RANGES_MAX = 200
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
 _ESCAPES = {"t": b"\t", "0": b"\0", "\\": b"\\"}
 _RANGE = re.compile(r"(\d{1,18})(?:(-)(\d{1,18})?)?")
+
+Records = Callable[[AsyncIterator[tuple[int, bytes]]], AsyncIterator[tuple[int, bytes]]]
+"""Makes numbered records of numbered lines."""
 
 
 class Outgoing(NamedTuple):
@@ -122,35 +126,60 @@ def show_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
     )
 
 
+class NumberedLines:
+    """The lines of a stream with their numbers from 1; `count` of them were read so far."""
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        self.count = 0
+        self._stream = stream
+        self._name = name
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, bytes]]:
+        try:
+            async for line in read_lines(self._stream, self._name):
+                self.count += 1
+                yield self.count, line
+        except (MessageTooLargeError, InputError) as error:
+            number = self.count + 1
+            raise type(error)(f"{error.message}, in line {number}", line=number) from error
+
+
 async def numbered_lines(
-    stream: BinaryIO, ranges: Sequence[tuple[int, int | None]]
+    stream: BinaryIO,
+    ranges: Sequence[tuple[int, int | None]],
+    *,
+    records: Records | None = None,
+    name: str = STANDARD_INPUT,
 ) -> AsyncIterator[tuple[int, bytes]]:
     """
     The lines of `stream` that `ranges` name (all, if it is empty), with their numbers from 1.
 
+    Args:
+        records: makes records of lines; the number of a record is that of its first line.
+        name: of the stream, in errors.
+
     Raises:
         MessageTooLargeError, InputError: as `read_lines`; the detail `line` says in which line.
         InputError: the input ends before the last line that was asked for by its number.
+        KeylaneError: as `records` raises it.
     """
     wanted = list(ranges or [(1, None)])
-    number = 0
-    try:
-        async for line in read_lines(stream):
-            number += 1
-            while wanted and (end := wanted[0][1]) is not None and end <= number:
-                del wanted[0]
-            if not wanted:
-                return
-            if wanted[0][0] <= number:
-                yield number, line
-    except (MessageTooLargeError, InputError) as error:
-        raise type(error)(f"{error.message}, in line {number + 1}", line=number + 1) from error
+    lines = NumberedLines(stream, name)
+    async for number, record in aiter(lines) if records is None else records(aiter(lines)):
+        while wanted and (end := wanted[0][1]) is not None and end <= number:
+            del wanted[0]
+        if not wanted:
+            return
+        if wanted[0][0] <= number:
+            yield number, record
     last = max((end - 1 for _, end in ranges if end is not None), default=0)
-    if last > number:
-        raise InputError(f"line {last} was asked for, and the input has {number}", line=number + 1)
+    if last > lines.count:
+        raise InputError(
+            f"line {last} was asked for, and the input has {lines.count}", line=lines.count + 1
+        )
 
 
-async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
+async def read_lines(stream: BinaryIO, name: str = STANDARD_INPUT) -> AsyncIterator[bytes]:
     """
     The lines of `stream` without their ends, as they come; read by a thread that may be left waiting.
 
@@ -177,11 +206,11 @@ async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
                 return
 
     # A daemon: an interrupted command must not wait for input from an idle terminal.
-    threading.Thread(target=read, name="standard input", daemon=True).start()
+    threading.Thread(target=read, name=name, daemon=True).start()
     rest = b""
     while data := await chunks.get():
         if isinstance(data, OSError):
-            raise InputError(f"standard input cannot be read: {data.strerror or data}")
+            raise InputError(f"{name} cannot be read: {data.strerror or data}")
         room.release()
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:

@@ -1,4 +1,4 @@
-"""`keylane produce`: send one message, or one for each line of standard input, and tell what is stored.
+"""`keylane produce`: send one message, or one for each line or row of the input, and tell what is stored.
 
 line ─▶ message ─▶ future ─▶ receipt        after a failed line no more is read; lines that were sent are waited for
 """
@@ -9,7 +9,11 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -18,109 +22,203 @@ from ...protocol.errors import ConfigError, Fate, InputError, InputUnfinishedErr
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
 from ...protocol.text import counted
-from ..options import OutputFormat
+from ..options import WAIT_S, InputFormat, OutputFormat
 from ..screen import show_error, show_json, show_line
 from .lines import (
+    STANDARD_INPUT,
     LineFormat,
+    Outgoing,
+    Records,
     numbered_lines,
     parse_line,
     parse_ranges,
     parse_separator,
     show_ranges,
 )
+from .rows import CsvTable, Ndjson, format_of
 
 FUTURES_AHEAD = 10_000
 INTERRUPT_FLUSH_S = 5.0
 """After an interrupt, what is queued has this long to be stored."""
 
 
-class _Tally:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendOptions:
+    """What the user typed."""
+
+    subject: str
+    value: str | None = None
+    key: str = ""
+    separator: str | None = None
+    as_json: bool = False
+    keyless: bool = False
+    lines: str | None = None
+    file: Path | None = None
+    format: InputFormat | None = None
+    key_field: str | None = None
+    headers: Sequence[str] = ()
+
+
+class SendInput(NamedTuple):
+    """How the input becomes messages."""
+
+    parse: Callable[[bytes], Outgoing]
+    records: Records | None
+    key: bytes
+    properties: Mapping[str, str]
+
+
+class ReceiptTally:
     """Receipts, shown as they come (JSON) or counted at the end (table)."""
 
     def __init__(self, form: OutputFormat) -> None:
         self._json = form is OutputFormat.JSON
         self._first: Receipt | None = None
         self.count = 0
+        self._reordered = 0
+        self._possible = 0
+        """Messages that may be stored twice."""
         self._partitions: set[int] = set()
 
     def add(self, receipt: Receipt, line: int | None = None) -> None:
+        """Count a receipt, and show it in JSON; `line` is the number of its line in the input."""
         self.count += 1
         self._first = self._first or receipt
+        self._reordered += receipt.reordered
+        self._possible += receipt.duplicate == "possible"
         self._partitions.add(receipt.partition_id)
         if self._json:
             where = {} if line is None else {"line": line}
             show_json(where | msgspec.structs.asdict(receipt))
 
+    @property
+    def declared(self) -> str:
+        """What receipts declare, as the end of a sentence; empty if they declare nothing."""
+        reordered = f", {self._reordered} of them reordered" if self._reordered else ""
+        return reordered + (f", {self._possible} maybe stored twice" if self._possible else "")
+
     def close(self) -> None:
+        """Show the counts, unless each receipt was shown."""
         if self._json:
             return
         if self.count == 1 and self._first is not None:
             receipt = self._first
             reordered = ", reordered" if receipt.reordered else ""
+            possible = ", maybe stored twice" if self._possible else ""
             show_line(
                 f"stored at offset {receipt.offset} of partition {receipt.partition_id} "
-                f"({receipt.durable}{reordered})"
+                f"({receipt.durable}{reordered}{possible})"
             )
         else:
             partitions = ", ".join(map(str, sorted(self._partitions))) or "none"
-            show_line(f"{counted(self.count, 'message')} stored; partitions: {partitions}")
+            stored = f"{counted(self.count, 'message')} stored{self.declared}"
+            show_line(f"{stored}; partitions: {partitions}")
 
 
-async def produce(
-    meta: str,
-    form: OutputFormat,
-    *,
-    subject: str,
-    key: str,
-    value: str | None,
-    separator: str | None,
-    as_json: bool,
-    keyless: bool,
-    lines: str | None,
-) -> None:
+async def produce(meta: str, form: OutputFormat, options: SendOptions) -> None:
     """
-    Send `value`, or each line of standard input, and show where it is stored.
+    Send the value, or each line or row of the input, and show where it is stored.
 
     Raises:
         InputUnfinishedError: not all lines are stored; it says which are not.
-        KeylaneError: `value` is not stored, or an option is impossible.
+        InputError: the file cannot be opened.
+        KeylaneError: the value is not stored, or an option is impossible.
     """
-    check_name("subject", subject)
-    if value is not None and (separator is not None or as_json or lines is not None):
-        raise ConfigError("--key-separator, --json and --lines are for lines, not for VALUE")
-    if as_json and separator is not None:
-        raise ConfigError("a line is either JSON or has a --key-separator")
-    if key and (separator is not None or as_json):
-        raise ConfigError("the key is in each line: leave --key out")
-    if keyless and separator is None:
-        raise ConfigError("--keyless is for lines with a --key-separator")
-    line_format = LineFormat(
-        separator=None if separator is None else parse_separator(separator),
-        as_json=as_json,
-        keyless=keyless,
-    )
-    ranges = [] if lines is None else parse_ranges(lines)
-    tally = _Tally(form)
-    async with Producer(meta) as producer:
-        if value is not None:
-            tally.add(await producer.send(subject, _bytes(value), key=_bytes(key)))
-        else:
-            sending = _Lines(producer, tally, subject, _bytes(key), line_format)
-            await sending.run(ranges, form)
-        tally.close()
+    check_name("subject", options.subject)
+    source = _input_of(options)
+    ranges = [] if options.lines is None else parse_ranges(options.lines)
+    tally = ReceiptTally(form)
+    with contextlib.ExitStack() as files:
+        stream = sys.stdin.buffer if options.file is None else _opened(options.file, files)
+        async with Producer(meta, wait_s=WAIT_S.get()) as producer:
+            if options.value is not None:
+                value, properties = _bytes(options.value), source.properties
+                future = producer.send(
+                    options.subject, value, key=source.key, properties=properties
+                )
+                tally.add(await future)
+            else:
+                name = STANDARD_INPUT if options.file is None else str(options.file)
+                lines = partial(numbered_lines, stream, records=source.records, name=name)
+                await _Lines(producer, tally, options.subject, source, lines).run(ranges, form)
+            tally.close()
+
+
+def _input_of(options: SendOptions) -> SendInput:
+    """How these options send the input; raises ConfigError if they do not fit together."""
+    form = InputFormat.JSON if options.as_json else options.format or format_of(options.file)
+    rows = form in {InputFormat.CSV, InputFormat.NDJSON}
+    own_key = options.separator is not None or options.key_field is not None
+    of_lines = (options.separator, options.lines, options.file, options.format, options.key_field)
+    impossible = {
+        "--key-separator, --key-field, --json, --format, --file and --lines are for lines, not for VALUE": (
+            options.value is not None and (options.as_json or any(v is not None for v in of_lines))
+        ),
+        "--json and --format are two formats": (
+            options.as_json and options.format not in {None, InputFormat.JSON}
+        ),
+        "a line has a --key-separator only in the format lines": (
+            options.separator is not None and form is not InputFormat.LINES
+        ),
+        "--key-field is for the formats csv and ndjson": (
+            options.key_field is not None and not rows
+        ),
+        "the key is in each line: leave --key out": (
+            bool(options.key) and (own_key or form is InputFormat.JSON)
+        ),
+        "--keyless is for lines with a --key-separator or a --key-field": (
+            options.keyless and not own_key
+        ),
+    }
+    for problem, met in impossible.items():
+        if met:
+            raise ConfigError(problem)
+    key, properties = _bytes(options.key), _headers(options.headers)
+    if rows:
+        kind = CsvTable if form is InputFormat.CSV else Ndjson
+        source = kind(options.key_field, keyless=options.keyless)
+        return SendInput(source.message, source.records, key, properties)
+    separator = None if options.separator is None else parse_separator(options.separator)
+    line_format = LineFormat(separator, form is InputFormat.JSON, options.keyless)
+    return SendInput(partial(parse_line, form=line_format), None, key, properties)
+
+
+def _headers(texts: Sequence[str]) -> dict[str, str]:
+    """The properties that `name=value` texts say; raises ConfigError."""
+    properties: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not name or not sign:
+            raise ConfigError(f"--header is name=value, not {text[:80]!r}")
+        if name in properties:
+            raise ConfigError(f"--header {name!r} is given twice")
+        properties[name] = value
+    return properties
+
+
+def _opened(path: Path, files: contextlib.ExitStack) -> BinaryIO:
+    try:
+        return files.enter_context(path.open("rb"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be opened: {error.strerror or error}") from error
 
 
 class _Lines:
-    """Sends the lines of standard input and records which are stored."""
+    """Sends the lines or rows of the input and records which are stored."""
 
     def __init__(
-        self, producer: Producer, tally: _Tally, subject: str, key: bytes, form: LineFormat
+        self,
+        producer: Producer,
+        tally: ReceiptTally,
+        subject: str,
+        source: SendInput,
+        lines: Callable[[Sequence[tuple[int, int | None]]], AsyncIterator[tuple[int, bytes]]],
     ) -> None:
         self._producer = producer
         self._tally = tally
         self._subject = subject
-        self._key = key
-        self._form = form
+        self._source = source
+        self._numbered = lines
         self._sent: asyncio.Queue[tuple[int, SendFuture] | None] = asyncio.Queue()
         """Lines whose receipts are waited for, in their order; None behind the last."""
         self._ahead = asyncio.Semaphore(FUTURES_AHEAD)
@@ -159,16 +257,17 @@ class _Lines:
 
     async def _send(self, ranges: Sequence[tuple[int, int | None]]) -> None:
         try:
-            async for number, line in numbered_lines(sys.stdin.buffer, ranges):
+            source = self._source
+            async for number, line in self._numbered(ranges):
                 self._next_line = number
-                message = parse_line(line, self._form)
+                message = source.parse(line)
                 await self._producer.drain()
                 await self._ahead.acquire()
                 future = self._producer.send(
                     self._subject,
                     message.value,
-                    key=message.key or self._key,
-                    properties=message.properties,
+                    key=message.key or source.key,
+                    properties={**source.properties, **(message.properties or {})},
                 )
                 self._next_line = number + 1
                 self._sent.put_nowait((number, future))
@@ -220,7 +319,7 @@ class _Lines:
         text = f"line {failed[0]}: {cause}" if failed else cause
         doubt = "; some of them may be stored" if self._doubtful else ""
         error = InputUnfinishedError(
-            f"{text}. Lines stored: {self._tally.count}; lines not stored: {shown}{doubt}",
+            f"{text}. Lines stored: {self._tally.count}{self._tally.declared}; lines not stored: {shown}{doubt}",
             stored=self._tally.count,
             line=failed[0] if failed else self._next_line,
             lines=shown,

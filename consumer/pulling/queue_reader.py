@@ -111,6 +111,7 @@ class QueueReader(Resident):
         *,
         subject: str,
         call_timeout_ms: int = 5_000,
+        wait_s: float = 0,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -120,6 +121,7 @@ class QueueReader(Resident):
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
             subject: an existing static subject.
             call_timeout_ms: of each call to a metaserver or broker.
+            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
 
         Raises:
             ConfigError, InvalidNameError: an argument that cannot work.
@@ -130,7 +132,7 @@ class QueueReader(Resident):
         self._timeout_ms = call_timeout_ms
         self._environment = _environment or Environment()
         self._connections = Connections(
-            self._environment.network, timeout_ms=call_timeout_ms, what="reader"
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s
         )
         self._views: dict[int, QueueView] = {}
 
@@ -139,8 +141,17 @@ class QueueReader(Resident):
         return f"<QueueReader of {self._subject} at {where}, {state}>"
 
     async def __aenter__(self) -> Self:
-        self._connections.open()
+        """
+        Open the reader; with `wait_s`, wait for a metaserver.
+
+        Raises:
+            NotSentError, OutcomeUnknownError: no metaserver answers after `wait_s`.
+            AlreadyOpenError, ForkedError: the reader is open, or was before a fork.
+        """
+        network = self._connections.open()
         self._views = {}
+        meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
+        await self._connections.wait_for(meta)
         return self
 
     async def __aexit__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ...connection import open_admin
+from ....admin import Admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_table
 
@@ -17,7 +17,7 @@ async def show_health(address: str, output: OutputFormat) -> None:
         ConfigError, NotSentError
         InvalidRequestError: another program than a broker answers there.
     """
-    async with open_admin(address) as admin:  # it asks no metaserver
+    async with Admin(address) as admin:  # it asks no metaserver
         health = await admin.broker_health(address)
     if output is OutputFormat.JSON:
         show_json(health)

@@ -13,7 +13,7 @@ from ....protocol.errors import KeylaneError, SubjectNotStaticError
 from ....protocol.routing import ConsumeStrategy
 from ....protocol.text import counted
 from ...connection import open_admin
-from ...options import OutputFormat
+from ...options import WAIT_S, OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def describe_group(meta: str, output: OutputFormat, *, subject: str, group
 
 async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:
     """A group on the logic queues of a static subject, except queues whose brokers do not answer."""
-    async with QueueReader(meta, subject=subject) as reader:
+    async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
         try:
             views = await reader.queues()
         except SubjectNotStaticError:

@@ -12,7 +12,7 @@ from ....protocol.errors import KeylaneError
 from ....protocol.queues import QueueView, SegmentView, is_behind_loss
 from ....protocol.text import counted
 from ...message_json import message_json
-from ...options import OutputFormat, parse_time
+from ...options import WAIT_S, OutputFormat, parse_time
 from ...screen import make_table, show_json, show_line, show_table
 from ..consume import parse_format
 
@@ -31,7 +31,7 @@ class _Bounds:
 
 
 def _open_reader(meta: str, subject: str) -> QueueReader:
-    return QueueReader(meta, subject=subject)
+    return QueueReader(meta, subject=subject, wait_s=WAIT_S.get())
 
 
 async def show_queues(meta: str, output: OutputFormat, subject: str) -> None:

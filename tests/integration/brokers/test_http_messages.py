@@ -497,3 +497,43 @@ async def test_curl_posts_and_reads(cluster, http, tmp_path):
     assert status == 22
     texts = await http.values(route)
     assert texts["k"] == ["1", "2", "3"]
+
+
+async def test_requests_that_are_repeated_through_kills_are_stored_once(cluster, http):
+    """Each key's requests in order, each repeated until it is answered, while brokers are killed and restarted."""
+    await cluster.create(http.subject, partitions=4)
+    sent: dict[str, list[str]] = {f"k{n}": [] for n in range(8)}
+    killing = asyncio.Event()
+    repeats = 0
+
+    async def post_until_stored(key: str, value: str) -> None:
+        nonlocal repeats
+        for attempt in range(1_000):
+            try:
+                status, answer = await http.post(
+                    value, f"?key={key}", broker=attempt % 2, Idempotency_Key=f"{key}/{value}"
+                )
+            except (aiohttp.ClientError, OSError):
+                status, answer = 0, {}
+            if status == 200:
+                return
+            assert status in {0, 500, 503, 504}, answer
+            repeats += 1
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"{key}/{value} was never stored")
+
+    async def send(key: str) -> None:
+        while not killing.is_set():
+            sent[key].append(str(len(sent[key])))
+            await post_until_stored(key, sent[key][-1])
+
+    tasks = [asyncio.create_task(send(key)) for key in sent]
+    for number in range(6):
+        await asyncio.sleep(0.3)
+        program = cluster.brokers[number % 2]
+        program.kill()
+        await asyncio.to_thread(program.restart)
+    killing.set()
+    await asyncio.gather(*tasks)
+    assert repeats
+    assert await http.values(await cluster_route(http)) == sent

@@ -1,12 +1,13 @@
-"""Clients that are opened while there is no metaserver: told at once, and none the worse for it."""
+"""Clients that are opened while there is no metaserver: told at once, or after the wait that was asked for."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from keylane import Consumer, Message, Producer
+from keylane import Admin, Consumer, Message, Producer, QueueReader
 from keylane.protocol.errors import NotSentError
 from support.cluster import Cluster, eventually
 
@@ -29,5 +30,35 @@ async def test_a_client_that_could_not_be_opened_may_be_opened_again(tmp_path: P
         async with producer, consumer:
             await producer.send("s", b"v", key=b"k")
             await eventually(lambda: handled)
+    finally:
+        cluster.stop()
+
+
+async def test_clients_wait_when_the_metaserver_is_still_starting(tmp_path: Path):
+    """Each kind of client is opened before there is a metaserver, and works once it has started."""
+    cluster = Cluster(tmp_path, 1)
+    handled: list[Message] = []
+    try:
+        await cluster.create("s", partitions=1, static=True)
+        cluster.meta_program.kill()
+        meta = cluster.meta
+        producer = Producer(meta, wait_s=60)
+        admin = Admin(meta, wait_s=60)
+        reader = QueueReader(meta, subject="s", wait_s=60)
+        consumer = Consumer(meta, subject="s", group="g", handler=handled.append, wait_s=60)
+        running = asyncio.create_task(consumer.run())
+        opening = asyncio.gather(*(client.__aenter__() for client in (producer, admin, reader)))
+        await asyncio.sleep(0.5)
+        assert not opening.done()
+        assert not running.done()
+        cluster.meta_program.restart()
+        await asyncio.wait_for(opening, 60)
+        await producer.send("s", b"v", key=b"k")
+        await eventually(lambda: handled)
+        assert [summary.subject for summary in await admin.list_subjects()] == ["s"]
+        assert [message.value for message in (await reader.read(0, 0)).messages] == [b"v"]
+        for client in (producer, admin, reader, consumer):
+            await client.close()
+        await asyncio.wait_for(running, 60)
     finally:
         cluster.stop()

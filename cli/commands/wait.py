@@ -1,0 +1,70 @@
+"""`keylane wait`: wait until a metaserver is ready and enough broker groups are available, for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from ...admin import Admin
+from ...protocol.errors import (
+    KeylaneError,
+    NotEnoughBrokersError,
+    OutcomeUnknownError,
+    Retry,
+    StorageError,
+)
+from ...protocol.text import counted, listed
+from ..options import OutputFormat
+from ..screen import show_json, show_line
+
+POLL_SECONDS = 0.1
+
+
+async def wait_for_servers(
+    meta: str, output: OutputFormat, *, brokers: int, timeout_s: float
+) -> None:
+    """
+    Wait until a metaserver is ready and `brokers` broker groups are available, at most `timeout_s` seconds.
+
+    Raises:
+        NotSentError, OutcomeUnknownError: no metaserver answers after this time.
+        StorageError, NotEnoughBrokersError: one answers and is not ready, or too few broker groups are available.
+        KeylaneError: at once, an answer that does not change by waiting, as that of another program.
+    """
+    started = time.monotonic()
+    lack: KeylaneError = OutcomeUnknownError("no metaserver answered")
+    names: list[str] = []
+    async with Admin(meta) as admin:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        names = await _available(admin, brokers)
+                        break
+                    except KeylaneError as error:
+                        if error.retry is Retry.NEVER and not isinstance(error, StorageError):
+                            raise
+                        lack = error
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            text = f"after {timeout_s:g} s: {lack.message}"
+            raise type(lack)(text, **lack.details) from lack
+    waited_s = time.monotonic() - started
+    if output is OutputFormat.JSON:
+        show_json({"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
+        return
+    groups = counted(len(names), "broker group is", "broker groups are")
+    show_line(f"ready after {waited_s:.1f} s: {groups} available: {listed(names)}")
+
+
+async def _available(admin: Admin, count: int) -> list[str]:
+    """The available broker groups, by name; raises what is missing."""
+    health = await admin.health()
+    if not health.ready:
+        raise StorageError(f"the metaserver is not ready: {health.reason}")
+    brokers = (await admin.list_brokers()).brokers
+    names = sorted(broker.broker_group for broker in brokers if broker.available)
+    if len(names) < count:
+        groups = "broker group is" if len(names) == 1 else "broker groups are"
+        raise NotEnoughBrokersError(f"{len(names)} of {count} {groups} available: {listed(names)}")
+    return names

@@ -1,0 +1,141 @@
+"""`keylane produce` with files, against real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from keylane.protocol.routing import Route
+from support.cluster import Cluster
+
+TIMEOUT_S = 60
+
+
+async def keylane(cluster: Cluster, *arguments: str, text: str = "") -> tuple[int, str, str]:
+    """Status, standard output and standard error of `keylane ARGUMENTS`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "keylane.cli", *arguments, "--meta", cluster.meta),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(TIMEOUT_S):
+        out, errors = await process.communicate(text.encode())
+    assert process.returncode is not None
+    return process.returncode, out.decode(), errors.decode()
+
+
+async def values_by_key(cluster: Cluster, route: Route) -> dict[bytes, list[bytes]]:
+    """The stored values of each key, in their order."""
+    stored: dict[bytes, list[bytes]] = {}
+    for part in (await cluster.log(route)).values():
+        for message in part:
+            stored.setdefault(message.key, []).append(message.value)
+    return stored
+
+
+async def test_rows_of_a_csv_file_are_stored_by_key(shared_cluster: Cluster, tmp_path: Path):
+    """A bad row is told with its line; the same file is sent on from there, once it is mended."""
+    route = await shared_cluster.create("csv")
+    file = tmp_path / "orders.csv"
+    rows = [f'c{number % 7},"event\n{number}"' for number in range(500)]
+    bad = [*rows[:300], "c1", *rows[301:]]
+    file.write_text("customer,event\n" + "\n".join(bad) + "\n")
+    command = ("produce", "csv", "--file", str(file), "--key-field", "customer", "-o", "json")
+    status, out, errors = await keylane(shared_cluster, *command)
+    problem = json.loads(errors)
+    receipts = [json.loads(line) for line in out.splitlines()]
+    assert (status, problem["name"], len(receipts)) == (1, "InputUnfinishedError", 300)
+    assert "line 602: the header has 2 columns, and this row 1" in problem["message"]
+    assert (problem["details"]["line"], problem["details"]["lines"]) == (602, "602-")
+    assert [receipt["line"] for receipt in receipts] == list(range(2, 602, 2))
+    assert {receipt["reordered"] for receipt in receipts} == {False}
+
+    file.write_text("customer,event\n" + "\n".join(rows) + "\n")
+    status, out, errors = await keylane(shared_cluster, *command, "--lines", "602-")
+    assert (status, errors, len(out.splitlines())) == (0, "", 200)
+    sent: dict[bytes, list[dict[str, str]]] = {}
+    for number in range(500):
+        row = {"customer": f"c{number % 7}", "event": f"event\n{number}"}
+        sent.setdefault(row["customer"].encode(), []).append(row)
+    stored = await values_by_key(shared_cluster, route)
+    assert {key: list(map(json.loads, values)) for key, values in stored.items()} == sent
+
+
+async def test_lines_of_ndjson_are_stored_as_they_are(shared_cluster: Cluster):
+    """From standard input; headers become properties, also beside those of a line."""
+    route = await shared_cluster.create("ndjson", partitions=1)
+    lines = ['{"customer": 7, "n": 1.50}', "", '{"customer": 7, "n": 2}']
+    headers = ("--header", "source=till=3", "--header", "zone=")
+    status, out, _ = await keylane(
+        shared_cluster,
+        *("produce", "ndjson", "--format", "ndjson", "--key-field", "customer", *headers),
+        text="\n".join(lines),
+    )
+    assert (status, out) == (
+        0,
+        f"2 messages stored; partitions: {route.partitions[0].partition_id}\n",
+    )
+    assert await values_by_key(shared_cluster, route) == {
+        b"7": [lines[0].encode(), lines[2].encode()]
+    }
+    line = '{"key": "7", "value": "v", "properties": {"zone": "own"}}'
+    status, _, errors = await keylane(
+        shared_cluster, "produce", "ndjson", "--json", *headers, text=line
+    )
+    assert (status, errors) == (0, "")
+    status, _, _ = await keylane(shared_cluster, "produce", "ndjson", "single", *headers)
+    assert status == 0
+    status, out, _ = await keylane(
+        shared_cluster, "consume", "ndjson", "-g", "g", "-n", "4", "-o", "json"
+    )
+    messages = [json.loads(text) for text in out.splitlines()]
+    given = {"source": "till=3", "zone": ""}
+    assert [message["properties"] for message in messages] == [
+        given, given, {"source": "till=3", "zone": "own"}, given
+    ]  # fmt: skip
+    assert (status, messages[3]["value"]) == (0, "single")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("a.csv", "", "the input has no header"),
+        ("a.csv", "a,b\n1,2\n", "no column 'customer', but: a, b"),
+        ("a.csv", 'customer\n"ann\n', "the row of line 2 ends in a quoted field"),
+        ("a.csv", "customer\n,\n", "line 2: the header has 1 column, and this row 2"),
+        ("a.jsonl", '{"customer": null}\n', "line 1: no key in 'customer'"),
+        ("a.jsonl", "hello\n", "line 1: not a JSON object"),
+    ],
+)
+async def test_a_bad_file_is_told_with_its_line(
+    shared_cluster: Cluster, tmp_path: Path, name: str, text: str, why: str
+):
+    """Nothing is stored, and nothing hangs."""
+    await shared_cluster.create("bad")
+    file = tmp_path / name
+    file.write_text(text)
+    status, out, errors = await keylane(
+        shared_cluster, "produce", "bad", "--file", str(file), "--key-field", "customer"
+    )
+    assert (status, out) == (1, "")
+    assert why in errors
+    assert "Lines stored: 0; lines not stored: " in errors
+
+
+@pytest.mark.crash
+async def test_reordered_messages_are_counted_when_a_broker_is_away(cluster: Cluster):
+    """BEST_TRIED: after `leave_after_ms` keyed messages go elsewhere, and the command says so."""
+    await cluster.create("away", partitions=2, strategy="best_tried")
+    cluster.brokers[0].kill()
+    text = "".join(f"k{number}=v\n" for number in range(40))
+    status, out, errors = await keylane(
+        cluster, "produce", "away", "--key-separator", "=", text=text
+    )
+    assert (status, "declared as reordered" in errors) == (0, True)
+    assert out.startswith("40 messages stored, ")
+    assert " of them reordered; partitions: " in out

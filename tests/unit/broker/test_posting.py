@@ -1,0 +1,244 @@
+"""Posted messages and scripted brokers: which partition is asked, when again, and what the caller is told."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from keylane.broker.posting import MessagePosting
+from keylane.protocol.batch import check_batch
+from keylane.protocol.control import PartlyPosted, Posted
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    Fate,
+    IdempotencyKeyReusedError,
+    KeylaneError,
+    NoPartitionError,
+    NotSentError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PartitionUnknownError,
+    StaleRouteError,
+)
+from keylane.protocol.frames import Append, Appended
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
+from keylane.rpc.server import Reply
+from sim.machines.clock import ManualClock
+
+OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
+LOW, HIGH = "k0", "k1"
+"""Keys of the lower and of the upper half of the logical partitions."""
+
+
+def partition(number: int, start: int, end: int, state: PartitionState = OPEN) -> Partition:
+    return Partition(
+        partition_id=number,
+        name=f"s.p{number}",
+        queue=number,
+        range_start=start,
+        range_end=end,
+        broker_group=f"g{number}",
+        state=state,
+        address=f"127.0.0.1:{number}",
+    )
+
+
+def route(version: int, *partitions: Partition) -> Route:
+    return Route(
+        subject="s", version=version, order_strategy=OrderStrategy.STRICT, partitions=partitions
+    )
+
+
+HALVES = route(1, partition(1, 0, 512), partition(2, 512, 1024))
+SPLIT = route(2, partition(1, 0, 512, SEALED), partition(2, 512, 1024), partition(3, 0, 512))
+
+
+class ScriptedPeers:
+    """Answers with a script by partition: an error, or an Appended; the last entry stays."""
+
+    def __init__(self, *routes: Route, clock: ManualClock) -> None:
+        self._routes = list(routes)
+        self._clock = clock
+        self.scripts: dict[int, list[Any]] = {}
+        self.calls: list[tuple[int, int]] = []
+        """Partition and count of each batch."""
+        self.asked: list[tuple[int, int]] = []
+        """Known version and wait of each question for a route."""
+
+    async def route(self, _subject: str) -> Route:
+        return self._routes[0]
+
+    async def new_route(self, _subject: str, *, known_version: int = -1, wait_ms: int = 0) -> Route:
+        self.asked.append((known_version, wait_ms))
+        if len(self._routes) > 1:
+            self._routes.pop(0)
+        else:
+            self._clock.advance(wait_ms)
+        return self._routes[0]
+
+    def is_here(self, partition: Partition) -> bool:
+        return partition.broker_group == "g1"
+
+    async def call(self, partition: Partition, request: Append, payload: bytes) -> Any:
+        header = check_batch(payload)
+        assert header.partition_id == request.partition_id == partition.partition_id
+        self.calls.append((partition.partition_id, header.count))
+        script = self.scripts.get(partition.partition_id, [Appended(0, "fsync", False)])
+        answer = script.pop(0) if len(script) > 1 else script[0]
+        if isinstance(answer, KeylaneError):
+            raise answer
+        return answer, b""
+
+
+Post = Callable[..., Any]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def posting(peers: ScriptedPeers, clock: ManualClock) -> Post:
+    posting = MessagePosting(peers, clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
+
+    async def post(*keys: str, idempotency_key: str | None = None) -> Posted | Reply:
+        body = json.dumps([{"key": key, "value": "v"} for key in keys]).encode()
+        params = {"subject": "s", "Content-Type": "application/json"}
+        if idempotency_key is not None:
+            params["Idempotency-Key"] = idempotency_key
+        return await posting.post(body, params)
+
+    return post
+
+
+async def test_messages_of_a_partition_are_one_batch(clock):
+    peers = ScriptedPeers(HALVES, clock=clock)
+    peers.scripts[2] = [Appended(40, "fsync", False)]
+    answer = await posting(peers, clock)(LOW, HIGH, LOW, HIGH)
+    assert sorted(peers.calls) == [(1, 2), (2, 2)]
+    assert [(each.partition_id, each.offset) for each in answer.receipts] == [
+        (1, 0),
+        (2, 40),
+        (1, 1),
+        (2, 41),
+    ]
+
+
+async def test_newer_route_is_waited_for_when_the_partition_is_sealed(clock):
+    peers = ScriptedPeers(HALVES, SPLIT, clock=clock)
+    peers.scripts[1] = [StaleRouteError()]
+    answer = await posting(peers, clock)(LOW, HIGH)
+    assert sorted(peers.calls) == [(1, 1), (2, 1), (3, 1)], "what is stored is not sent again"
+    assert peers.asked == [(1, 10_000)]
+    assert [each.partition_id for each in answer.receipts] == [3, 2]
+
+
+@pytest.mark.parametrize("error", [StaleRouteError(), PartitionUnknownError()])
+async def test_request_fails_when_no_newer_route_comes(clock, error):
+    peers = ScriptedPeers(HALVES, clock=clock)
+    peers.scripts[1] = [error]
+    with pytest.raises(type(error)):
+        await posting(peers, clock)(LOW)
+    assert clock.boot_ms() >= 10_000
+
+
+async def test_silent_broker_is_asked_again_only_by_another_route(clock):
+    """It may have moved; a route that is the same ends the request at once."""
+    peers = ScriptedPeers(HALVES, clock=clock)
+    peers.scripts[1] = [NotSentError("silent")]
+    before = clock.boot_ms()
+    with pytest.raises(NotSentError):
+        await posting(peers, clock)(LOW)
+    assert (peers.asked, clock.boot_ms()) == ([(-1, 0)], before)
+    peers = ScriptedPeers(HALVES, SPLIT, clock=clock)
+    peers.scripts[1] = [NotSentError("silent")]
+    answer = await posting(peers, clock)(LOW)
+    assert answer.receipts[0].partition_id == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "fate"),
+    [
+        (OutcomeUnknownError(), 504, Fate.UNKNOWN),
+        (NotSentError(), 503, Fate.UNKNOWN),
+        (BrokerReadOnlyError(), 503, Fate.UNKNOWN),
+        (IdempotencyKeyReusedError(), 422, Fate.UNKNOWN),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_request_that_is_stored_in_part_says_which_part(clock, error, status, fate):
+    peers = ScriptedPeers(HALVES, clock=clock)
+    peers.scripts[2] = [error]
+    answer = await posting(peers, clock)(LOW, HIGH)
+    assert isinstance(answer, Reply)
+    assert answer.status == status
+    assert isinstance(answer.body, PartlyPosted)
+    assert (answer.body.name, answer.body.fate) == ("PartlyStoredError", fate)
+    assert [receipt and receipt.partition_id for receipt in answer.body.receipts] == [1, None]
+    assert len(peers.calls) == 2, "an unknown outcome is not tried again"
+
+
+async def test_unknown_outcome_is_told_before_a_refusal(clock):
+    """The caller must not think that nothing was done."""
+    peers = ScriptedPeers(HALVES, clock=clock)
+    peers.scripts[1], peers.scripts[2] = [OverloadedError()], [OutcomeUnknownError()]
+    with pytest.raises(OutcomeUnknownError):
+        await posting(peers, clock)(LOW, HIGH)
+
+
+async def test_sealed_partitions_are_asked_first_with_an_idempotency_key(clock):
+    """What a sealed partition has is not stored again; it is asked for its whole range, as it was sent before."""
+    peers = ScriptedPeers(SPLIT, clock=clock)
+    peers.scripts[1] = [Appended(7, "fsync", True)]
+    answer = await posting(peers, clock)(LOW, HIGH, LOW, idempotency_key="id")
+    assert peers.calls == [(1, 2), (2, 1)]
+    assert [(each.partition_id, each.offset, each.duplicate) for each in answer.receipts] == [
+        (1, 7, True),
+        (2, 0, False),
+        (1, 8, True),
+    ]
+    peers = ScriptedPeers(SPLIT, clock=clock)
+    peers.scripts[1] = [StaleRouteError()]
+    answer = await posting(peers, clock)(LOW, idempotency_key="id")
+    assert peers.calls == [(1, 1), (3, 1)]
+    assert answer.receipts[0].partition_id == 3
+
+
+async def test_request_fails_while_a_sealed_partition_cannot_be_asked(clock):
+    """It may have what the key's first request stored."""
+    peers = ScriptedPeers(SPLIT, clock=clock)
+    peers.scripts[1] = [NotSentError("silent")]
+    with pytest.raises(NotSentError):
+        await posting(peers, clock)(LOW, HIGH, idempotency_key="id")
+    assert peers.calls == [(1, 1)]
+
+
+async def test_messages_without_a_key_go_where_they_are_stored_soonest(clock):
+    """To this broker, else to one that is available; with an idempotency key always to the same partition."""
+    peers = ScriptedPeers(HALVES, clock=clock)
+    for _ in range(10):
+        await posting(peers, clock)("", "")
+    assert peers.calls == [(1, 2)] * 10
+    away = route(1, partition(2, 0, 512), partition(3, 512, 1024))
+    peers = ScriptedPeers(away, clock=clock)
+    for _ in range(10):
+        await posting(peers, clock)("", idempotency_key="id")
+    assert len(set(peers.calls)) == 1
+
+
+async def test_subject_without_an_open_partition_is_told(clock):
+    peers = ScriptedPeers(route(1, partition(1, 0, 1024, SEALED)), clock=clock)
+    for key in (LOW, ""):
+        with pytest.raises(NoPartitionError):
+            await posting(peers, clock)(key)
+
+
+async def test_fault_of_ours_is_no_refusal(clock):
+    peers = ScriptedPeers(HALVES, clock=clock)
+    peers.call = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError):
+        await posting(peers, clock)(LOW)

@@ -1,0 +1,86 @@
+"""What `keylane produce` shows of its receipts, and the options that it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keylane.cli.commands.produce import ReceiptTally, SendOptions, produce
+from keylane.cli.options import InputFormat, OutputFormat
+from keylane.protocol.errors import ConfigError, InputError
+from keylane.protocol.message import Receipt
+
+STORED = Receipt(1, 5, "fsync", False)
+REORDERED = Receipt(2, 6, "fsync", False, True)
+POSSIBLE = Receipt(2, 7, "fsync", "possible", True)
+
+
+def test_declarations_of_receipts_are_counted(capsys):
+    """Messages that went to another partition, or may be stored twice."""
+    tally = ReceiptTally(OutputFormat.TABLE)
+    for number, receipt in enumerate((STORED, REORDERED, POSSIBLE), 1):
+        tally.add(receipt, number)
+    tally.close()
+    shown = capsys.readouterr().out
+    assert shown == (
+        "3 messages stored, 2 of them reordered, 1 maybe stored twice; partitions: 1, 2\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("receipt", "shown"),
+    [
+        (STORED, "stored at offset 5 of partition 1 (fsync)\n"),
+        (REORDERED, "stored at offset 6 of partition 2 (fsync, reordered)\n"),
+        (POSSIBLE, "stored at offset 7 of partition 2 (fsync, reordered, maybe stored twice)\n"),
+    ],
+)
+def test_the_declaration_of_one_receipt_is_shown(capsys, receipt, shown):
+    """A single message has its offset."""
+    tally = ReceiptTally(OutputFormat.TABLE)
+    tally.add(receipt)
+    tally.close()
+    assert capsys.readouterr().out == shown
+
+
+def test_a_receipt_in_json_says_whether_it_is_reordered(capsys):
+    """With the line of the input."""
+    ReceiptTally(OutputFormat.JSON).add(REORDERED, 3)
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["line"], facts["reordered"], facts["duplicate"]) == (3, True, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"value": "v", "file": Path("a.csv")}, "not for VALUE"),
+        ({"value": "v", "key_field": "k"}, "not for VALUE"),
+        ({"value": "v", "format": InputFormat.CSV}, "not for VALUE"),
+        ({"as_json": True, "format": InputFormat.CSV}, "two formats"),
+        ({"key_field": "k"}, "csv and ndjson"),
+        ({"key_field": "k", "file": Path("a.txt")}, "csv and ndjson"),
+        ({"key_field": "k", "format": InputFormat.JSON}, "csv and ndjson"),
+        ({"key_field": "k", "file": Path("a.csv"), "key": "k"}, "leave --key out"),
+        ({"key": "k", "format": InputFormat.JSON}, "leave --key out"),
+        ({"separator": "=", "file": Path("a.csv")}, "only in the format lines"),
+        ({"separator": "=", "format": InputFormat.JSON}, "only in the format lines"),
+        ({"keyless": True, "file": Path("a.csv")}, "--key-separator or a --key-field"),
+        ({"headers": ["a"]}, "name=value"),
+        ({"headers": ["=b"]}, "name=value"),
+        ({"headers": ["a=b", "a=c"]}, "given twice"),
+    ],
+)
+async def test_options_are_refused_when_they_do_not_fit_together(options, why):
+    """Before anything is read or opened."""
+    with pytest.raises(ConfigError, match=why):
+        await produce("127.0.0.1:1", OutputFormat.TABLE, SendOptions(subject="s", **options))
+
+
+@pytest.mark.parametrize("name", ["missing.csv", "."])
+async def test_a_file_is_refused_when_it_cannot_be_opened(tmp_path, name):
+    """The error names it."""
+    options = SendOptions(subject="s", file=tmp_path / name)
+    with pytest.raises(InputError, match="cannot be opened"):
+        await produce("127.0.0.1:1", OutputFormat.TABLE, options)
