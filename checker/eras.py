@@ -122,7 +122,7 @@ class Eras:
                 return
         self._note("nonmonotonic", f"the reset of token {token} was done, and undone")
 
-    def settle(self, token: int, cursor: int, ranges: tuple[Range, ...]) -> None:
+    def acquired(self, token: int, cursor: int, ranges: tuple[Range, ...]) -> None:
         """
         Decide from an owner's first cursor which unconfirmed resets before it were done; the others never will be.
 

@@ -102,7 +102,7 @@ class Progress:
             self.eras.done(token)
             return
         if kind == "acquire":
-            self.eras.settle(token, cursor, ranges)
+            self.eras.acquired(token, cursor, ranges)
         self.eras.of(token).told(kind, began, instant, cursor, ranges, self._note, self.eras.floor)
 
     def resetting(self, token: int, cursor: int) -> None:

@@ -50,6 +50,9 @@ from .queues import QueueList
 from .routing import Route
 from .verification import Verification
 
+DATA_PATH = "/v1/data"
+"""The WebSocket of a broker's data plane; its frames are in `frames.py`.  No call: it is in no table below."""
+
 # ── to a metaserver: brokers and subjects ─────────────────────────────────────────────────────────────
 BROKER_HEARTBEAT = Endpoint(
     "POST",

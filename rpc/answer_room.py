@@ -1,6 +1,6 @@
 """Limits the bytes of answers that wait for their clients: of each connection, and of the whole server.
 
-    handler ── take_room(bytes) ──▶ reads ──▶ settle(its size) ──▶ written, taken by the socket ──▶ free
+    handler ── take_room(bytes) ──▶ reads ──▶ note_size(its size) ──▶ written, taken by the socket ──▶ free
 
 An answer without room waits behind answers of its own connection only.  While the server's room is short, connections
 take turns.
@@ -36,7 +36,7 @@ class AnswerRoom:
         self.bytes_max = bytes_max
         self.connection_bytes_max = connection_bytes_max
         self.reads_max = reads_max
-        self.held = 0
+        self.reserved = 0
         """Bytes of answers that are being made or not taken yet."""
         self._turns: dict[Share, None] = {}
         """Connections that may have an answer to start, in turn; only the server's room keeps the first one waiting."""
@@ -52,7 +52,7 @@ class AnswerRoom:
 
     def fits(self, wanted: int) -> bool:
         """True if `wanted` bytes fit, or if nothing is reserved: one oversized answer may always go."""
-        return self.held + wanted <= self.bytes_max or not self.held
+        return self.reserved + wanted <= self.bytes_max or not self.reserved
 
     def serve(self, asker: Share | None = None) -> None:
         """Start waiting answers while there is room, one of each connection in turn."""
@@ -74,12 +74,12 @@ class Share:
         self._room = room
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._reading = 0
-        self.held = 0
+        self.reserved = 0
 
     async def take(self, wanted: int) -> None:
         """Wait for room for an answer of `wanted` bytes that is about to be made."""
         if not self._waiting and self._fits(wanted) and self._room.fits(wanted):
-            self._hold(wanted)
+            self._reserve(wanted)
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((wanted, future))
@@ -88,19 +88,19 @@ class Share:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.settle(wanted, 0)
+                self.note_size(wanted, 0)
             raise
 
     def _fits(self, wanted: int) -> bool:
         room = self._room
         return self._reading < room.reads_max and (
-            self.held + wanted <= room.connection_bytes_max or not self.held
+            self.reserved + wanted <= room.connection_bytes_max or not self.reserved
         )
 
-    def _hold(self, wanted: int) -> None:
+    def _reserve(self, wanted: int) -> None:
         self._reading += 1
-        self.held += wanted
-        self._room.held += wanted
+        self.reserved += wanted
+        self._room.reserved += wanted
 
     def _next(self) -> int | None:
         """Bytes of the next answer, if the connection's own room lets it be made."""
@@ -119,11 +119,11 @@ class Share:
         if wanted is None:
             return False
         _, future = self._waiting.popleft()
-        self._hold(wanted)
+        self._reserve(wanted)
         future.set_result(None)
         return bool(self._waiting)
 
-    def settle(self, wanted: int, came_to: int) -> None:
+    def note_size(self, wanted: int, came_to: int) -> None:
         """Note that an answer was made and has `came_to` bytes, which are freed when the client has taken them."""
         self._reading -= 1
         self._change(came_to - wanted)
@@ -133,8 +133,8 @@ class Share:
         self._change(-count)
 
     def _change(self, count: int) -> None:
-        self.held += count
-        self._room.held += count
+        self.reserved += count
+        self._room.reserved += count
         if self._waiting or self._room.short:
             self._room.serve(self if self._waiting else None)
 
@@ -145,7 +145,7 @@ class Answering:
     def __init__(self, share: Share) -> None:
         self._share = share
         self._wanted = 0
-        self._held = 0
+        self._reserved = 0
 
     async def take(self, wanted: int) -> None:
         """See `take_room`."""
@@ -156,15 +156,15 @@ class Answering:
     def made(self, count: int) -> None:
         """Note that the answer has `count` bytes; 0: it failed."""
         if self._wanted:
-            self._share.settle(self._wanted, count)
-            self._wanted, self._held = 0, count
+            self._share.note_size(self._wanted, count)
+            self._wanted, self._reserved = 0, count
 
     def end(self) -> None:
         """Free the room: the client has taken the answer, or has left."""
         self.made(0)
-        if self._held:
-            self._share.free(self._held)
-            self._held = 0
+        if self._reserved:
+            self._share.free(self._reserved)
+            self._reserved = 0
 
 
 _under_way: ContextVar[Answering | None] = ContextVar("answering", default=None)

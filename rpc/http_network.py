@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from ..protocol.control import ErrorBody, encode_json
+from ..protocol.endpoints import DATA_PATH
 from ..protocol.errors import (
     ForeignServerError,
     MessageTooLargeError,
@@ -24,7 +25,6 @@ from .channel import WebSocketChannel
 from .reasons import reason
 
 T = TypeVar("T")
-DATA_PATH = "/v1/data"
 HEARTBEAT_SECONDS = 15.0
 """The interval of WebSocket pings, which find a peer that is gone without having closed."""
 CONNECT_SECONDS = 3.0

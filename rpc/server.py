@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import ClientConnectionResetError, web
 
 from ..protocol.control import ErrorBody, encode_json
-from ..protocol.endpoints import OPENAPI
+from ..protocol.endpoints import DATA_PATH, OPENAPI
 from ..protocol.errors import (
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
@@ -56,7 +56,6 @@ from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
 from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
-from .http_network import DATA_PATH
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins

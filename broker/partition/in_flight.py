@@ -53,11 +53,11 @@ class LastHeard:
 class InFlight:
     """The messages of a partition that are in flight for a shared group, under one token."""
 
-    __slots__ = ("_due_ms", "_heard", "_held", "_left", "_look_from", "token")
+    __slots__ = ("_due_ms", "_heard", "_handed", "_left", "_look_from", "token")
 
     def __init__(self, token: int) -> None:
         self.token = token
-        self._held: list[HandedOut] = []
+        self._handed: list[HandedOut] = []
         """Ranges in flight by start.  They do not overlap, and none of their messages is acked."""
         self._look_from = 0
         """No message below this offset is free."""
@@ -70,21 +70,23 @@ class InFlight:
     @property
     def held(self) -> list[HandedOut]:
         """All ranges in flight, by offset."""
-        return list(self._held)
+        return list(self._handed)
 
     @property
     def due_ms(self) -> int:
         """The earliest time at which a deadline can pass; NEVER_MS while no message is in flight."""
-        return self._due_ms if self._held else NEVER_MS
+        return self._due_ms if self._handed else NEVER_MS
 
     def empty(self, now_ms: int) -> bool:
         """True if no message is in flight at `now_ms`."""
         self.expire(now_ms)
-        return not self._held
+        return not self._handed
 
     def count(self, session: str) -> int:
         """The number of messages that a session has in flight."""
-        return sum(handed.end - handed.start for handed in self._held if handed.session == session)
+        return sum(
+            handed.end - handed.start for handed in self._handed if handed.session == session
+        )
 
     # ── handing out ───────────────────────────────────────────────────────────────────────────────────
     def hand_out(
@@ -110,7 +112,7 @@ class InFlight:
         """
         self.expire(now_ms)
         left = min(count_max, IN_FLIGHT_PER_SESSION_MAX - self.count(session))
-        room = min(IN_FLIGHT_RANGES_MAX - len(self._held), RANGES_PER_HANDING_MAX)
+        room = min(IN_FLIGHT_RANGES_MAX - len(self._handed), RANGES_PER_HANDING_MAX)
         if (
             acked.range_count >= ACK_RANGES_MAX
         ):  # hand out only messages whose acks raise the cursor
@@ -128,7 +130,7 @@ class InFlight:
         self._look_from = offset
         until_ms = now_ms + hold_ms
         for start, end in ranges:
-            insort(self._held, HandedOut(start, end, session, until_ms))
+            insort(self._handed, HandedOut(start, end, session, until_ms))
         if ranges:
             self._due_ms = min(self._due_ms, until_ms, self._silent_ms(session))
         return ranges
@@ -137,13 +139,13 @@ class InFlight:
         """The first free range at or above `offset`; an empty range if no message is free."""
         while True:
             start = acked.next_unacked(offset)
-            index = bisect_right(self._held, start, key=lambda handed: handed.start)
-            if not index or self._held[index - 1].end <= start:
+            index = bisect_right(self._handed, start, key=lambda handed: handed.start)
+            if not index or self._handed[index - 1].end <= start:
                 break
-            offset = self._held[index - 1].end
+            offset = self._handed[index - 1].end
         end = min(readable_offset, acked.next_acked(start))
-        if index < len(self._held):
-            end = min(end, self._held[index].start)
+        if index < len(self._handed):
+            end = min(end, self._handed[index].start)
         return start, end
 
     # ── becoming free ─────────────────────────────────────────────────────────────────────────────────
@@ -153,21 +155,23 @@ class InFlight:
             return False
         silent = self._forget_silent(now_ms)
         freed = [
-            handed for handed in self._held if handed.until_ms <= now_ms or handed.session in silent
+            handed
+            for handed in self._handed
+            if handed.until_ms <= now_ms or handed.session in silent
         ]
         if freed:
-            self._held = [
+            self._handed = [
                 handed
-                for handed in self._held
+                for handed in self._handed
                 if handed.until_ms > now_ms and handed.session not in silent
             ]
             self._look_from = min(self._look_from, *(handed.start for handed in freed))
         self._due_ms = min(
             (
-                *(handed.until_ms for handed in self._held),
+                *(handed.until_ms for handed in self._handed),
                 *(
                     self._silent_ms(session)
-                    for session in {handed.session for handed in self._held}
+                    for session in {handed.session for handed in self._handed}
                 ),
             ),
             default=NEVER_MS,
@@ -224,8 +228,8 @@ class InFlight:
         self._left[session] = None
         if len(self._left) > LEFT_MAX:
             del self._left[next(iter(self._left))]
-        freed = [handed.start for handed in self._held if handed.session == session]
-        self._held = [handed for handed in self._held if handed.session != session]
+        freed = [handed.start for handed in self._handed if handed.session == session]
+        self._handed = [handed for handed in self._handed if handed.session != session]
         self._look_from = min([self._look_from, *freed])
         return bool(freed)
 
@@ -253,13 +257,13 @@ class InFlight:
 
     def _cut(self, start: int, end: int, session: str | None = None) -> None:
         """Remove `[start, end)` from the messages in flight; with `session`, only that session's."""
-        held = self._held
-        first = bisect_right(held, start, key=lambda handed: handed.start)
-        first -= bool(first and held[first - 1].end > start)
+        flying = self._handed
+        first = bisect_right(flying, start, key=lambda handed: handed.start)
+        first -= bool(first and flying[first - 1].end > start)
         left: list[HandedOut] = []
         last = first
-        while last < len(held) and held[last].start < end:
-            handed = held[last]
+        while last < len(flying) and flying[last].start < end:
+            handed = flying[last]
             last += 1
             if session not in {None, handed.session}:
                 left.append(handed)
@@ -268,4 +272,4 @@ class InFlight:
                 HandedOut(*part, handed.session, handed.until_ms)
                 for part in outside(handed.start, handed.end, start, end)
             ]
-        held[first:last] = left
+        flying[first:last] = left

@@ -41,7 +41,7 @@ from .policy import (
     Limits,
     SealedSegment,
     allowed_position,
-    reason_to_hold,
+    reason_to_refuse,
     wanted_position,
 )
 
@@ -127,7 +127,7 @@ class Cleaning:
             KeylaneError: some segments were not removed; the next check tries again.
         """
         disk, segments = await self._run_read(self._look)
-        self._store.commit.refuse_messages(reason_to_hold(disk))
+        self._store.commit.refuse_messages(reason_to_refuse(disk))
         if self._store.log.leaving:
             await self._run_commit(self._store.log.finish_drop)
         end = self._store.log.end
@@ -161,7 +161,7 @@ class Cleaning:
             await self._save_counts()
             gone = await self._store.carry_over.drop(allowed)
         finally:
-            self._store.commit.refuse_messages(reason_to_hold(await self._run_read(self._disk)))
+            self._store.commit.refuse_messages(reason_to_refuse(await self._run_read(self._disk)))
         log.info("removed the log up to position %d", self._store.log.first_position)
         return gone
 
@@ -186,7 +186,7 @@ class Cleaning:
             if not await self._run_read(self._reserve.give_up):
                 raise
             # The space of the reserve is for records that must precede the removal, not for messages.
-            self._store.commit.refuse_messages(reason_to_hold(disk) or "the disk is full")
+            self._store.commit.refuse_messages(reason_to_refuse(disk) or "the disk is full")
             await carry_over.prepare(position)
 
     async def _save_counts(self) -> None:

@@ -80,7 +80,7 @@ def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int 
     return max(ends, default=segments[0].base)
 
 
-def reason_to_hold(disk: DiskUse) -> str:
+def reason_to_refuse(disk: DiskUse) -> str:
     """Why messages must be refused; "" if they may be taken."""
     percent = disk.percent()
     if percent < FULL_PERCENT:

@@ -1,6 +1,6 @@
 """Group commit: decided records wait in a queue, and one writer at a time makes them durable with one sync.
 
-    decide ▶ submit ▶ queue ─┐                                  ┌▶ settled, future resolved
+    decide ▶ submit ▶ queue ─┐                                  ┌▶ durable, future resolved
                              ├▶ take ▶ write, fdatasync, index ─┤
     mark ▶ late records ─────┘    (off the event loop)          └▶ failed: see below
 
@@ -61,7 +61,7 @@ class Entry:
     """A record that is to be written.  `count` is 0 if it has no messages.  A marker has no bytes, only a future."""
 
     __slots__ = (
-        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "settled", "stamped",
+        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "on_durable", "stamped",
         "undo",
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ class Entry:
         base_offset: int = 0,
         count: int = 0,
         appended_at_ms: int = 0,
-        settled: Callable[[Entry], None] | None = None,
+        on_durable: Callable[[Entry], None] | None = None,
         undo: Callable[[], object] | None = None,
     ) -> None:
         self.record = record
@@ -85,7 +85,7 @@ class Entry:
         """Position in the log, once a commit has taken it."""
         self.stamped: bytearray = _NOTHING
         """The header as it is in the log, once a commit has taken it."""
-        self.settled = settled
+        self.on_durable = on_durable
         """Called when the record is durable, before `future` is resolved."""
         self.undo = undo
         """Called to undo the decision if the record cannot be made durable."""
@@ -135,11 +135,11 @@ class GroupCommit:
         self._refusal = ""
         self._admission = AdmissionQueue(WAITING_MAX, self._has_room)
         self.commits = 0
-        """Settled commits since the start."""
+        """Durable commits since the start."""
         self.failures = 0
         """Number of commits whose decisions were undone."""
-        self.on_settled: Callable[[], None] = lambda: None
-        """Called after each settled commit."""
+        self.on_commit: Callable[[], None] = lambda: None
+        """Called after each durable commit."""
 
     @property
     def failed(self) -> bool:
@@ -257,7 +257,7 @@ class GroupCommit:
                         self._full(plan)
                     elif plan.end > plan.start:
                         self._full_until_ms = 0
-                    self._settle(entries)
+                    self._note_durable(entries)
         finally:
             self._task = None
 
@@ -306,16 +306,16 @@ class GroupCommit:
             raise FlushFailedError(error.message, **error.details) from error
         return True
 
-    def _settle(self, entries: list[Entry]) -> None:
+    def _note_durable(self, entries: list[Entry]) -> None:
         self.commits += 1
         for entry in entries:
             self._queued_bytes -= len(entry.record)
-            if entry.settled is not None:
-                entry.settled(entry)
+            if entry.on_durable is not None:
+                entry.on_durable(entry)
             if not entry.future.done():
                 entry.future.set_result(None)
         self._admission.admit()
-        self.on_settled()
+        self.on_commit()
 
     def _full(self, plan: WritePlan) -> None:
         log.error("the disk is full: no writes for %d ms", RETRY_FULL_MS)

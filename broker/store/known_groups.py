@@ -75,7 +75,7 @@ def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
     """Mark the registered groups as all groups of the subject; retention relies on the mark once it is durable."""
     store.state.touch(partition)
 
-    def settled(_entry: Entry) -> None:
+    def on_durable(_entry: Entry) -> None:
         store.state.touch(partition)
         partition.groups_told = True
 
@@ -83,6 +83,6 @@ def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
         encode_told(partition.partition_id),
         partition_id=partition.partition_id,
         base_offset=partition.next_offset,
-        settled=settled,
+        on_durable=on_durable,
     )
     return store.commit.submit(entry)

@@ -58,7 +58,7 @@ class Snapshotter:
         """The log position of the newest snapshot; a start reads the log from here on."""
         self.problem = ""
         """Why the last snapshot failed; "" if it did not."""
-        commit.on_settled = self._check
+        commit.on_commit = self._check
 
     def _check(self) -> None:
         grown = self._log.end - self._tried_at

@@ -199,7 +199,7 @@ class Store:
             base_offset=base_offset,
             count=header.count,
             appended_at_ms=partition.appended_at_ms,
-            settled=partial(self._stored, partition),
+            on_durable=partial(self._stored, partition),
             undo=partial(partition.undo_append, undo),
         )
         return self.commit.submit(entry), base_offset, False
@@ -239,14 +239,14 @@ class Store:
         partition = self.state.host(facts)
         self.state.hosting.add(partition_id)
 
-        def settled(_entry: Entry) -> None:
+        def on_durable(_entry: Entry) -> None:
             self.state.hosting.discard(partition_id)
             self.state.partitions.version += 1
 
         entry = Entry(
             encode_body(partition_id, facts),
             partition_id=partition_id,
-            settled=settled,
+            on_durable=on_durable,
             undo=partial(self.state.unhost, partition_id),
         )
         return partition, self.commit.submit(entry)
@@ -265,7 +265,7 @@ class Store:
         self.state.touch(partition)
         partition.sealed = True
 
-        def settled(_entry: Entry) -> None:
+        def on_durable(_entry: Entry) -> None:
             partition.ended = True
             self._wake(partition_id)
 
@@ -273,7 +273,7 @@ class Store:
             encode_body(partition_id, None),
             partition_id=partition_id,
             base_offset=partition.next_offset,
-            settled=settled,
+            on_durable=on_durable,
             undo=partial(setattr, partition, "sealed", False),
         )
         return partition, self.commit.submit(entry)
@@ -299,14 +299,14 @@ class Store:
         partition.apply_fence(body)
         self._wake(partition.partition_id)
 
-        def settled(_entry: Entry) -> None:
+        def on_durable(_entry: Entry) -> None:
             group.durable_fence = max(group.durable_fence, token)
             group.kept = True
 
         entry = Entry(
             encode_body(partition.partition_id, body),
             partition_id=partition.partition_id,
-            settled=settled,
+            on_durable=on_durable,
             undo=partial(partition.undo_fence, group.name, before),
         )
         return self.commit.submit(entry)
@@ -417,7 +417,7 @@ def _cursor_entry(
     """A record of a group's present progress; `then` is called when it is durable."""
     body, saved = group.begin_save()
 
-    def settled(_entry: Entry) -> None:
+    def on_durable(_entry: Entry) -> None:
         saved()
         then()
 
@@ -425,6 +425,6 @@ def _cursor_entry(
         encode_body(partition.partition_id, body),
         partition_id=partition.partition_id,
         base_offset=body.cursor,
-        settled=settled,
+        on_durable=on_durable,
         undo=undo,
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...admin import Admin, GroupDescription
+from ...protocol.address import parse_address
 from ...protocol.control import PartitionStatusList
 from ...protocol.errors import InternalError, KeylaneError
 from ...protocol.routing import OrderStrategy, Partition
@@ -36,9 +37,9 @@ class DemoCluster:
         self.network = HttpNetwork()
         self.admin = admin
         self.partitions: tuple[Partition, ...] = ()
-        port = self.meta_address.rpartition(":")[2]
+        _host, port = parse_address(self.meta_address)
         self.metaserver = self._program(
-            "metaserver", "metaserver", "--data", str(folder / "metaserver"), "--port", port
+            "metaserver", "metaserver", "--data", str(folder / "metaserver"), "--port", str(port)
         )
         self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
         self.runs = dict.fromkeys(range(1, BROKERS + 1), 0)
@@ -138,7 +139,8 @@ class DemoCluster:
         old = self.brokers[number - 1]
         self.runs[number] += 1
         await old.kill()
-        new = self.brokers[number - 1] = self._broker(number, port=old.address.rpartition(":")[2])
+        _host, port = parse_address(old.address)
+        new = self.brokers[number - 1] = self._broker(number, port=str(port))
         new.start()
         await new.ready()
 

@@ -47,7 +47,7 @@ def is_async(handler: Handler) -> bool:
     return any(inspect.iscoroutinefunction(function) for function in _bodies(handler))
 
 
-async def settle(result: object) -> None:
+async def await_result(result: object) -> None:
     """
     Await what a handler returned, if it is awaitable.  Need not be called for None.
 

@@ -121,7 +121,7 @@ class Stream:
         client.forget(len(self._waiting) - len(kept))
         self._waiting = kept
         async with Race() as race:
-            race.start(client.settled())
+            race.start(client.wait_handled())
             race.start(self._leaving.wait())
             until_ms = self._boot_ns() // 1_000_000 + self._handover_ms
             while (left_ms := min(until_ms - self._boot_ns() // 1_000_000, client.left_ms)) > 0:

@@ -29,7 +29,7 @@ from ...protocol.clock import Clock
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
 from ..pulling.pull_client import PullClient
-from .handlers import Handler, is_async, settle
+from .handlers import Handler, await_result, is_async
 from .lanes import Lanes
 from .log_throttle import LogLine, LogThrottle, name_of
 from .retries import Retries
@@ -205,7 +205,7 @@ class Workers:
                     try:
                         result = await handler(message) if awaited else handler(message)
                         if result is not None:
-                            await settle(result)
+                            await await_result(result)
                     except BaseException as error:  # noqa: BLE001 - decided there
                         if self._failed(worker, message, error):
                             message = None
@@ -236,7 +236,7 @@ class Workers:
                 try:
                     result = self._handler(message)
                     if result is not None:
-                        await settle(result)
+                        await await_result(result)
                 except BaseException as error:  # noqa: BLE001 - decided there
                     if self._failed(worker, message, error):
                         return None
@@ -358,7 +358,7 @@ class Workers:
         self._drop(client)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await client.settled()
+                await client.wait_handled()
         except TimeoutError:
             await self._cancel(client, warn_ms=max(timeout_ms, CANCEL_WARN_MS))
 
@@ -395,7 +395,7 @@ class Workers:
             worker.cancel_handler()
         try:
             async with asyncio.timeout(warn_ms / 1000):
-                await client.settled()
+                await client.wait_handled()
         except TimeoutError:
             for message in (worker.message for worker in late if worker.message):
                 log.warning(
@@ -403,7 +403,7 @@ class Workers:
                     "the partition is not handed over before it ends",
                     name_of(message), warn_ms,
                 )  # fmt: skip
-            await client.settled()
+            await client.wait_handled()
         for worker in late:
             worker.take_back_cancel()
 

@@ -230,7 +230,7 @@ class PullClient:
         """Messages handed out and not yet handled or forgotten."""
         return self._in_flight.count
 
-    async def settled(self) -> None:
+    async def wait_handled(self) -> None:
         """Wait until every message handed out is handled or forgotten."""
         await self._in_flight.wait_until_empty()
 

@@ -39,7 +39,7 @@ class Client:
     def add_retrying(self, count: int) -> None:
         self.in_flight.add_retrying(count)
 
-    async def settled(self) -> None:
+    async def wait_handled(self) -> None:
         await self.in_flight.wait_until_empty()
 
     def lose(self) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import aiohttp
 
+from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.frames import Append, Read, encode_frame
 from keylane.protocol.limits import PULL_BYTES_MAX
 from keylane.rpc.client import BrokerClient
-from keylane.rpc.http_network import DATA_PATH, HttpNetwork
+from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch, facts
 from support.broker_process import BrokerProcess
 

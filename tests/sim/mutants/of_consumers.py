@@ -248,10 +248,10 @@ def awaitables_are_not_awaited(patches: Patches) -> None:
 
     left: list[Any] = []
 
-    async def settle(result: Any) -> None:
+    async def await_result(result: Any) -> None:
         left.append(asyncio.ensure_future(result))
 
-    patches.set(workers_module, "settle", settle)
+    patches.set(workers_module, "await_result", await_result)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -24,13 +24,13 @@ async def test_a_connection_waits_for_its_own_room_only():
     third = asyncio.create_task(other.take(8))
     await settled()
     assert (first.done(), second.done(), third.done()) == (True, False, True)
-    slow.settle(8, 8)
+    slow.note_size(8, 8)
     await settled()
     assert not second.done()
     slow.free(8)
     await settled()
     assert second.done()
-    assert (slow.held, other.held, room.held) == (8, 8, 16)
+    assert (slow.reserved, other.reserved, room.reserved) == (8, 8, 16)
 
 
 async def test_few_answers_of_a_connection_are_made_at_once():
@@ -39,7 +39,7 @@ async def test_few_answers_of_a_connection_are_made_at_once():
     tasks = asks(share, 1, 1, 1)
     await settled()
     assert [task.done() for task in tasks] == [True, True, False]
-    share.settle(1, 1)
+    share.note_size(1, 1)
     await settled()
     assert tasks[2].done()
 
@@ -52,11 +52,11 @@ async def test_connections_take_turns_where_the_server_has_no_room():
     many, single = asks(greedy, 5, 5, 5), asks(modest, 5)
     await settled()
     assert room.short
-    full.settle(10, 0)
+    full.note_size(10, 0)
     await settled()
     assert [task.done() for task in [*many, *single]] == [True, False, False, True]
-    greedy.settle(5, 0)
-    modest.settle(5, 0)
+    greedy.note_size(5, 0)
+    modest.note_size(5, 0)
     await settled()
     assert all(task.done() for task in many)
     assert not room.short
@@ -67,7 +67,7 @@ async def test_an_answer_larger_than_all_room_is_made_alone():
     room = AnswerRoom(bytes_max=10, connection_bytes_max=10)
     share = room.share()
     await asyncio.wait_for(share.take(1_000), 5)
-    assert room.held == 1_000
+    assert room.reserved == 1_000
 
 
 async def test_room_is_free_again_when_its_answers_are_cancelled():
@@ -89,10 +89,10 @@ async def test_room_is_free_again_when_its_answers_are_cancelled():
     for task in (tasks[1], tasks[0], tasks[2]):
         task.cancel()
         await settled()
-    assert room.held == second.held == 8
+    assert room.reserved == second.reserved == 8
     tasks[3].cancel()
     await settled()
-    assert (room.held, first.held, second.held, room.short) == (0, 0, 0, False)
+    assert (room.reserved, first.reserved, second.reserved, room.short) == (0, 0, 0, False)
 
 
 async def test_without_a_server_there_is_room():

@@ -8,9 +8,9 @@ import pytest
 
 from keylane.protocol import endpoints
 from keylane.protocol.control import Done, ErrorBody
+from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import ForeignHostError, OriginError
 from keylane.protocol.frames import Append, decode_answer, encode_frame
-from keylane.rpc.http_network import DATA_PATH
 from keylane.rpc.origin import check_host, check_origins
 from keylane.rpc.server import ControlRoute
 

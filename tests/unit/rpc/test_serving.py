@@ -11,10 +11,10 @@ import aiohttp
 import msgspec
 import pytest
 
+from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import AddressError, FrameError, HostError
 from keylane.protocol.frames import Append, Read, Refused, decode_answer, encode_frame
 from keylane.protocol.limits import FRAME_BYTES_MAX
-from keylane.rpc.http_network import DATA_PATH
 from keylane.rpc.listening import check_free, check_loopback
 from keylane.rpc.server import Server
 

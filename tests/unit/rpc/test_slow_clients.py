@@ -10,6 +10,7 @@ import struct
 import aiohttp
 import pytest
 
+from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.frames import (
     Append,
@@ -22,7 +23,6 @@ from keylane.protocol.frames import (
 )
 from keylane.rpc import data_plane
 from keylane.rpc.answer_room import AnswerRoom, take_room
-from keylane.rpc.http_network import DATA_PATH
 from keylane.rpc.server import Server
 
 MIB = 1 << 20
@@ -76,18 +76,18 @@ async def test_answers_that_are_not_taken_are_not_made(session, network):
     room = AnswerRoom()
     server = await serving(shop, room=room)
     socket, transport = await stuck_client(session, server, reads=100)
-    await until(lambda: room.held >= room.connection_bytes_max)
+    await until(lambda: room.reserved >= room.connection_bytes_max)
     neighbour = await network.open_channel(server.address, timeout_ms=5_000)
     for _ in range(50):
         await neighbour.call(Append(1), timeout_ms=10_000)
         await neighbour.call(Read(1, 0, MIB), timeout_ms=10_000)
     # What the machine's own socket buffers took may be some more.
     assert shop.made - 50 < 40
-    assert room.held <= room.connection_bytes_max + MIB
+    assert room.reserved <= room.connection_bytes_max + MIB
     transport.resume_reading()
     for _ in range(100):
         assert len((await socket.receive(timeout=20)).data) > MIB
-    await until(lambda: room.held == 0)
+    await until(lambda: room.reserved == 0)
     await neighbour.close()
     await server.stop()
 
@@ -106,7 +106,7 @@ async def test_a_client_that_takes_nothing_is_told_and_let_go(session, caplog, m
         number, last, _ = decode_answer(message.data)
     assert isinstance(last, Refused)
     assert (number, last.code) == (0, OverloadedError.code)
-    await until(lambda: room.held == 0)
+    await until(lambda: room.reserved == 0)
     await server.stop()
 
 
@@ -145,7 +145,7 @@ async def test_where_others_wait_patience_is_short(session, network, monkeypatch
     room = AnswerRoom(bytes_max=4 * MIB)
     server = await serving(Shop(), room=room, stuck_s=600.0)
     _, transport = await stuck_client(session, server, reads=100)
-    await until(lambda: room.held + MIB > room.bytes_max)
+    await until(lambda: room.reserved + MIB > room.bytes_max)
     channel = await network.open_channel(server.address, timeout_ms=5_000)
     answer, _ = await channel.call(Read(1, 0, MIB), timeout_ms=30_000)
     assert isinstance(answer, Batches)

@@ -7,7 +7,7 @@ from keylane.broker.retention.policy import (
     Limits,
     SealedSegment,
     allowed_position,
-    reason_to_hold,
+    reason_to_refuse,
     wanted_position,
 )
 
@@ -67,8 +67,8 @@ def test_85_percent_full():
 
 def test_90_percent_full():
     """From 90 % on no messages are taken."""
-    assert reason_to_hold(disk(89)) == ""
-    assert "90 % full" in reason_to_hold(disk(90))
+    assert reason_to_refuse(disk(89)) == ""
+    assert "90 % full" in reason_to_refuse(disk(90))
 
 
 def test_segments_stay_when_a_group_needs_them():

@@ -38,7 +38,7 @@ class Client:
     def forget(self, count: int) -> None:
         self.in_flight.remove(count)
 
-    async def settled(self) -> None:
+    async def wait_handled(self) -> None:
         await self.in_flight.wait_until_empty()
 
 
