@@ -232,11 +232,13 @@ class Drainer:
         self.wake()
 
     # ── routes ───────────────────────────────────────────────────────────────────────────────────────
-    async def follow(self, subject: str) -> None:
+    async def follow(self, subject: str) -> KnownRoute:
         """See `SenderOwner.follow`."""
         unsettled = [sender.partition_id for sender in self._senders_of(subject) if sender.batches]
-        self._lead(subject, await self._routes.ask(subject, unsettled))
+        known = await self._routes.ask(subject, unsettled)
+        self._lead(subject, known)
         self.wake()
+        return known
 
     def _lead(self, subject: str, known: KnownRoute) -> None:
         """Tell the senders of a subject what is known of their partitions; there is one for each open partition."""
@@ -267,11 +269,11 @@ class Drainer:
 
     async def _ask_until_routed(self, subject: str) -> None:
         for attempt in itertools.count(1):
-            await self.follow(subject)
+            known = await self.follow(subject)
             if self._is_routed(subject):
                 return
             level = logging.WARNING if attempt == WARN_AT else logging.DEBUG
-            log.log(level, "rows of %s wait: %s", subject, self._routes.known[subject].problem)
+            log.log(level, "rows of %s wait: %s", subject, known.problem)
             await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
             if self.token is None:  # another process sends; what it leaves is met as unknown
                 self._routes.known.pop(subject, None)

@@ -44,7 +44,7 @@ class SenderOwner(Protocol):
         """Let rows wait again, or mark them as failed."""
         ...
 
-    async def follow(self, subject: str) -> None:
+    async def follow(self, subject: str) -> object:
         """Ask for the newest route of a subject, and tell its senders."""
         ...
 

@@ -40,7 +40,7 @@ class OutboxRoutes:
     def __init__(self, meta: MetaClient) -> None:
         self._meta = meta
         self.known: dict[str, KnownRoute] = {}
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._asking: dict[str, asyncio.Task[KnownRoute]] = {}
 
     async def ask(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
         """
@@ -55,16 +55,15 @@ class OutboxRoutes:
             task = asyncio.create_task(self._ask(subject, unsettled), name=f"route {subject}")
             self._asking[subject] = task
             task.add_done_callback(lambda _: self._asking.pop(subject, None))
-        await asyncio.shield(task)
-        return self.known[subject]
+        return await asyncio.shield(task)
 
-    async def _ask(self, subject: str, unsettled: Collection[int]) -> None:
+    async def _ask(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
         known = self.known.setdefault(subject, KnownRoute())
         try:
             route = await self._meta.route(subject)
             if known.route is not None and route.version < known.route.version:
                 known.problem = "the metaserver's route is older than the one followed"
-                return
+                return known
             partition_ids = [each.partition_id for each in route_table(route)]
             listed: dict[int, Partition] = {each.partition_id: each for each in route.partitions}
             if not listed.keys() >= set(unsettled):
@@ -79,6 +78,7 @@ class OutboxRoutes:
         except KeylaneError as error:
             known.problem = error.message
             log.info("route of %s: %s", subject, error.message)
+        return known
 
     async def close(self) -> None:
         """Cancel the questions under way."""

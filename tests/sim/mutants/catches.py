@@ -58,7 +58,6 @@ CATCHES: dict[str, int] = {
     "lanes_run_backwards": 1,
     "later_detour_not_declared": 93,
     "lease_by_the_calendar": 55,
-    "lease_token_is_not_checked": 1_000_000_034,
     "left_partition_is_no_barrier": 1_000_000_002,
     "line_waits_for_a_commit": 777_000_152,
     "loss_takes_what_is_elsewhere": 108,
