@@ -46,7 +46,7 @@ async def fill(cluster: Cluster, subject: str, pairs: list[tuple[bytes, bytes]])
         await producer.send_all(subject, pairs)
 
 
-async def test_example_handles_each_customers_steps_in_order(cluster):
+async def test_send_and_handle(cluster):
     """Each customer's steps are handled in the order they were sent."""
     await cluster.create("parcels")
     sent, *customers = run(cluster, "send_and_handle.py")
