@@ -116,11 +116,11 @@ async def test_a_bad_file_is_told_with_its_line(
     shared_cluster: Cluster, tmp_path: Path, name: str, text: str, why: str
 ):
     """Nothing is stored, and nothing hangs."""
-    await shared_cluster.create("bad")
+    await shared_cluster.create("bad-file")
     file = tmp_path / name
     file.write_text(text)
     status, out, errors = await keylane(
-        shared_cluster, "produce", "bad", "--file", str(file), "--key-field", "customer"
+        shared_cluster, "produce", "bad-file", "--file", str(file), "--key-field", "customer"
     )
     assert (status, out) == (1, "")
     assert why in errors
