@@ -223,7 +223,7 @@ async def test_cordon_is_stored_and_an_unknown_operation_refused(house: House) -
 
 
 async def test_silent_consumer_is_replaced(house: House) -> None:
-    """With a ttl of 1 s the partitions of a silent consumer are another's long before the poll ends, and it stays dead."""
+    """With a ttl of 1 s the partitions of a silent consumer are another's within 2 s, and it stays dead."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     await house.meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_000))
     first = held(await house.meta.heartbeat(Heartbeat(session=A)))
@@ -236,7 +236,7 @@ async def test_silent_consumer_is_replaced(house: House) -> None:
             Heartbeat(session=B, known_version=known, wait_ms=20_000)
         )
         known, taken = grants.version, held(grants)
-    assert time.monotonic() - start < 10.0
+    assert time.monotonic() - start < 2.0
     assert all(taken[key] > first[key] for key in first)
     with pytest.raises(SessionUnknownError):
         await house.meta.heartbeat(Heartbeat(session=A))
@@ -291,7 +291,7 @@ async def test_route_long_poll_returns_when_an_address_changes(house: House) -> 
         assert told.version > grants.version
         assert {grant.partition.address for grant in told.grants} == {moved.address}
         assert held(told) == held(grants)
-    assert time.monotonic() - start < 4.0
+    assert time.monotonic() - start < 1.0
     same = await house.meta.route("s", known_version=route.version, wait_ms=50)
     assert same == route
     start = time.monotonic()
