@@ -14,13 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import sqlalchemy as sa
 import uvloop
 from machine import peak_mb
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane import Consumer, Message, Producer
-from keylane.outbox import Outbox, create_tables
 
 KEYS = [b"key-%05d" % index for index in range(10_000)]
 VALUE = bytes(range(100))
@@ -91,6 +88,12 @@ async def single(meta: str, subject: str, count: int) -> dict[str, object]:
 
 async def drain_outbox(meta: str, subject: str, count: int) -> dict[str, object]:
     """Send `count` rows of an outbox on SQLite; the clock runs until all are sent and deleted."""
+    # Here, so that SQLAlchemy's memory is in no figure of the other roles.
+    import sqlalchemy as sa
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from keylane.outbox import Outbox, create_tables
+
     with tempfile.TemporaryDirectory() as folder:
         engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/user.db")
         await create_tables(engine)
