@@ -69,9 +69,11 @@ class Kind(enum.IntEnum):
 
 
 class Codec(enum.IntEnum):
-    """How the body is compressed."""
+    """How keys, values and properties of a batch are packed.  A number never gets another meaning."""
 
     NONE = 0
+    ZSTD = 1
+    LZ4 = 2
 
 
 @dataclass(frozen=True, slots=True)
