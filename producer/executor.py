@@ -31,7 +31,7 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import Append, Appended
 from ..protocol.message import Receipt
-from ..protocol.record import Codec
+from ..protocol.record import Compression
 from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
@@ -127,7 +127,7 @@ class Executor:
         self._identity = identity
         self._producer_id = identity.producer_id
         self._settings = settings
-        self._codec = Codec[settings.compression.upper()]
+        self._compression = Compression[settings.compression.upper()]
         self._clock = clock
         self._budget = budget
         self._loop = asyncio.get_running_loop()
@@ -311,7 +311,7 @@ class Executor:
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             sequence=self._next_sequence,
-            codec=self._codec,
+            compression=self._compression,
         )
         if fresh:
             self._next_sequence += len(batch)

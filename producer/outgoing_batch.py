@@ -21,7 +21,7 @@ import msgspec
 
 from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch, encode_body, split_columns
 from ..protocol.message import Receipt
-from ..protocol.record import Codec
+from ..protocol.record import Compression
 from .given_up import GivenUp
 from .placing import Place
 
@@ -251,7 +251,7 @@ class OutgoingBatch:
         producer_id: int,
         producer_epoch: int,
         sequence: int,
-        codec: Codec = Codec.NONE,
+        compression: Compression = Compression.NONE,
     ) -> bytes:
         """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
@@ -260,7 +260,7 @@ class OutgoingBatch:
                 self.data = encode_body(
                     self._body,
                     count=self._body_count,
-                    codec=codec,
+                    compression=compression,
                     partition_id=partition_id,
                     first_sent_at_ns=self.times[0],
                     last_sent_at_ns=self.times[-1],
@@ -278,7 +278,7 @@ class OutgoingBatch:
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 sequence=sequence,
-                codec=codec,
+                compression=compression,
             )
         return self.data
 

@@ -11,10 +11,10 @@ from ..protocol.limits import (
     BATCHES_IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
 )
-from ..protocol.record import Codec
+from ..protocol.record import Compression
 from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
-COMPRESSIONS = tuple(codec.name.lower() for codec in Codec)
+COMPRESSIONS = tuple(compression.name.lower() for compression in Compression)
 _RANGES = {
     "batch_bytes": (1, BATCH_BYTES_MAX // 2),
     "batch_count": (1, BATCH_COUNT_MAX),

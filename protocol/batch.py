@@ -7,15 +7,15 @@
     │ keys, one after another  │ values, one after another   │ properties        │
     └──────────────────────────┴─────────────────────────────┴───────────────────┘
 
-    With a codec, keys, values and properties together are packed; times and lengths are not:
+    In a packed batch, keys, values and properties together are packed; times and lengths are not:
 
     ┌──────────────────┬────────────────┬─────────────────┬──────────────────────┬───────────────────────┐
     │ sent_at_ns  i64×n│ key bytes u32×n│ value bytes u32×n│ property bytes u32×n │ packed, to the end    │
     └──────────────────┴────────────────┴─────────────────┴──────────────────────┴───────────────────────┘
 
 Invariants
-    The lengths add up to the body exactly, or the whole batch is refused.  With a codec they add up to what unpacks, so
-    a broker knows the size without unpacking; unpacked, a batch keeps the limits of one without a codec.
+    The lengths add up to the body exactly, or the whole batch is refused.  Those of a packed batch add up to what unpacks, so
+    a broker knows the size without unpacking; unpacked, a batch keeps the limits of others.
     Python loops per message only in the two joins of the writer and in the slicing of the reader.
 
 Source: columns because Arrow arrays are these buffers; see `spark/rows.py`.
@@ -34,7 +34,7 @@ import zstandard
 
 from .errors import CorruptBatchError
 from .limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, UNPACKED_RATIO_MAX
-from .record import HEADER_BYTES, Codec, Header, Kind, encode_record, read_record
+from .record import HEADER_BYTES, Compression, Header, Kind, encode_record, read_record
 
 ZSTD_LEVEL = 1
 """As quick as no other level, and nearly as small on batches of this size."""
@@ -52,7 +52,7 @@ def encode_batch(
     producer_id: int,
     producer_epoch: int,
     sequence: int,
-    codec: Codec = Codec.NONE,
+    compression: Compression = Compression.NONE,
 ) -> bytes:
     """
     Pack messages into a batch, oldest first.
@@ -79,7 +79,7 @@ def encode_batch(
     return encode_body(
         body,
         count=count,
-        codec=codec,
+        compression=compression,
         partition_id=partition_id,
         first_sent_at_ns=sent_at_ns[0],
         last_sent_at_ns=sent_at_ns[-1],
@@ -89,19 +89,23 @@ def encode_batch(
     )
 
 
-def encode_body(body: bytes, *, count: int, codec: Codec = Codec.NONE, **fields: int) -> bytes:
+def encode_body(
+    body: bytes, *, count: int, compression: Compression = Compression.NONE, **fields: int
+) -> bytes:
     """
-    A batch of the body of `count` messages, packed by `codec` if it gets shorter by that and may be so short.
+    A batch of the body of `count` messages, packed by `compression` if it gets shorter by that and may be so short.
 
     Args:
         body: not packed, as `join_columns` makes it.
         fields: other fields of the header, as `encode_record` takes them.
     """
-    if codec is not Codec.NONE:
+    if compression is not Compression.NONE:
         at = BYTES_PER_MESSAGE * count
-        packed = body[:at] + _compress(codec, body[at:])
+        packed = body[:at] + _compress(compression, body[at:])
         if len(packed) < len(body) and is_unpacked_size(len(body), len(packed)):
-            return encode_record(packed, kind=Kind.MESSAGES, count=count, codec=codec, **fields)
+            return encode_record(
+                packed, kind=Kind.MESSAGES, count=count, compression=compression, **fields
+            )
     return encode_record(body, kind=Kind.MESSAGES, count=count, **fields)
 
 
@@ -140,14 +144,16 @@ def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
     Check the message batch at `start`, as a broker does with each batch it receives, and return its header.
 
     Raises:
-        CorruptBatchError: the bytes are cut or damaged, the record is not a message batch, or its codec is unknown.
+        CorruptBatchError: the bytes are cut or damaged, the record is not a message batch, or its compression is unknown.
     """
     header = read_record(data, start)
     if not isinstance(header, Header):
         reason = getattr(header, "reason", "cut short")
         raise CorruptBatchError(f"not a batch: {reason}", reason=reason)
-    if header.kind != Kind.MESSAGES or header.codec > Codec.LZ4:
-        raise CorruptBatchError("not a message batch", kind=header.kind, codec=header.codec)
+    if header.kind != Kind.MESSAGES or header.compression > Compression.LZ4:
+        raise CorruptBatchError(
+            "not a message batch", kind=header.kind, compression=header.compression
+        )
     columns = header.count * BYTES_PER_MESSAGE
     if not 0 < header.count <= BATCH_COUNT_MAX or HEADER_BYTES + columns > header.length:
         raise CorruptBatchError("the count does not fit the length", count=header.count)
@@ -169,7 +175,7 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> N
     lengths: array[int] = array("I")
     lengths.frombytes(memoryview(data)[first : first + 12 * header.count])
     total = HEADER_BYTES + BYTES_PER_MESSAGE * header.count + sum(lengths)
-    if header.codec != Codec.NONE:
+    if header.compression != Compression.NONE:
         _check_unpacked(header, total)
     elif total != header.length:
         raise CorruptBatchError("the lengths do not add up", length=header.length, found=total)
@@ -191,26 +197,26 @@ def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes 
         CorruptBatchError: it does not unpack to what its lengths say, or these are over the limits.
     """
     view = memoryview(data)[start : start + header.length]
-    if header.codec == Codec.NONE:
+    if header.compression == Compression.NONE:
         return view
     at = HEADER_BYTES + BYTES_PER_MESSAGE * header.count
     lengths: array[int] = array("I")
     lengths.frombytes(view[HEADER_BYTES + 8 * header.count : at])
     size = sum(lengths)
     _check_unpacked(header, at + size)
-    return b"".join((view[:at], _decompress(header.codec, view[at:], size)))
+    return b"".join((view[:at], _decompress(header.compression, view[at:], size)))
 
 
-def _compress(codec: Codec, data: bytes) -> bytes:
-    """`data`, packed by `codec`."""
-    if codec is Codec.ZSTD:
+def _compress(compression: Compression, data: bytes) -> bytes:
+    """`data`, packed by `compression`."""
+    if compression is Compression.ZSTD:
         return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)
-    assert codec is Codec.LZ4
+    assert compression is Compression.LZ4
     packed: bytes = lz4.block.compress(data, store_size=False)
     return packed
 
 
-def _decompress(codec: int, packed: bytes | memoryview, size: int) -> bytes:
+def _decompress(compression: int, packed: bytes | memoryview, size: int) -> bytes:
     """
     The `size` bytes that `_compress` packed.
 
@@ -218,7 +224,7 @@ def _decompress(codec: int, packed: bytes | memoryview, size: int) -> bytes:
         CorruptBatchError: the bytes are damaged, or unpack to another size; nothing larger than `size` was made.
     """
     try:
-        if codec == Codec.ZSTD:
+        if compression == Compression.ZSTD:
             said = zstandard.frame_content_size(packed)
             if said != size:
                 raise CorruptBatchError(
@@ -228,7 +234,7 @@ def _decompress(codec: int, packed: bytes | memoryview, size: int) -> bytes:
                 )
             data = zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
         else:
-            assert codec == Codec.LZ4
+            assert compression == Compression.LZ4
             data = lz4.block.decompress(packed, uncompressed_size=size)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError) as error:
         raise CorruptBatchError(f"the batch does not unpack: {error}", size_bytes=size) from error
@@ -260,7 +266,7 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
         CorruptBatchError: the lengths do not add up to the body, or it does not unpack.
     """
     count = header.count
-    if header.codec != Codec.NONE:
+    if header.compression != Compression.NONE:
         data, start = unpacked(data, header, start), 0
         view = memoryview(data)
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from keylane.protocol import errors, frames
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties
-from keylane.protocol.record import Codec, stamp
+from keylane.protocol.record import Compression, stamp
 from keylane.protocol.routing import logical_partition
 
 HERE = Path(__file__).parent
@@ -79,10 +79,10 @@ def packed_columns() -> tuple[list[bytes], list[bytes]]:
 
 
 def packed_batches() -> dict[str, str]:
-    """Codec → a batch that it packed, in hex."""
+    """Compression → a batch that it packed, in hex."""
     keys, values = packed_columns()
     return {
-        codec.name: encode_batch(
+        compression.name: encode_batch(
             partition_id=7,
             sent_at_ns=[1_700_000_000_000_000_000 + number for number in range(6)],
             keys=keys,
@@ -90,9 +90,9 @@ def packed_batches() -> dict[str, str]:
             producer_id=0x1122334455667788,
             producer_epoch=2,
             sequence=41,
-            codec=codec,
+            compression=compression,
         ).hex()
-        for codec in (Codec.ZSTD, Codec.LZ4)
+        for compression in (Compression.ZSTD, Compression.LZ4)
     }
 
 

@@ -13,7 +13,7 @@ from golden import make_protocol_goldens as goldens
 from keylane.protocol import errors, frames
 from keylane.protocol.batch import check_batch, check_lengths, columns
 from keylane.protocol.message import unpack_properties
-from keylane.protocol.record import Codec
+from keylane.protocol.record import Compression
 from keylane.protocol.routing import logical_partition
 
 HERE = Path(__file__).parent
@@ -74,14 +74,15 @@ def test_packed_golden_batches_are_read(name, packed):
     data = bytes.fromhex(packed)
     header = check_batch(data)
     check_lengths(data, header)
-    assert Codec(header.codec).name == name
+    assert Compression(header.compression).name == name
     cut = columns(data, header)
     keys, values = (
         [cut.blob[a:b] for a, b in pairwise(e)] for e in (cut.key_edges, cut.value_edges)
     )
     assert (keys, values) == goldens.packed_columns()
     assert [
-        check_batch(now).codec for now in map(bytes.fromhex, goldens.packed_batches().values())
+        check_batch(now).compression
+        for now in map(bytes.fromhex, goldens.packed_batches().values())
     ] == [1, 2]
 
 

@@ -77,7 +77,7 @@ class Record(NamedTuple):
     partition_id: int
     base_offset: int
     count: int
-    codec: int
+    compression: int
     body: bytes
 
 
@@ -111,7 +111,7 @@ def _record(data: bytes, at: int, base: int, path: Path) -> tuple[Record | None,
     if len(data) - at < HEADER.size:
         return None, 0
     (
-        magic, header_crc, length, version, kind, codec, _flags, body_crc, count,
+        magic, header_crc, length, version, kind, compression, _flags, body_crc, count,
         partition_id, base_offset, position, *_rest,
     ) = HEADER.unpack_from(data, at)  # fmt: skip
     whole = magic == MAGIC and header_crc == crc32c.crc32c(data[at + 8 : at + HEADER.size])
@@ -120,16 +120,18 @@ def _record(data: bytes, at: int, base: int, path: Path) -> tuple[Record | None,
             raise DamageError(f"{path.name}: no whole record at {at}, and records behind it")
         return None, 0
     body = data[at + HEADER.size : at + length]
-    codecs = (0, ZSTD, LZ4) if kind == MESSAGES else (0,)
-    if version != 1 or codec not in codecs or not kind >= MESSAGES:
-        raise DamageError(f"{path.name}: version {version}, codec {codec}, kind {kind} at {at}")
+    compressions = (0, ZSTD, LZ4) if kind == MESSAGES else (0,)
+    if version != 1 or compression not in compressions or not kind >= MESSAGES:
+        raise DamageError(
+            f"{path.name}: version {version}, compression {compression}, kind {kind} at {at}"
+        )
     if position != base + at:
         raise DamageError(f"{path.name}: a record of position {position} at {base + at}")
     if crc32c.crc32c(body) != body_crc:
         if at + length == len(data):
             return None, 0
         raise DamageError(f"{path.name}: the body at {at} has another checksum")
-    return Record(position, kind, partition_id, base_offset, count, codec, body), length
+    return Record(position, kind, partition_id, base_offset, count, compression, body), length
 
 
 def read_messages(record: Record) -> Iterator[Message]:
@@ -141,7 +143,7 @@ def read_messages(record: Record) -> Iterator[Message]:
     lengths = columns.unpack_from(body)
     keys, values, properties = (lengths[count * n : count * (n + 1)] for n in (1, 2, 3))
     size = sum(keys) + sum(values) + sum(properties)
-    if record.codec:
+    if record.compression:
         body = body[: columns.size] + _unpacked(record, body[columns.size :], columns.size, size)
     if columns.size + size != len(body):
         raise DamageError(f"position {record.position}: the lengths are not those of the body")
@@ -161,7 +163,7 @@ def _unpacked(record: Record, packed: bytes, columns_bytes: int, size: int) -> b
     ):
         raise DamageError(f"position {record.position}: it unpacks to {unpacked_bytes} bytes")
     try:
-        if record.codec == ZSTD:
+        if record.compression == ZSTD:
             if zstandard.frame_content_size(packed) != size:
                 raise DamageError(f"position {record.position}: the frame has another size")
             return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)

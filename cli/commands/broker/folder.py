@@ -21,7 +21,7 @@ from ....broker.storage.log.holes import Hole
 from ....protocol.batch import columns
 from ....protocol.errors import DataFolderError, KeylaneError
 from ....protocol.message import unpack_properties
-from ....protocol.record import HEADER_BYTES, Codec, Header, Kind
+from ....protocol.record import HEADER_BYTES, Compression, Header, Kind
 from ....protocol.text import counted, printable
 from ...message_json import shown_properties
 from ...options import OutputFormat
@@ -155,8 +155,8 @@ def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str,
             "appended_at_ms": header.appended_at_ms,
             "producer": [header.producer_id, header.producer_epoch, header.sequence],
         }
-        if header.codec != Codec.NONE:
-            record["codec"] = Codec(header.codec).name
+        if header.compression != Compression.NONE:
+            record["compression"] = Compression(header.compression).name
         if messages:
             record["messages"] = list(_messages(header, body))
     elif header.kind == Kind.SEAL:

@@ -22,7 +22,7 @@ from keylane.protocol.errors import CorruptBatchError, FrameError
 from keylane.protocol.message import pack_properties, unpack_properties
 from keylane.protocol.record import (
     HEADER_BYTES,
-    Codec,
+    Compression,
     Header,
     Kind,
     Short,
@@ -46,10 +46,12 @@ def slices(blob: bytes, edges: list[int]) -> list[bytes]:
     return [blob[start:end] for start, end in pairwise(edges)]
 
 
-@given(messages, u64, u64, st.integers(0, 2**32 - 1), u64, blobs, blobs, st.sampled_from(Codec))
+@given(
+    messages, u64, u64, st.integers(0, 2**32 - 1), u64, blobs, blobs, st.sampled_from(Compression)
+)
 @settings(deadline=None)
 def test_a_batch_reads_back_as_it_was_written(
-    rows, partition_id, producer, epoch, sequence, pre, post, codec
+    rows, partition_id, producer, epoch, sequence, pre, post, compression
 ):
     """Whatever the messages, the batch gives back their columns, wherever it lies in a buffer."""
     sent_at_ns, keys, values, properties = (list(column) for column in zip(*rows, strict=True))
@@ -63,7 +65,7 @@ def test_a_batch_reads_back_as_it_was_written(
         producer_id=producer,
         producer_epoch=epoch,
         sequence=sequence,
-        codec=codec,
+        compression=compression,
     )
     around = pre + data + post
     header = check_batch(memoryview(around), len(pre))
@@ -73,7 +75,7 @@ def test_a_batch_reads_back_as_it_was_written(
     assert (header.first_sent_at_ns, header.last_sent_at_ns) == (sent_at_ns[0], sent_at_ns[-1])
     cut = columns(around, header, len(pre))
     check_lengths(around, header, len(pre))
-    assert header.codec != Codec.NONE or cut.blob == data
+    assert header.compression != Compression.NONE or cut.blob == data
     assert cut.sent_at_ns.tolist() == sent_at_ns
     assert slices(cut.blob, cut.key_edges) == keys
     assert slices(cut.blob, cut.value_edges) == values
@@ -101,15 +103,15 @@ def test_any_bytes_are_a_record_or_short_or_wrong(data, start):
     st.binary(max_size=300),
     st.integers(0, 2**32 - 1) | st.integers(1, 3),
     st.integers(0, 2**32 - 1),
-    st.sampled_from(Codec),
+    st.sampled_from(Compression),
 )
 @settings(deadline=None)
 def test_a_record_with_right_checksums_and_any_body_is_columns_or_a_typed_error(
-    body, count, partition, codec
+    body, count, partition, compression
 ):
     """A hostile sender can make the checksums right, and still gets no further than a typed error."""
     record = encode_record(
-        body, kind=Kind.MESSAGES, count=count, partition_id=partition, codec=codec
+        body, kind=Kind.MESSAGES, count=count, partition_id=partition, compression=compression
     )
     try:
         cut = columns(record, check_batch(record))
@@ -163,25 +165,25 @@ def test_a_request_reads_back_as_it_was_written(number, request, payload):
 
 
 @given(
-    st.sampled_from([Codec.ZSTD, Codec.LZ4]),
+    st.sampled_from([Compression.ZSTD, Compression.LZ4]),
     st.binary(min_size=1, max_size=20),
     st.integers(30, 60),
     st.data(),
 )
 @settings(deadline=None)
 def test_a_packed_body_reads_as_it_was_or_is_refused_when_a_bit_of_it_changes(
-    codec, value, repeats, data
+    compression, value, repeats, data
 ):
     """With right checksums: what is read has the size that the lengths say, or the batch is refused with a typed error."""
     body = join_columns(
         bytes(8), bytes(4), struct.pack("<I", repeats * len(value)), b"", value * repeats, count=1
     )
-    record = encode_body(body, count=1, codec=codec)
-    assert check_batch(record).codec == codec
+    record = encode_body(body, count=1, compression=compression)
+    assert check_batch(record).compression == compression
     packed = bytearray(record[HEADER_BYTES:])
     bit = data.draw(st.integers(0, 8 * len(packed) - 1))
     packed[bit // 8] ^= 1 << bit % 8
-    changed = encode_record(bytes(packed), kind=Kind.MESSAGES, count=1, codec=codec)
+    changed = encode_record(bytes(packed), kind=Kind.MESSAGES, count=1, compression=compression)
     try:
         header = check_batch(changed)
         cut = columns(changed, header)

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import CorruptBatchError
 from keylane.protocol.message import pack_properties
-from keylane.protocol.record import Codec, Kind, encode_record, stamp
+from keylane.protocol.record import Compression, Kind, encode_record, stamp
 from keylane.spark import rows as rows_module
 from keylane.spark.rows import RowBuilder
 from keylane.spark.schema import COLUMNS, arrow_schema, spark_schema
@@ -26,7 +26,7 @@ def batch(
     messages: list[Sent],
     base_offset: int,
     partition_id: int = PARTITION,
-    codec: Codec = Codec.NONE,
+    compression: Compression = Compression.NONE,
 ) -> bytes:
     keys, values, times, properties = (list(column) for column in zip(*messages, strict=True))
     packed = [pack_properties(mapping) for mapping in properties]
@@ -37,7 +37,7 @@ def batch(
             keys=keys,
             values=values,
             properties=packed if any(packed) else (),
-            codec=codec,
+            compression=compression,
             producer_id=1,
             producer_epoch=0,
             sequence=0,
@@ -102,8 +102,8 @@ def test_the_rows_are_the_messages_of_the_range(batches, base, data):
     batch_rows = data.draw(st.integers(1, 12), label="batch_rows")
     records, offset = [], base
     for packed in batches:
-        codec = data.draw(st.sampled_from(Codec), label="codec")
-        records.append(batch(packed, offset, codec=codec))
+        compression = data.draw(st.sampled_from(Compression), label="compression")
+        records.append(batch(packed, offset, compression=compression))
         offset += len(packed)
     cut = data.draw(st.integers(0, len(records)), label="frame")
     build = builder(start, end, batch_rows=batch_rows)
