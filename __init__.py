@@ -61,6 +61,9 @@ if TYPE_CHECKING:
         WaitingMessages,
     )
     from .protocol.backoff import Backoff
+    from .protocol.codecs.codec import Codec
+    from .protocol.codecs.models import PydanticCodec
+    from .protocol.codecs.text import JsonCodec, TextCodec
     from .protocol.control import TimeBound
     from .protocol.errors import (
         AcceptedAsLostError,
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
         BrokerCordonedError,
         BrokerGroupUnknownError,
         ClosedError,
+        CodecError,
         ConfigError,
         CorruptBatchError,
         CreationFailedError,
@@ -143,6 +147,8 @@ __all__ = [
     "BusySubject",
     "CheckView",
     "ClosedError",
+    "Codec",
+    "CodecError",
     "ConfigError",
     "ConsumeStrategy",
     "Consumer",
@@ -171,6 +177,7 @@ __all__ = [
     "InvalidNameError",
     "InvalidRequestError",
     "JavaMissingError",
+    "JsonCodec",
     "KeyHaltedError",
     "KeylaneError",
     "LeaseLostError",
@@ -204,6 +211,7 @@ __all__ = [
     "Producer",
     "ProducerSettings",
     "ProducerStats",
+    "PydanticCodec",
     "QueueFullError",
     "QueueProgress",
     "QueueReader",
@@ -235,6 +243,7 @@ __all__ = [
     "SubjectUnknownError",
     "SubjectView",
     "TableReceipt",
+    "TextCodec",
     "TimeBound",
     "UnreachableError",
     "Verification",
@@ -295,6 +304,9 @@ _HOMES = {
         "WaitingMessages",
     ),
     ".protocol.backoff": ("Backoff",),
+    ".protocol.codecs.codec": ("Codec",),
+    ".protocol.codecs.models": ("PydanticCodec",),
+    ".protocol.codecs.text": ("JsonCodec", "TextCodec"),
     ".protocol.control": ("TimeBound",),
     ".protocol.message": ("Message", "Receipt", "TableReceipt"),
     ".protocol.queues": ("QueueView", "SegmentView"),

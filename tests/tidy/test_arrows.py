@@ -81,6 +81,7 @@ PROTOCOL_MAY_IMPORT = {
     "ipaddress",  # reads addresses, without a look-up
     *("lz4", "zstandard"),  # codecs, no file
     *("msgspec", "xxhash", "crc32c"),
+    "typing_extensions",  # for type checkers alone, who have it
 }
 
 BANNED_FILE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "shared_code"}
