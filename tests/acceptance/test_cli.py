@@ -153,7 +153,7 @@ def test_subject_is_created_filled_read_and_described(dev):
     assert sum(partition["offset"] for partition in group["partitions"]) == 102
 
 
-def test_a_broker_group_is_cordoned(dev):
+def test_broker_group_is_cordoned(dev):
     """A cordoned broker group gets no new partitions until it is uncordoned; the list shows the cordon."""
     assert dev.run("broker", "cordon", "broker-1").returncode == 0
     (listed,) = dev.json("broker", "list")
@@ -170,7 +170,7 @@ def test_a_broker_group_is_cordoned(dev):
     assert dev.run("broker", "cordon", "nowhere").returncode != 0
 
 
-def test_a_group_is_shared_and_switched(dev):
+def test_group_is_shared_and_switched(dev):
     """`--shared` makes a shared group; a consumer of the other strategy is told how to switch it; list and describe show it."""
     assert dev.run("subject", "create", "crowd").returncode == 0
     dev.run("produce", "crowd", text="x\ny\nz\n")
@@ -531,7 +531,7 @@ def test_command_ends_quietly_when_its_output_is_closed(dev):
     assert 0 < group["lag"] <= 19_990
 
 
-def test_an_address_of_another_program_is_told(dev):
+def test_address_of_another_program_is_told(dev):
     """An address of another kind of server is refused, also when its health call answers."""
     broker = next(iter(dev.facts["brokers"].values()))
     done = keylane("broker", "health", dev.meta)

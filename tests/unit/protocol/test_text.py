@@ -12,17 +12,17 @@ from keylane.protocol.text import counted, key_digest, listed, printable, second
     ("count", "text"),
     [(0, "0 messages"), (1, "1 message"), (2, "2 messages"), (26_385, "26385 messages")],
 )
-def test_a_count_agrees_with_its_noun(count, text):
+def test_count_agrees_with_its_noun(count, text):
     """One has no s."""
     assert counted(count, "message") == text
 
 
-def test_an_irregular_plural_is_given():
+def test_irregular_plural_is_given():
     """A noun that takes more than an s."""
     assert (counted(1, "try", "tries"), counted(2, "try", "tries")) == ("1 try", "2 tries")
 
 
-def test_a_long_list_is_cut():
+def test_long_list_is_cut():
     """With how much is left out."""
     assert (listed([]), listed([7]), listed([1, 2])) == ("none", "7", "1, 2")
     assert listed(range(1, 13)) == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, … and 2 more"
@@ -45,7 +45,7 @@ def test_printable_text_has_no_control_character():
     assert printable("\x1b[31m\t\r\n\0\x9b\u202e\udcff") == r"\x1b[31m\t\r\n\x00\x9b\u202e\udcff"
 
 
-def test_a_key_digest_is_what_b2sum_prints():
+def test_key_digest_is_what_b2sum_prints():
     """An operator who knows a key finds its messages in the log."""
     done = subprocess.run(
         ["b2sum", "-l", "64"], input=b"customer-7", check=True, capture_output=True
