@@ -10,6 +10,7 @@ import pytest
 from keylane.protocol import errors
 from keylane.protocol.control import ErrorBody, encode_json
 from keylane.protocol.errors import (
+    TEXT_CHARS_MAX,
     FencedError,
     FlushFailedError,
     InvalidRequestError,
@@ -18,8 +19,8 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     Retry,
     StaleRouteError,
+    error_from_wire,
 )
-from keylane.protocol.errors.wire import TEXT_CHARS_MAX, error_from_wire
 from keylane.protocol.frames import (
     Refused,
     decode_answer,
