@@ -2,11 +2,12 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
-from tidy.tree import ROOT, Source, tracked_files
+from tidy.tree import FILES, ROOT, Source, tracked_files
 
 # Built from parts, so that this file does not find itself.
 BANNED = {
@@ -98,6 +99,16 @@ def test_values_are_named_by_nouns():
         if name in NAMELESS
     ]
     assert not broken, "\n" + "\n".join(broken)
+
+
+def test_class_has_a_name_of_its_own():
+    """In the whole package, so that a name in a log or a traceback is one class."""
+    files = defaultdict(list)
+    for source in FILES:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef):
+                files[node.name].append(source.name)
+    assert not {name: places for name, places in files.items() if len(places) > 1}
 
 
 @pytest.mark.parametrize(
