@@ -149,7 +149,6 @@ class Resident:
     """Base of clients that have a home; they are neither copied nor pickled."""
 
     def __reduce_ex__(self, _protocol: object) -> Any:
-        kind = type(self).__name__
         raise InvalidRequestError(
-            f"a {kind} is neither copied nor pickled: make another one where it is used"
+            f"{type(self).__name__} objects are neither copied nor pickled: make another where it is used"
         )

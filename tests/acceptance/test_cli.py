@@ -421,6 +421,28 @@ def test_produce_tells_what_is_stored_when_interrupted(dev, number, status):
         stream.close()
 
 
+@pytest.mark.parametrize("options", [(), ("-o", "json")], ids=["table", "json"])
+def test_command_ends_quietly_when_interrupted_while_it_starts(tmp_path, options):
+    """Ctrl-C while modules are imported: no traceback."""
+    hook = tmp_path / "interrupted.py"
+    hook.write_text(
+        "import runpy, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == sys.argv[0]: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_module('keylane.cli', run_name='__main__')\n"
+    )
+    for module in ("typer", "keylane.cli.main", "keylane.cli.connection"):
+        done = subprocess.run(
+            [sys.executable, str(hook), module, "subject", "list", *options],
+            capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (130, ""), module
+        assert "Traceback" not in done.stderr, module
+
+
 def test_unreachable_metaserver_is_told_by_every_command():
     """Every command tells that the metaserver does not answer, and what to do."""
     with socket.socket() as taken:

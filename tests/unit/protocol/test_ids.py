@@ -59,3 +59,10 @@ def test_partition_number_reads_what_partition_name_wrote(number):
 @pytest.mark.parametrize("name", ["flights", "flights.p", "flights.px", "flights.p1234567890"])
 def test_partition_number_is_none_in_another_name(name):
     assert partition_number(name) is None
+
+
+def test_illegal_name_is_quoted_in_the_text_and_plain_in_the_attribute():
+    with pytest.raises(InvalidNameError) as caught:
+        check_name("subject", "a b\n")
+    assert caught.value.message == "illegal name (kind=subject, name='a b\\n')"
+    assert (caught.value.kind, caught.value.name) == ("subject", "a b\n")

@@ -3,9 +3,18 @@
 import subprocess
 import unicodedata
 
+import msgspec
 import pytest
 
-from keylane.protocol.text import counted, key_digest, listed, printable, seconds
+from keylane.protocol.control import CreateSubject, SwitchGroup
+from keylane.protocol.text import (
+    counted,
+    key_digest,
+    listed,
+    printable,
+    refused_value,
+    seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +66,22 @@ def test_key_digest_is_what_b2sum_prints():
 def test_seconds_have_a_decimal_below_ten():
     """From ten seconds on the decimal is left out."""
     assert (seconds(50), seconds(9_949), seconds(61_999)) == ("0.1 s", "9.9 s", "61 s")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "ending"),
+    [
+        (SwitchGroup, {"strategy": "alone"}, "`$.strategy`: one of exclusive, shared"),
+        (
+            CreateSubject,
+            {"subject": "s", "partitions": 1, "retention": "never"},
+            "`$.retention`: one of acked, time",
+        ),
+        (CreateSubject, {"subject": "s", "partitions": "four"}, "`$.partitions`"),
+        (CreateSubject, {}, "missing required field `subject`"),
+    ],
+)
+def test_refused_value_names_the_allowed_ones(kind, given, ending):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(given, kind)
+    assert refused_value(caught.value, kind).endswith(ending)
