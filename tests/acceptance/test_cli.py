@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from support.server_process import run_keylane
+
 pytestmark = pytest.mark.acceptance
 
 TIMEOUT_S = 60
@@ -52,15 +54,7 @@ def keylane(
         environment["KEYLANE_META"] = meta
     if wide:
         environment["COLUMNS"] = "200"
-    return subprocess.run(
-        [sys.executable, "-m", "keylane.cli", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        input=text,
-        env=environment,
-        timeout=TIMEOUT_S,
-    )
+    return run_keylane(*arguments, text=text or "", environment=environment, timeout_s=TIMEOUT_S)
 
 
 @contextmanager
