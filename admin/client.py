@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -105,14 +104,6 @@ class Admin(Resident):
         self._metaserver = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
         await self._connections.wait_for(self._metaserver)
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """

@@ -9,7 +9,6 @@ import re
 import socket
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 from ..protocol.address import addresses_of
@@ -231,14 +230,6 @@ class Consumer(Resident):
             dispatch=dispatch,
             fail=self._fail,
         )
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """
