@@ -223,7 +223,7 @@ class Producer(Resident, Generic[V]):
         Args:
             subject: an existing subject.
             value: bytes, or a value for the codec; up to 1 MiB together with key and properties.
-            key: the order key; none means any partition, and no order.
+            key: the order key, up to 1,024 bytes; none means any partition, and no order.
             properties: text to text or bytes, up to 64 KiB packed.
             tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
             queue: the logic queue of a static subject in which the message is stored, whatever its key.  The messages

@@ -145,7 +145,7 @@ async def refused_and_replaced(cluster: Cluster, meta: MetaClient, folder: Path)
         fresh.end()
 
 
-async def test_a_loss_is_not_accepted_while_the_broker_answers(cluster: Cluster) -> None:
+async def test_loss_is_not_accepted_while_the_broker_answers(cluster: Cluster) -> None:
     """A loss is refused while the broker answers."""
     await cluster.create("s", partitions=2)
     network = HttpNetwork()

@@ -106,7 +106,7 @@ async def test_lines_of_ndjson_are_stored_as_they_are(shared_cluster: Cluster):
         ("a.jsonl", "hello\n", "line 1: not a JSON object"),
     ],
 )
-async def test_a_bad_file_is_told_with_its_line(
+async def test_bad_file_is_told_with_its_line(
     shared_cluster: Cluster, tmp_path: Path, name: str, text: str, why: str
 ):
     """Nothing is stored, and nothing hangs."""

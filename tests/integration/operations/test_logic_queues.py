@@ -219,7 +219,7 @@ async def answer(cluster: Cluster, *words: str) -> Any:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-async def test_the_commands(shared_cluster: Cluster):
+async def test_queue_commands_make_move_show_and_read(shared_cluster: Cluster):
     """A static subject is made, moved, shown and read from the command line."""
     done = await keylane(shared_cluster, "subject", "create", "cmd", "--static", "--queues", "1")
     assert done.returncode == 0, done.stderr

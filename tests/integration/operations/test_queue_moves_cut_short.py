@@ -78,7 +78,7 @@ async def check(cluster: Cluster, load: Load, subject: str) -> None:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
-async def test_a_metaserver_killed_after_any_step(cluster: Cluster, step: str):
+async def test_metaserver_killed_after_any_step(cluster: Cluster, step: str):
     """The move continues in its state, a second move is refused meanwhile, and no logic offset is missing."""
     await cluster.create("cut", partitions=1, static=True)
     program = cluster.meta_program

@@ -36,7 +36,7 @@ def static_network(**more) -> ScriptedNetwork:
     return network
 
 
-async def test_a_message_goes_to_its_queue_when_its_key_says_another():
+async def test_message_goes_to_its_queue_when_its_key_says_another():
     """Also with the first message, which is sent before the route is known, and without a key."""
     network = static_network()
     async with producer_on(network) as producer:
@@ -69,7 +69,7 @@ async def test_receipts_have_the_logic_offset_when_the_subject_is_static():
 
 
 @pytest.mark.parametrize("queue", [2, -1, 1 << 70])
-async def test_a_queue_is_refused_when_it_does_not_exist(queue):
+async def test_queue_is_refused_when_it_does_not_exist(queue):
     """At once if the route is known; else the future raises it, and other messages are stored."""
     network = static_network()
     async with producer_on(network) as producer:
@@ -84,7 +84,7 @@ async def test_a_queue_is_refused_when_it_does_not_exist(queue):
     assert network.stored == {1: [b"1"]}
 
 
-async def test_a_queue_is_refused_when_the_subject_is_not_static():
+async def test_queue_is_refused_when_the_subject_is_not_static():
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         with pytest.raises(SubjectNotStaticError):
@@ -95,7 +95,7 @@ async def test_a_queue_is_refused_when_the_subject_is_not_static():
 
 
 @pytest.mark.parametrize("queue", ["1", 1.0, True, b""])
-async def test_a_queue_is_refused_when_it_is_no_number(queue):
+async def test_queue_is_refused_when_it_is_no_number(queue):
     async with producer_on(static_network()) as producer:
         with pytest.raises(InvalidRequestError, match="queue is the number"):
             producer.send("s", b"0", queue=queue)
@@ -121,7 +121,7 @@ async def test_messages_without_a_key_stay_in_their_queue_when_it_does_not_answe
     assert network.stored == {1: [b"0", b"1", b"2", b"3"], 2: [b"0"] + [b"free"] * 10}
 
 
-async def test_a_message_keeps_its_queue_when_the_queue_moves():
+async def test_message_keeps_its_queue_when_the_queue_moves():
     """Messages that a sealed partition refused go to the partition that continues the queue, and newer ones behind."""
     network = static_network()
     async with producer_on(network) as producer:
@@ -139,7 +139,7 @@ async def test_a_message_keeps_its_queue_when_the_queue_moves():
     assert [receipt.queue for receipt in receipts] == [0, 0]
 
 
-async def test_a_partitioner_places_messages_when_they_name_no_queue():
+async def test_partitioner_places_messages_when_they_name_no_queue():
     """It is asked once for each message, also for those without a key."""
     network = static_network()
     asked = []
@@ -160,14 +160,14 @@ async def test_a_partitioner_places_messages_when_they_name_no_queue():
 
 
 @pytest.mark.parametrize("place", [-1, 1024, None, "3", 1.5, True])
-async def test_a_place_is_refused_when_it_is_no_logical_partition(place):
+async def test_place_is_refused_when_it_is_no_logical_partition(place):
     async with producer_on(static_network(), partitioner=lambda _key: place) as producer:
         with pytest.raises(InvalidRequestError, match="a partitioner returns"):
             producer.send("s", b"0", key=LEFT)
         assert producer.stats.sent == 0
 
 
-async def test_a_send_is_refused_when_the_partitioner_fails():
+async def test_send_is_refused_when_the_partitioner_fails():
     """The cause is kept, and the next message is taken."""
 
     def place(key: bytes) -> int:
@@ -182,7 +182,7 @@ async def test_a_send_is_refused_when_the_partitioner_fails():
     assert network.stored == {1: [b"1"]}
 
 
-async def test_a_placed_message_waits_in_its_turn_when_the_queue_is_full():
+async def test_placed_message_waits_in_its_turn_when_the_queue_is_full():
     """`await send` beyond the limit keeps the place too."""
     network = static_network()
     async with producer_on(network) as producer:
@@ -192,6 +192,6 @@ async def test_a_placed_message_waits_in_its_turn_when_the_queue_is_full():
     assert (receipt.queue, network.stored) == (1, {2: [b"0", b"1"]})
 
 
-def test_a_partitioner_is_refused_when_it_cannot_be_called():
+def test_partitioner_is_refused_when_it_cannot_be_called():
     with pytest.raises(ConfigError, match="partitioner"):
         producer_on(ScriptedNetwork(), partitioner=5)

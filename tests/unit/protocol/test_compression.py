@@ -47,7 +47,7 @@ def forged(compression: Compression, said: int, blob: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("compression", PACKED)
-def test_a_batch_of_text_gets_shorter_and_reads_the_same(compression):
+def test_batch_of_text_gets_shorter_and_reads_the_same(compression):
     """Times and lengths stay as they are; the unpacked batch is the other one, but for its header."""
     values = [b'{"carrier": "UA", "flight": %d}' % number for number in range(500)]
     plain, packed = batch(values, Compression.NONE), batch(values, compression)
@@ -63,13 +63,13 @@ def test_a_batch_of_text_gets_shorter_and_reads_the_same(compression):
 
 @pytest.mark.parametrize("compression", PACKED)
 @pytest.mark.parametrize("value", [b"", b"x", bytes(range(256)), bytes(1 << 19)])
-def test_a_batch_is_not_packed_when_it_gets_no_shorter_or_too_short(compression, value):
+def test_batch_is_not_packed_when_it_gets_no_shorter_or_too_short(compression, value):
     """A batch that would unpack to more than 64 times its size is stored as it is."""
     assert batch([value], compression) == batch([value], Compression.NONE)
 
 
 @pytest.mark.parametrize("compression", PACKED)
-def test_the_largest_message_is_packed(compression):
+def test_largest_message_is_packed(compression):
     line = bytes(range(256)) * 40
     values = [(line * 110)[: MESSAGE_BYTES_MAX - 3]]
     packed = batch(values, compression)
@@ -123,7 +123,7 @@ def test_reader_unpacks_no_bomb():
         columns(record, check_batch(record))
 
 
-def test_an_unknown_compression_is_refused():
+def test_unknown_compression_is_refused():
     record = forged(3, 4, b"abcd")
     with pytest.raises(CorruptBatchError, match="not a message batch"):
         check_batch(record)

@@ -13,8 +13,10 @@ import msgspec
 import pydantic
 import pytest
 
-from keylane import CodecError, ConfigError, Fate, JsonCodec, Message, PydanticCodec, TextCodec
+from keylane import CodecError, ConfigError, Fate, Message
 from keylane.protocol.codecs.codec import Codec, check_codec, decode_value, encode_value
+from keylane.protocol.codecs.models import PydanticCodec
+from keylane.protocol.codecs.text import JsonCodec, TextCodec
 
 
 @dataclass
