@@ -1,7 +1,7 @@
 """keylane: messages of one order key keep their order.
 
 The public face: the clients, the types of what they take and return, and the errors that their docstrings name;
-`keylane.errors` has all errors.  Names are loaded when they are first used, so importing keylane starts nothing and
+`keylane.errors` has all errors, `keylane.sync` clients for programs without an event loop.  Names are loaded when they are first used, so importing keylane starts nothing and
 imports no network library.
 """
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import errors as errors
+    from . import sync as sync
     from .admin import (
         Admin,
         BrokerList,
@@ -323,8 +324,8 @@ _HOMES = {
 if not TYPE_CHECKING:  # for a type checker a name that is not above is an error
 
     def __getattr__(name: str) -> object:
-        if name == "errors":
-            return import_module(".errors", __name__)
+        if name in {"errors", "sync"}:
+            return import_module(f".{name}", __name__)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = next((home for home, names in _HOMES.items() if name in names), ".protocol.errors")

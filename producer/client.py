@@ -407,7 +407,14 @@ class Producer(Resident, Generic[V]):
         """
         if type(await_every) is not int or await_every < 1:
             raise InvalidRequestError(f"await_every is 1 or more, not {await_every!r:.40}")
-        count = 0
+        count = await self._queue_all(subject, messages, await_every, 0)
+        await self.flush()
+        return count
+
+    async def _queue_all(
+        self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
+    ) -> int:
+        """Queue messages behind `count` others; returns the number of all.  Raises PartlyQueuedError."""
         budget, full = self._budget, self._queue_bytes
         try:
             for key, value in messages:
@@ -421,7 +428,6 @@ class Producer(Resident, Generic[V]):
             why = error.message if isinstance(error, KeylaneError) else repr(error)
             text = f"{counted(count, 'message was', 'messages were')} queued, the next was not: {why:.200}"
             raise PartlyQueuedError(text, queued=count) from error
-        await self.flush()
         return count
 
     async def send_arrow(

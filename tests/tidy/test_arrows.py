@@ -24,7 +24,8 @@ ARROWS: dict[str, set[str]] = {
     "checker": {"protocol"},
     "cli": {"protocol", "rpc", "checker", *PROGRAMS},
     "migrations": set(),
-    "": {"protocol", "producer", "consumer", "admin"},  # the public face
+    "sync": {"protocol", "rpc", "producer"},  # the producer, for programs without an event loop
+    "": {"protocol", "producer", "consumer", "admin", "sync"},  # the public face
 }
 
 # The machine: files, folders, environment.
