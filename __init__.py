@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         QueueSlice,
     )
     from .producer import (
+        LogicQueue,
         Producer,
         ProducerSettings,
         ProducerStats,
@@ -173,6 +174,7 @@ __all__ = [
     "KeyHaltedError",
     "KeylaneError",
     "LeaseLostError",
+    "LogicQueue",
     "LossView",
     "Message",
     "MessageTooLargeError",
@@ -284,6 +286,7 @@ _HOMES = {
         "QueueSlice",
     ),
     ".producer": (
+        "LogicQueue",
         "Producer",
         "ProducerSettings",
         "ProducerStats",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -34,7 +35,10 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD, Resident
+from .executor import Executor
 from .identity import Identity
+from .outgoing_batch import OutgoingBatch
+from .placing import LogicQueue, Partitioner, chosen_place
 from .send_budget import SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
@@ -88,6 +92,7 @@ class Producer(Resident):
         meta: str | Iterable[str],
         *,
         order_strategy: OrderStrategy | str | None = None,
+        partitioner: Callable[[bytes], int | LogicQueue] | None = None,
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
         _environment: Environment | None = None,
@@ -99,6 +104,9 @@ class Producer(Resident):
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
             order_strategy: what each subject must have, "strict" or "best_tried"; messages to a subject with the other
                 one fail with a StrategyMismatchError.  None: either.
+            partitioner: called with the key of each message (b"": no key) that is sent without `queue`, in place of the
+                hash: it returns a logical partition, 0 to 1023, or the LogicQueue of a static subject.  Messages for
+                the same logical partition or queue are stored in the order of their `send` calls.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
@@ -107,6 +115,11 @@ class Producer(Resident):
         """
         self._addresses = addresses_of(meta)
         self._order_strategy = None if order_strategy is None else _order_strategy(order_strategy)
+        if partitioner is not None and not callable(partitioner):
+            raise ConfigError(f"partitioner must be callable, not {partitioner!r:.40}")
+        self._partitioner: Partitioner | None = partitioner
+        self._hashing: object = partitioner
+        """The `queue` of a message that goes by the hash of its key: None, or nothing if there is a partitioner."""
         self._settings = ProducerSettings() if settings is None else settings
         if not isinstance(self._settings, ProducerSettings):
             raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
@@ -191,7 +204,9 @@ class Producer(Resident):
         value: bytes,
         *,
         key: bytes = b"",
-        properties: Mapping[str, str] | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendFuture:
         """
@@ -201,7 +216,11 @@ class Producer(Resident):
             subject: an existing subject.
             value: up to 1 MiB together with key and properties.
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
-            properties: text to text, up to 64 KiB packed.
+            properties: text to text or bytes, up to 64 KiB packed.
+            tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
+            queue: the logic queue of a static subject in which the message is stored, whatever its key.  The messages
+                of a queue are stored in the order of their `send` calls; those of a key that is sent to several
+                queues have no order.  None: by the key, or by the producer's partitioner.
             timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
                 its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
@@ -210,6 +229,8 @@ class Producer(Resident):
 
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
+            QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The future of a message
+                that is sent before the first route raises it.
             QueueFullError: not awaited while the queue is full; nothing was queued.  `await producer.drain()` first.
             KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume` first.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
@@ -220,15 +241,20 @@ class Producer(Resident):
             sender = self._new_sender(subject)
         if type(value) is not bytes or type(key) is not bytes:
             _refuse_text(value=value, key=key)
-        packed = pack_properties(properties) if properties else b""
+        packed = pack_properties(properties, tags) if properties or tags else b""
         size = len(value) + len(key) + len(packed)
-        if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
+        if size > KEY_BYTES_MAX and (size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX):
             check_message_size(len(key), len(value), len(packed))
         timeout_ms = self._timeout_ms if timeout_ms is None else _checked_timeout(timeout_ms)
         if self._budget.bytes >= self._queue_bytes:
-            return self._send_over_limit(subject, value, key, properties, timeout_ms or None)
+            again = partial(self.send, subject, value, key=key, properties=properties, tags=tags)
+            return self._send_over_limit(partial(again, queue=queue, timeout_ms=timeout_ms or None))
         if get_ident() != self._thread:  # two threads would corrupt a batch
             self._home.check()
+        if queue is not self._hashing:  # a queue or a partitioner chooses the place
+            self._home.check()
+            place = chosen_place(queue, self._partitioner, key)
+            return sender.send_to(place, key, value, packed, self._now_ns(), timeout_ms)
         if key:
             logical = _hash(key) & 1023
             executor = sender.table[logical]
@@ -239,15 +265,14 @@ class Producer(Resident):
             self._home.check()
             return sender.hold(key, value, packed, self._now_ns(), timeout_ms)
         reordered = sender.careful and sender.check(executor, key, logical)
-        if size > self._large_bytes:
-            self._home.check()
-            executor.roll()
         # `OutgoingBatch.add`, written out: a producer spends most of its time here.
         batch = executor.open
         values = batch.values
         index = len(values)
-        if not index:
-            self._home.check()  # once for each batch, because it costs a third of a send
+        if not index or size > self._large_bytes:
+            batch = self._begin_batch(executor, size)
+            values = batch.values
+            index = len(values)
         values.append(value)
         batch.keys.append(key)
         batch.times.append(self._now_ns())
@@ -262,14 +287,14 @@ class Producer(Resident):
             executor.roll()
         return BatchFuture(batch, index)
 
-    def _send_over_limit(
-        self,
-        subject: str,
-        value: bytes,
-        key: bytes,
-        properties: Mapping[str, str] | None,
-        timeout_ms: int | None,
-    ) -> SendFuture:
+    def _begin_batch(self, executor: Executor, size: int) -> OutgoingBatch:
+        """The batch that a message of this size begins."""
+        self._home.check()  # once for each batch, because it costs a third of a send
+        if size > self._large_bytes:
+            executor.roll()
+        return executor.open
+
+    def _send_over_limit(self, send: Callable[[], SendFuture]) -> SendFuture:
         """Queue a message over the limit; raises QueueFullError if the budget does not let this task do so."""
         self._home.check()
         budget, task = self._budget, asyncio.current_task()
@@ -277,9 +302,7 @@ class Producer(Resident):
             raise QueueFullError(queued_bytes=budget.bytes)
         limit, self._queue_bytes = self._queue_bytes, NO_LIMIT
         try:
-            future = self.send(
-                subject, value, key=key, properties=properties, timeout_ms=timeout_ms
-            )
+            future = send()
         finally:
             self._queue_bytes = limit
         budget.exceeded(task)
@@ -409,9 +432,13 @@ class Producer(Resident):
             RowsGivenUpError: rows were given up after they were queued.
             InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text; nothing was sent.
             SubjectUnknownError, StrategyMismatchError: nothing was sent.
-            ConfigError: pyarrow or numpy is not installed.
+            ConfigError: pyarrow or numpy is not installed, or the producer has a partitioner.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
+        if self._partitioner is not None:
+            raise ConfigError(
+                "send_arrow goes by the hash of the keys; use a producer without a partitioner"
+            )
         from .arrow import ArrowSource, TableSending  # pyarrow is an extra
 
         rows = ArrowSource(source, key=key, value=value)

@@ -79,6 +79,7 @@ PROTOCOL_MAY_IMPORT = {
     "urllib.parse",  # percent-encoding, no socket
     "zlib",  # a checksum and a codec, no file
     "ipaddress",  # reads addresses, without a look-up
+    *("lz4", "zstandard"),  # codecs, no file
     *("msgspec", "xxhash", "crc32c"),
 }
 
