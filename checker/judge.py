@@ -163,9 +163,9 @@ class Judge:
         session_left_ms: int | None = None,
     ) -> None:
         """See `events.Started`."""
-        place = (partition_id, offset)
+        slot = (partition_id, offset)
         log, note = self.log, self.findings.note
-        if log.values.get(place) != value:
+        if log.values.get(slot) != value:
             note("phantom", f"{value!r} handled at {partition_id}/{offset}, where it is not")
             return
         if clock_ns >= deadline_ns:
@@ -180,7 +180,7 @@ class Judge:
         self.progress(group, partition_id).begun(offset, sending.key, token, session)
         if self._lost and sending.key and sending.strict:
             self._check_lost(partition_id, (group, sending.producer, sending.key), sending.number)
-        for before in log.before(place):
+        for before in log.before(slot):
             if not self.progress(group, before[0]).through(before[1], token):
                 note(
                     "skip",
