@@ -61,9 +61,9 @@ from .states import (
     RULES,
     Ask,
     Outlook,
+    broker_silent,
     outlook,
     parents_silent,
-    silence,
     unsealable,
     waiting_reason,
 )
@@ -338,7 +338,7 @@ class OperationDriver:
     ) -> tuple[int, int | None] | str:
         """Ask a broker to host or seal a partition; returns the id and the end offset, or the problem."""
         if partition.address is None:
-            return silence(operation.state, partition.broker_group)
+            return broker_silent(operation.state, partition.broker_group)
         rule = RULES[operation.state]
         canceled = rule.children is PartitionState.EXPIRED
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
