@@ -245,7 +245,7 @@ class BrokerService:
         Save a group's progress if it is not durable, as after an ack that met a full disk.
 
         Returns:
-            A future to await before the progress is told, or None if it is durable.
+            A future to await before the progress is reported, or None if it is durable.
 
         Raises:
             BrokerReadOnlyError: the progress cannot be made durable now.

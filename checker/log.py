@@ -1,4 +1,4 @@
-"""What was sent, what its senders were told, and where it is stored at the end.  Pure.
+"""What was sent, what was reported to its senders, and where it is stored at the end.  Pure.
 
 The events of sending come before those of settling, and those before what is stored.
 """
@@ -106,7 +106,7 @@ class Log:
         sending = self.sendings.get(value)
         if reordered and sending is not None and (sending.strict or not sending.key):
             why = "its subject is strict" if sending.strict else "it has no key"
-            self._findings.note("inversion", f"{value!r} was told as reordered, although {why}")
+            self._findings.note("inversion", f"{value!r} was reported as reordered, although {why}")
 
     def stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
         """See `events.Stored`."""
@@ -128,7 +128,7 @@ class Log:
                     "duplicate", f"{value!r} at {partition_id}/{offset} and {first}"
                 )
         if fate.outcome in {"not done", "withdrawn"}:
-            self._findings.note("phantom", f"{value!r} at {slot}, told as {fate.outcome}")
+            self._findings.note("phantom", f"{value!r} at {slot}, reported as {fate.outcome}")
         if key:
             self._keyed(slot, key, sending, promised=promised)
 
@@ -169,14 +169,20 @@ class Log:
                 note("lost", f"{value!r} was given up, although its order is strict")
             first = self._first_slot.get(value)
             if fate.outcome == "flushed" and first is None:
-                note("silent loss", f"{value!r} is nowhere, though a flush after it told nothing")
+                note(
+                    "silent loss", f"{value!r} is nowhere, though a flush after it reported nothing"
+                )
             if fate.outcome != "stored":
                 continue
-            told = (fate.partition_id, fate.offset)
+            reported = (fate.partition_id, fate.offset)
             if first is None:
                 note("lost", f"{value!r} was acked and is nowhere")
-            elif fate.offset >= 0 and told != first and told not in self._more_slots.get(value, ()):
-                note("lost", f"{value!r} is not at {told}")
+            elif (
+                fate.offset >= 0
+                and reported != first
+                and reported not in self._more_slots.get(value, ())
+            ):
+                note("lost", f"{value!r} is not at {reported}")
         if drained:
             for value, sending in self.sendings.items():
                 if sending.strict and value not in self._fates:

@@ -85,7 +85,7 @@ _ENTERED = {
     OperationState.CANCELED: "canceled",
 }
 _ANSWERED = {Ask.SEAL: "sealing", Ask.TELL: "telling"}
-"""What `after_step` is told when a broker has done what it was asked for; nothing of a hosted child."""
+"""The step that `after_step` gets when a broker has answered; a hosted child is no step of its own."""
 
 
 class _Round(enum.Enum):
