@@ -130,15 +130,15 @@ def _parents_overlap(index: Index) -> Iterator[str]:
 
 
 def _hosted_as_known(index: Index) -> Iterator[str]:
-    told = set()
+    reported = set()
     for row in index.before.partitions.values():
         partition = row.partition
         if partition.state not in {OPEN, SEALED}:
             continue
         group = partition.broker_group
         if group in index.silent:
-            if group not in told:
-                told.add(group)
+            if group not in reported:
+                reported.add(group)
                 yield f"broker group {group!r} cannot be asked: {index.silent[group]}"
             continue
         status = index.status(row)
