@@ -1,4 +1,4 @@
-"""The rows of static subjects: chains without gaps, and a constant number of queues."""
+"""The rows of static subjects: chains without gaps, and queues that only grow in number."""
 
 import pytest
 
@@ -97,9 +97,10 @@ def test_subject_view_shows_static(rows: QueueRows):
 def test_reshape_of_a_static_subject_is_refused(rows: QueueRows, ask: Reshape):
     """Resize, split and merge are refused by name, planned or done, and the route stays."""
     route = rows.run(read_route, "s")
-    with pytest.raises(StaticSubjectError, match="never changes") as refused:
+    with pytest.raises(StaticSubjectError, match="keeps its queues") as refused:
         rows.run(plan_operations, ask)
-    assert "move" in refused.value.hint
+    assert "subject grow" in refused.value.hint
+    assert refused.value.queues == 2
     with pytest.raises(StaticSubjectError):
         rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
     assert rows.run(read_route, "s") == route
