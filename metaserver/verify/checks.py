@@ -483,9 +483,9 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
         continues = before.queue == partition.queue
         if continues != (before.range_start == partition.range_start):
             yield (
-                f"partition {partition.partition_id} of queue {partition.queue} continues partition "
-                f"{before.partition_id} of queue {before.queue}, and its range begins at {partition.range_start}, "
-                f"not at {before.range_start}"
+                f"partition {partition.partition_id} has queue {partition.queue} and begins at logical partition "
+                f"{partition.range_start}; it continues partition {before.partition_id}, which has queue "
+                f"{before.queue} and begins at {before.range_start}"
             )
         if not continues:
             continue
