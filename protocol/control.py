@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from .errors import Fate, KeylaneError
 from .errors.wire import error_from_wire, wire_details, wire_text
+from .ids import MAX_I64
 from .limits import (
     PARTITIONS_MAX,
     PULL_WAIT_MS_MAX,
@@ -335,6 +336,20 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     groups: tuple[str, ...] | None = None
     """Every consumer group of the subject, so that retention waits for them from the first message on; None: not said.
     Groups are no fact of the partition: a repeat may have more of them."""
+    tokens_above: Count = 0
+    """As in KnowGroups; goes with `groups`."""
+
+
+class DropPartition(Struct, frozen=True, kw_only=True):
+    """
+    Drop a partition of a deleted subject, with its messages.  A repeat changes nothing.
+
+    The broker never hosts the partition again, also if it does not host it now.
+    """
+
+    subject: str
+    last_id: Annotated[int, Meta(ge=1, le=MAX_I64)]
+    """The highest partition id of the subject; a later subject of that name has higher ids only."""
 
 
 class GroupStatus(Struct, frozen=True, kw_only=True):
@@ -376,6 +391,8 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     groups_told: bool = True
     """The broker was told every consumer group of the subject; before that, retention removes no message of the
     partition."""
+    forgotten_token: int = 0
+    """The highest token of deleted groups that the partition refuses."""
 
 
 class TimeBound(enum.StrEnum):
@@ -402,6 +419,10 @@ class PartitionStatusList(Struct, frozen=True, kw_only=True):
     """Identity of the data folder."""
     more_after: int | None = None
     """The next page begins after this id; None: this is the last page."""
+    dropped: dict[str, int] = {}
+    """Name of a deleted subject → its highest partition id; of the last subjects of which the broker dropped partitions."""
+    dropped_id: int = 0
+    """The highest id of a partition that the broker dropped."""
 
 
 # ── messages over HTTP ────────────────────────────────────────────────────────────────────────────────

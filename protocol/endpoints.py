@@ -19,6 +19,7 @@ from .control import (
     BrokerWelcome,
     CreateSubject,
     Done,
+    DropPartition,
     FoundOffset,
     Grants,
     GroupList,
@@ -45,7 +46,14 @@ from .http.idempotency import IDEMPOTENCY_KEY
 from .http.message_json import MessageObject
 from .http.posted import CONTENT_TYPE, JSON, KEY_HEADER, NDJSON, RAW
 from .operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
-from .progress import GroupReset, KnowGroups, ResetGroup, SetCursor
+from .progress import (
+    ForgetGroup,
+    ForgottenGroup,
+    GroupReset,
+    KnowGroups,
+    ResetGroup,
+    SetCursor,
+)
 from .queues import QueueList
 from .routing import Route
 from .verification import Verification
@@ -311,6 +319,24 @@ KNOW_GROUPS = Endpoint(
     "Have retention wait for groups that have not read a partition yet.",
     idempotent=True,
 )
+FORGET_GROUP = Endpoint(
+    "POST",
+    "/v1/partitions/{id}/forget",
+    ForgetGroup,
+    ForgottenGroup,
+    Rights.ADMINISTER,
+    "Forget a deleted consumer group: its progress goes, and its tokens are refused.",
+    idempotent=True,
+)
+DROP_PARTITION = Endpoint(
+    "POST",
+    "/v1/partitions/{id}/drop",
+    DropPartition,
+    Done,
+    Rights.ADMINISTER,
+    "Drop a partition of a deleted subject, with its messages.",
+    idempotent=True,
+)
 
 POST_MESSAGES = Endpoint(
     "POST",
@@ -370,6 +396,8 @@ BROKER: tuple[Endpoint[Any], ...] = (
     SEAL,
     SET_CURSOR,
     KNOW_GROUPS,
+    FORGET_GROUP,
+    DROP_PARTITION,
     HEALTH,
     POST_MESSAGES,
     READ_MESSAGES,

@@ -10,6 +10,7 @@
     │   ├── RequestTooSlowError                            the whole request did not arrive in time
     │   ├── BrokerAddressError                             a broker names an address that is not loopback
     │   ├── SubjectUnknownError, SubjectExistsError, GroupUnknownError, PartitionUnknownError
+    │   ├── SubjectDeletedError, GroupDeletedError         a namesake is another subject or group
     │   ├── StaleRouteError, WrongBrokerError              ask for a new route
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: another session owns the partition
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
