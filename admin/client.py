@@ -14,12 +14,16 @@ from ..protocol.control import (
     AcceptFolder,
     BrokerView,
     CreateSubject,
+    DeleteGroup,
+    DeleteSubject,
+    GroupDeletion,
     GroupSummary,
     GroupView,
     Health,
     PartitionStatus,
     RefusedBroker,
     Retention,
+    SubjectDeletion,
     SubjectSummary,
     SubjectView,
     SwitchGroup,
@@ -183,6 +187,31 @@ class Admin(Resident):
         """
         return await self._meta.history(check_name("subject", subject))
 
+    async def delete_subject(
+        self, subject: str, *, force: bool = False, subject_id: int = 0
+    ) -> SubjectDeletion:
+        """
+        Delete a subject: its messages, its partitions and its consumer groups; or ask how far its deletion is.
+
+        The deletion continues by itself.  A broker that is down drops its partitions when it is back; until then the name
+        is taken.  Producers and consumers of the subject end with SubjectDeletedError.
+
+        Args:
+            force: also if the subject has live consumers.
+            subject_id: of an earlier answer; a subject that was created since under this name is not touched.
+
+        Returns:
+            How far the deletion is: `left` is the number of partitions that brokers still have to drop, 0 at the end.
+
+        Raises:
+            SubjectUnknownError
+            GroupBusyError: it has live consumers.
+            OperationRunningError: its partitions are being changed.
+        """
+        check_name("subject", subject)
+        body = _checked(DeleteSubject, {"force": force, "subject_id": subject_id})
+        return await self._meta.delete_subject(subject, body)
+
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
     async def list_groups(self, subject: str) -> list[GroupSummary]:
         """
@@ -263,6 +292,32 @@ class Admin(Resident):
             },
         )
         return await self._meta.reset_group(subject, group, body)
+
+    async def delete_group(
+        self, subject: str, group: str, *, force: bool = False, group_id: int = 0
+    ) -> GroupDeletion:
+        """
+        Delete a consumer group: retention waits for it no longer; or ask how far its deletion is.
+
+        The deletion continues by itself.  A broker that is down forgets the group when it is back; until then no consumer
+        can join.  A later group of this name is another one, and begins at the first message that is still stored.
+
+        Args:
+            force: also if the group has live consumers, which end with GroupDeletedError.
+            group_id: of an earlier answer; a group that was made since under this name is not touched.
+
+        Returns:
+            How far the deletion is: `left` is the number of partitions on which brokers still have to forget the group, 0 at
+            the end.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            GroupBusyError: it has live consumers, or its progress is being set.
+        """
+        check_name("subject", subject)
+        check_name("consumer group", group)
+        body = _checked(DeleteGroup, {"force": force, "group_id": group_id})
+        return await self._meta.delete_group(subject, group, body)
 
     async def switch_group(
         self, subject: str, group: str, consume_strategy: ConsumeStrategy | str

@@ -20,7 +20,13 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry
+from ..protocol.errors import (
+    Fate,
+    KeylaneError,
+    NoPartitionError,
+    Retry,
+    SubjectDeletedError,
+)
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
 from ..protocol.routing import (
     OrderStrategy,
@@ -248,6 +254,13 @@ class SubjectSender:
                     self._report_held(why)
                     continue
                 why = OLDER_ROUTE
+            except SubjectDeletedError as error:
+                self._die(error)
+                for executor in self.executors:
+                    for batch in await executor.close():
+                        self._budget.give_up(batch, error)
+                self._executors.clear()
+                return
             except KeylaneError as error:
                 if error.retry is Retry.NEVER and self._route is None:
                     self._die(error)
@@ -285,6 +298,7 @@ class SubjectSender:
             self.subject,
             known_version=-1 if known is None else known.version,
             order_strategy=self._order_strategy,
+            subject_id=0 if known is None else known.subject_id,
         )
         urgent = self._refresh.is_set() or self._lacks_a_broker()
         self._refresh.clear()

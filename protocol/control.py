@@ -209,6 +209,8 @@ class Join(Struct, frozen=True, kw_only=True):
     """The session begins suspended: it is granted nothing; see Suspend."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The first session of a group sets the group's strategy."""
+    group_id: Count = 0
+    """The group that the client's earlier session was of; refused if that group was deleted since.  0: it had none."""
 
 
 class Joined(Struct, frozen=True, kw_only=True):
@@ -216,6 +218,8 @@ class Joined(Struct, frozen=True, kw_only=True):
 
     ttl_ms: int
     heartbeat_ms: int
+    group_id: int = 0
+    """Tells the group from an earlier or a later one of the same name; 0: not said."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -292,6 +296,47 @@ class GroupView(Struct, frozen=True, kw_only=True):
     owners: tuple[OwnerView, ...]
     """In a SHARED group the partitions with their tokens: every session may use them."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+
+
+class DeleteGroup(Struct, frozen=True, kw_only=True):
+    """Delete a consumer group, or ask how far its deletion is."""
+
+    force: bool = False
+    """Also if it has live consumers: their sessions end, and their tokens are refused."""
+    group_id: Count = 0
+    """The group of an earlier answer: a group that was made since under its name is not touched.  0: the one of this name."""
+
+
+class GroupDeletion(Struct, frozen=True, kw_only=True):
+    """How far the deletion of a consumer group is.  It goes on by itself."""
+
+    subject: str
+    group: str
+    group_id: int
+    left: int = 0
+    """Partitions whose brokers still have to forget the group; 0: the group is gone."""
+    problem: str = ""
+    """Why one of these brokers has not."""
+
+
+class DeleteSubject(Struct, frozen=True, kw_only=True):
+    """Delete a subject with its messages and consumer groups, or ask how far its deletion is."""
+
+    force: bool = False
+    """Also if it has live consumers: their sessions end."""
+    subject_id: Count = 0
+    """The subject of an earlier answer: one that was made since under its name is not touched.  0: the one of this name."""
+
+
+class SubjectDeletion(Struct, frozen=True, kw_only=True):
+    """How far the deletion of a subject is.  It goes on by itself."""
+
+    subject: str
+    subject_id: int
+    left: int = 0
+    """Partitions that brokers still have to drop; 0: the subject is gone, and its name is free."""
+    problem: str = ""
+    """Why one of these brokers has not."""
 
 
 class GroupSummary(Struct, frozen=True, kw_only=True):

@@ -18,10 +18,13 @@ from .control import (
     BrokerView,
     BrokerWelcome,
     CreateSubject,
+    DeleteGroup,
+    DeleteSubject,
     Done,
     DropPartition,
     FoundOffset,
     Grants,
+    GroupDeletion,
     GroupList,
     GroupView,
     Health,
@@ -36,6 +39,7 @@ from .control import (
     Posted,
     RefusedBroker,
     ReleaseGrant,
+    SubjectDeletion,
     SubjectList,
     SubjectView,
     Suspend,
@@ -112,7 +116,15 @@ ROUTE = Endpoint(
     Route,
     Rights.READ,
     "The route; waits up to wait_ms for a version that differs from known_version.",
-    query=("known_version", "wait_ms", "order_strategy"),
+    query=("known_version", "wait_ms", "order_strategy", "subject_id"),
+)
+DELETE_SUBJECT = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/delete",
+    DeleteSubject,
+    SubjectDeletion,
+    Rights.ADMINISTER,
+    "Delete a subject; the metaserver completes it, and a repeat tells how far it is.",
 )
 QUEUES = Endpoint(
     "GET",
@@ -191,6 +203,15 @@ SWITCH_GROUP = Endpoint(
     GroupView,
     Rights.ADMINISTER,
     "Change a group's consume strategy; its sessions end, and earlier owners are fenced.",
+)
+
+DELETE_GROUP = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/groups/{group}/delete",
+    DeleteGroup,
+    GroupDeletion,
+    Rights.ADMINISTER,
+    "Delete a consumer group; the metaserver completes it, and a repeat tells how far it is.",
 )
 
 # ── to any server ─────────────────────────────────────────────────────────────────────────────────────
@@ -371,6 +392,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     SUBJECT,
     ROUTE,
     QUEUES,
+    DELETE_SUBJECT,
     JOIN,
     HEARTBEAT,
     RELEASE,
@@ -379,6 +401,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     GROUP,
     GROUPS,
     SWITCH_GROUP,
+    DELETE_GROUP,
     HEALTH,
     RESHAPE,
     CANCEL_OPERATION,

@@ -1,7 +1,7 @@
 """Partitions that a broker dropped with their subjects, so that it never hosts their ids again.  Pure.
 
-    a call to host one that comes late        is refused
-    a database that is rebuilt from brokers   gives higher ids, and does not restore the rest of a deleted subject
+a call to host one that comes late        is refused
+a database that is rebuilt from brokers   gives higher ids, and does not restore the rest of a deleted subject
 """
 
 from __future__ import annotations

@@ -169,9 +169,13 @@ def _kind(
         return as_part
     body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
     if hosted.forgotten:
-        forgotten = list(hosted.forgotten.items())
-        more = {"body_crcs": body_crcs, "groups_told": hosted.groups_told, "forgotten": forgotten}
-        return partial(_ForgottenImage, **as_part.keywords, **more)
+        return partial(
+            _ForgottenImage,
+            **as_part.keywords,
+            body_crcs=body_crcs,
+            groups_told=hosted.groups_told,
+            forgotten=list(hosted.forgotten.items()),
+        )
     if hosted.groups_told:
         return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
     return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)

@@ -141,7 +141,9 @@ class Cleaning:
         )
         await self._run_read(self._reserve.keep)
         await self._look_for_vacant(end)
-        wanted = max([wanted, *(segment.end for segment in segments if segment.end <= self._vacant)])
+        wanted = max(
+            [wanted, *(segment.end for segment in segments if segment.end <= self._vacant)]
+        )
         gone = 0
         if self._standing is not None and not self._standing.accepted:
             self.problem, self.untold = NOT_ACCEPTED, ()

@@ -105,9 +105,7 @@ class Snapshotter:
             state = self._state
             problems = [text for text in state.problems if text not in state.until_restart]
             dropped = [(body.ranges, body.subjects) for body in state.dropped.bodies()]
-            extra = Extra(
-                dict(state.orphans), problems, retained, sorted(state.damaged), dropped
-            )
+            extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged), dropped)
             await self._commit.flushed()
             if self._commit.failures != failures:
                 raise StorageError("a write failed while the snapshot was made")

@@ -162,7 +162,9 @@ async def test_dropped_partition_is_unknown_and_never_hosted_again_when_the_brok
             await shed.fill(1, start=10)
         with pytest.raises(PartitionInUseError):
             await shed.desk.host(1)
-        assert [status.partition_id for status in (await shed.control.list(None, {})).partitions] == [2]
+        assert [
+            status.partition_id for status in (await shed.control.list(None, {})).partitions
+        ] == [2]
         assert shed.store.state.problems == []
         shed.kill()
     await shed.drop(1)
