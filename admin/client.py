@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -47,6 +46,7 @@ from ..protocol.operations import (
 )
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
+from ..protocol.text import refused_value
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
@@ -108,14 +108,6 @@ class Admin(Resident):
         self._metaserver = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
         await self._connections.wait_for(self._metaserver)
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """
@@ -191,17 +183,11 @@ class Admin(Resident):
         self, subject: str, *, force: bool = False, subject_id: int = 0
     ) -> SubjectDeletion:
         """
-        Delete a subject: its messages, its partitions and its consumer groups; or ask how far its deletion is.
-
-        The deletion continues by itself.  A broker that is down drops its partitions when it is back; until then the name
-        is taken.  Producers and consumers of the subject end with SubjectDeletedError.
+        Delete a subject with its messages and consumer groups; the same call with the `subject_id` of the answer tells how
+        far that is.  A broker that is down drops its partitions when it is back; until then the name is taken.
 
         Args:
             force: also if the subject has live consumers.
-            subject_id: of an earlier answer; a subject that was created since under this name is not touched.
-
-        Returns:
-            How far the deletion is: `left` is the number of partitions that brokers still have to drop, 0 at the end.
 
         Raises:
             SubjectUnknownError
@@ -297,18 +283,13 @@ class Admin(Resident):
         self, subject: str, group: str, *, force: bool = False, group_id: int = 0
     ) -> GroupDeletion:
         """
-        Delete a consumer group: retention waits for it no longer; or ask how far its deletion is.
+        Delete a consumer group; the same call with the `group_id` of the answer tells how far that is.
 
-        The deletion continues by itself.  A broker that is down forgets the group when it is back; until then no consumer
-        can join.  A later group of this name is another one, and begins at the first message that is still stored.
+        A broker that is down forgets the group when it is back; until then no consumer can join.  A later group of this
+        name begins at the first message that is still stored.
 
         Args:
             force: also if the group has live consumers, which end with GroupDeletedError.
-            group_id: of an earlier answer; a group that was made since under this name is not touched.
-
-        Returns:
-            How far the deletion is: `left` is the number of partitions on which brokers still have to forget the group, 0 at
-            the end.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -332,7 +313,7 @@ class Admin(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        body = _checked(SwitchGroup, {"strategy": consume_strategy})
+        body = _checked(SwitchGroup, {"strategy": consume_strategy}, strategy="consume_strategy")
         return await self._meta.switch_group(subject, group, body)
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────────
@@ -599,9 +580,20 @@ class Admin(Resident):
         return dict(await asyncio.gather(*map(ask, partitions)))
 
 
-def _checked(kind: type[T], given: object) -> T:
-    """What a caller gave, as the type that goes over the wire.  Raises InvalidRequestError."""
+def _checked(kind: type[T], given: object, **arguments: str) -> T:
+    """
+    What a caller gave, as the type that goes over the wire.
+
+    Args:
+        arguments: the argument of each field that has another name than its argument.
+
+    Raises:
+        InvalidRequestError
+    """
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(str(error)) from None
+        text = refused_value(error, kind)
+        for field, argument in arguments.items():
+            text = text.replace(f"`$.{field}`", argument)
+        raise InvalidRequestError(text) from None

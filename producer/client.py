@@ -200,7 +200,7 @@ class Producer(Resident):
         Args:
             subject: an existing subject.
             value: up to 1 MiB together with key and properties.
-            key: the order key; none means any partition, and no order.
+            key: the order key, up to 1,024 bytes; none means any partition, and no order.
             properties: text to text, up to 64 KiB packed.
             timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
                 its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.

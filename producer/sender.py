@@ -20,13 +20,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import (
-    Fate,
-    KeylaneError,
-    NoPartitionError,
-    Retry,
-    SubjectDeletedError,
-)
+from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry, SubjectDeletedError
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
 from ..protocol.routing import (
     OrderStrategy,
@@ -254,16 +248,10 @@ class SubjectSender:
                     self._report_held(why)
                     continue
                 why = OLDER_ROUTE
-            except SubjectDeletedError as error:
-                self._die(error)
-                for executor in self.executors:
-                    for batch in await executor.close():
-                        self._budget.give_up(batch, error)
-                self._executors.clear()
-                return
             except KeylaneError as error:
-                if error.retry is Retry.NEVER and self._route is None:
-                    self._die(error)
+                final = error.retry is Retry.NEVER and self._route is None
+                if final or isinstance(error, SubjectDeletedError):
+                    await self._die(error)
                     return
                 log.info("route of %s: %s", self.subject, error.message)
                 why = route_cause(error)
@@ -314,15 +302,15 @@ class SubjectSender:
         """True while some range has no partition, or the broker of a partition fails."""
         return None in self._home_table or not all(map(_answers, self._executors.values()))
 
-    def _die(self, error: KeylaneError) -> None:
-        """Give up all held messages, because the metaserver refuses to give a route."""
+    async def _die(self, error: KeylaneError) -> None:
+        """Give up all messages, because the metaserver refuses to give a route."""
         self._on_dead(self)
         self._refusal = error
         self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
-        for batch in self.held:
-            self._budget.give_up(batch, error)
+        await self._give_up_all(error)
+        self._executors.clear()
         self._held = [OutgoingBatch(self._loop.create_future())]
 
     def _apply(self, route: Route) -> bool:
@@ -599,11 +587,14 @@ class SubjectSender:
             self._expiring.cancel()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._give_up_all(NoPartitionError(CLOSED))
+
+    async def _give_up_all(self, error: KeylaneError) -> None:
         for executor in self.executors:
             for batch in await executor.close():
-                self._budget.give_up(batch, NoPartitionError(CLOSED))
+                self._budget.give_up(batch, error)
         for batch in self.held:
-            self._budget.give_up(batch, NoPartitionError(CLOSED))
+            self._budget.give_up(batch, error)
 
 
 def _answers(executor: Executor | None) -> TypeGuard[Executor]:

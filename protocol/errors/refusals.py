@@ -51,6 +51,7 @@ class InvalidNameError(RefusedError):
     hint = "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$."
     kind = Detail(str)
     name = Detail(str)
+    """The first 80 characters of the name as it was given."""
 
 
 class OffsetInvalidError(RefusedError):
@@ -161,32 +162,6 @@ class PartitionUnknownError(RefusedError):
     partition_id = Detail(int)
     subject = Detail(str)
     broker_group = Detail(str)
-
-
-class SubjectDeletedError(RefusedError):
-    """The subject is being deleted, or it was: a subject of its name is another one."""
-
-    code = 1114
-    summary = "the subject was deleted"
-    hint = (
-        "Nothing was done.  A subject that is created under this name is another one: start producers and consumers of "
-        "it anew."
-    )
-    subject = Detail(str)
-    left = Detail(int)
-    """The number of partitions that brokers still have to drop."""
-
-
-class GroupDeletedError(RefusedError):
-    """The consumer group is being deleted, or it was: a group of its name is another one."""
-
-    code = 1115
-    summary = "the consumer group was deleted"
-    hint = "A consumer that is started now begins a new group, at the first message that is still stored."
-    subject = Detail(str)
-    group = Detail(str)
-    left = Detail(int)
-    """The number of partitions whose brokers still have to forget the group."""
 
 
 class StaleRouteError(RefusedError):

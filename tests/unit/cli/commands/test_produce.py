@@ -37,7 +37,7 @@ def test_declarations_of_receipts_are_counted(capsys):
         (POSSIBLE, "stored at offset 7 of partition 2 (fsync, reordered, maybe stored twice)\n"),
     ],
 )
-def test_the_declaration_of_one_receipt_is_shown(capsys, receipt, shown):
+def test_declaration_of_one_receipt_is_shown(capsys, receipt, shown):
     """A single message has its offset."""
     tally = ReceiptTally(OutputFormat.TABLE)
     tally.add(receipt)
@@ -45,7 +45,7 @@ def test_the_declaration_of_one_receipt_is_shown(capsys, receipt, shown):
     assert capsys.readouterr().out == shown
 
 
-def test_a_receipt_in_json_says_whether_it_is_reordered(capsys):
+def test_receipt_in_json_says_whether_it_is_reordered(capsys):
     """With the line of the input."""
     ReceiptTally(OutputFormat.JSON).add(REORDERED, 3)
     facts = json.loads(capsys.readouterr().out)
@@ -79,7 +79,7 @@ async def test_options_are_refused_when_they_do_not_fit_together(options, why):
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "."])
-async def test_a_file_is_refused_when_it_cannot_be_opened(tmp_path, name):
+async def test_file_is_refused_when_it_cannot_be_opened(tmp_path, name):
     """The error names it."""
     options = SendOptions(subject="s", file=tmp_path / name)
     with pytest.raises(InputError, match="cannot be opened"):
