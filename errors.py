@@ -5,6 +5,7 @@ The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those tha
 """
 
 from .protocol.errors.base import Fate, KeylaneError, Retry
+from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
 from .protocol.errors.outbox import *
 from .protocol.errors.refusals import *

@@ -249,8 +249,8 @@ class SubjectSender:
                     continue
                 why = OLDER_ROUTE
             except KeylaneError as error:
-                final = error.retry is Retry.NEVER and self._route is None
-                if final or isinstance(error, SubjectDeletedError):
+                ends = self._route is None or isinstance(error, SubjectDeletedError)
+                if ends and error.retry is Retry.NEVER:
                     await self._die(error)
                     return
                 log.info("route of %s: %s", self.subject, error.message)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from keylane.errors import (
     UnreachableError,
 )
 from support.cluster import Cluster, eventually
+from support.server_process import run_keylane
 
 SEGMENT = 16_384
 META = "broker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
@@ -68,10 +71,26 @@ async def gone(ask: Callable[[], Awaitable[Any]]) -> Any:
             await asyncio.sleep(0.05)
 
 
-async def refused(ask: Callable[[], Awaitable[Any]], kind: type[KeylaneError]) -> KeylaneError:
+async def refused(
+    ask: Callable[[], Awaitable[Any]], kind: type[KeylaneError] | tuple[type[KeylaneError], ...]
+) -> KeylaneError:
     with pytest.raises(kind) as caught:
         await ask()
     return caught.value
+
+
+async def consuming(cluster: Cluster, work: Callable[[], Awaitable[None]]) -> None:
+    """Do some work beside a consumer of the subject `s`, and wait until the consumer ends."""
+    consumer = Consumer(
+        cluster.meta, subject="s", group="g", handler=lambda _message: None, settings=SETTINGS
+    )
+    async with asyncio.timeout(60), consumer:
+        await work()
+        await consumer.wait()
+
+
+async def sent(producer: Producer) -> None:
+    await producer.send("s", b"late", key=b"k")
 
 
 # ── groups ────────────────────────────────────────────────────────────────────────────────────────────
@@ -93,17 +112,14 @@ async def test_group_with_live_consumers_is_deleted_by_force_alone_and_ends_them
     cluster: Cluster, admin: Admin
 ):
     await cluster.create("s")
-    consumer = Consumer(
-        cluster.meta, subject="s", group="g", handler=lambda _message: None, settings=SETTINGS
-    )
-    async with asyncio.timeout(60):
-        with pytest.raises(GroupDeletedError):
-            async with consumer:
-                error = await refused(lambda: admin.delete_group("s", "g"), GroupBusyError)
-                assert "--force" in error.message
-                view = await admin.delete_group("s", "g", force=True)
-                await gone(lambda: admin.delete_group("s", "g", group_id=view.group_id))
-                await consumer.wait()
+
+    async def delete() -> None:
+        error = await refused(lambda: admin.delete_group("s", "g"), GroupBusyError)
+        assert "--force" in error.message
+        view = await admin.delete_group("s", "g", force=True)
+        await gone(lambda: admin.delete_group("s", "g", group_id=view.group_id))
+
+    await refused(lambda: consuming(cluster, delete), GroupDeletedError)
     assert await admin.list_groups("s") == []
 
 
@@ -172,22 +188,18 @@ async def test_messages_of_a_deleted_subject_fail_with_a_typed_error_while_other
     """A producer and a consumer that were at work do not go on with the next subject of the name."""
     await cluster.create("s")
     await cluster.create("other")
-    consumer = Consumer(
-        cluster.meta, subject="s", group="g", handler=lambda _message: None, settings=SETTINGS
-    )
+    ends = (SubjectDeletedError, SubjectUnknownError, GroupDeletedError)
     async with asyncio.timeout(60), Producer(cluster.meta) as producer:
         await producer.send("s", b"before", key=b"k")
-        with pytest.raises((SubjectDeletedError, SubjectUnknownError, GroupDeletedError)):
-            async with consumer:
-                await refused(lambda: admin.delete_subject("s"), GroupBusyError)
-                view = await admin.delete_subject("s", force=True)
-                await gone(lambda: admin.delete_subject("s", subject_id=view.subject_id))
-                with pytest.raises(KeylaneError) as failed:
-                    while True:
-                        await producer.send("s", b"late", key=b"k")
-                assert isinstance(failed.value, SubjectDeletedError | SubjectUnknownError)
-                assert failed.value.hint
-                await consumer.wait()
+
+        async def delete() -> None:
+            await refused(lambda: admin.delete_subject("s"), GroupBusyError)
+            view = await admin.delete_subject("s", force=True)
+            await gone(lambda: admin.delete_subject("s", subject_id=view.subject_id))
+            error = await refused(lambda: sent(producer), ends)
+            assert error.hint
+
+        await refused(lambda: consuming(cluster, delete), ends)
         await producer.send("other", b"unharmed", key=b"k")
         await cluster.create("s")
         assert (await producer.send("s", b"new", key=b"k")).offset == 0
@@ -245,6 +257,54 @@ async def test_deletion_ends_when_the_metaserver_and_a_broker_are_killed_between
         broker.kill()
         broker.restart()
     await handled(cluster, "s", [])
+
+
+async def test_commands_delete_and_show_how_far_it_is(cluster: Cluster, admin: Admin):
+    await cluster.create("s")
+    await handled(cluster, "s", await send(cluster, "s"))
+
+    async def keylane(*words: str) -> str:
+        done = await asyncio.to_thread(run_keylane, *words, "--meta", cluster.meta)
+        return done.stdout + done.stderr
+
+    assert await keylane("group", "delete", "s", "g", "--yes") == "group g of s: deleted\n"
+    assert "GroupUnknownError" in await keylane("group", "delete", "s", "g")
+    cluster.brokers[1].kill()
+    begun = json.loads(await keylane("subject", "delete", "s", "--no-wait", "-o", "json"))
+    assert begun["left"] > 0
+    cluster.brokers[1].restart()
+    assert (await keylane("subject", "delete", "s")).endswith("subject s: deleted\n")
+    assert await admin.list_subjects() == []
+
+
+async def test_rebuilt_database_has_no_deleted_subject_and_drops_what_is_left_of_one(
+    cluster: Cluster, admin: Admin, tmp_path: Path
+):
+    """One subject is gone, of the other a broker that was down still has partitions."""
+    await cluster.create("gone")
+    await cluster.create("kept")
+    values = await send(cluster, "kept")
+    highest = max(each.partition_id for each in (await cluster.create("half")).partitions)
+    view = await admin.delete_subject("gone")
+    await gone(lambda: admin.delete_subject("gone", subject_id=view.subject_id))
+    cluster.brokers[1].kill()
+    assert (await admin.delete_subject("half")).left == 2
+    cluster.brokers[1].restart()
+    cluster.meta_program.kill()
+    shutil.rmtree(tmp_path / "meta-0")
+    brokers = [word for broker in cluster.brokers for word in ("--broker", broker.address)]
+    done = await asyncio.to_thread(
+        run_keylane, "meta", "rebuild", "--data", str(tmp_path / "meta-0"), *brokers
+    )
+    assert done.returncode == 0, done.stderr
+    cluster.meta_program.restart()
+    async with asyncio.timeout(60):
+        while [each.subject for each in await admin.list_subjects()] != ["kept"]:
+            await asyncio.sleep(0.1)
+    await handled(cluster, "kept", values)
+    later = await cluster.create("half")
+    assert min(each.partition_id for each in later.partitions) > highest
+    assert (await admin.verify()).ok
 
 
 async def test_disk_is_freed_when_a_subject_is_deleted(
