@@ -590,10 +590,8 @@ class SubjectSender:
         await self._give_up_all(NoPartitionError(CLOSED))
 
     async def _give_up_all(self, error: KeylaneError) -> None:
-        for executor in self.executors:
-            for batch in await executor.close():
-                self._budget.give_up(batch, error)
-        for batch in self.held:
+        left = [batch for executor in self.executors for batch in await executor.close()]
+        for batch in [*left, *self.held]:
             self._budget.give_up(batch, error)
 
 
