@@ -148,6 +148,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",
     },
+    "sync": {"integration/clients/test_sync_producer.py": "producer"},
     "spark": {
         "spark/test_java.py": "java",
         "spark/test_source_local.py": "session snapshot",
