@@ -12,6 +12,7 @@ from keylane.consumer.handling.stream import Stream
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.message import Message
+from sim.machines.clock import ManualClock
 from support import handling
 from support.cluster import eventually
 from support.handling import virtual_loop
@@ -151,36 +152,29 @@ def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
     assert "offset 1, key digest ac52cb5ff985d463 is left by the loop" in caplog.messages[2]
 
 
-class Boot:
-    """A boot clock that is set by hand."""
-
-    now_ns = 0
-
-    def boot_ns(self) -> int:
-        return self.now_ns
-
-    def look(self, stream: Stream, *, seconds: int) -> None:
-        for _ in range(seconds):
-            self.now_ns += 1_000_000_000
-            stream.look()
+def look(stream: Stream, clock: ManualClock, *, seconds: int) -> None:
+    """Let the stream look after itself once a second."""
+    for _ in range(seconds):
+        clock.advance(1_000)
+        stream.look()
 
 
 async def test_consumer_that_is_never_iterated_is_logged(caplog):
     """A consumer without its intended handler keeps its partitions idle: a warning after a while, and rarely again."""
-    clock = Boot()
+    clock = ManualClock()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
     stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
-    clock.look(stream, seconds=60)
+    look(stream, clock, seconds=60)
     (record,) = caplog.records
     assert "no handler and is not iterated" in record.message
 
 
 async def test_consumer_that_was_iterated_once_is_not_logged(caplog):
-    clock = Boot()
+    clock = ManualClock()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
     asking = asyncio.ensure_future(stream.next())
     await asyncio.sleep(0)
     asking.cancel()
     stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
-    clock.look(stream, seconds=60)
+    look(stream, clock, seconds=60)
     assert not caplog.records

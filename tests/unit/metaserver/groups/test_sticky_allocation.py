@@ -136,10 +136,10 @@ def test_crash_moves_only_the_dead_consumers_partitions_after_its_ttl(sixteen: S
     """Nothing is granted before the ttl has passed, and everything right after it."""
     live = [sixteen.join() for _ in range(4)]
     before = sixteen.calm()
-    sixteen.rows.now_ms += TTL_MS - 1
+    sixteen.rows.clock.advance(TTL_MS - 1)
     sixteen.rows.run(renew_sessions, live[:3])
     assert sixteen.calm() == before
-    sixteen.rows.now_ms += 1
+    sixteen.rows.clock.advance(1)
     after = sixteen.calm()
     assert {before[partition_id] for partition_id in sixteen.moved(before)} == {live[3]}
     assert balanced(after, live[:3])
@@ -166,7 +166,7 @@ def test_tokens_continue_when_consumers_return_to_an_empty_group(sixteen: Side):
     before = max(grant.token for grant in sixteen.rows.run(read_grants, first).grants)
     sixteen.rows.run(leave_group, first)
     assert sixteen.calm() == {}
-    sixteen.rows.now_ms += 3_600_000
+    sixteen.rows.clock.advance(3_600_000)
     assert sixteen.calm() == {}
     second = sixteen.join()
     sixteen.calm()
