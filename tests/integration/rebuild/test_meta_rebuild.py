@@ -208,7 +208,7 @@ async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
     await network.close()
 
 
-async def test_rebuild_refuses(lost: Lost) -> None:
+async def test_rebuild_is_refused_when_a_database_is_filled_or_a_broker_missing(lost: Lost) -> None:
     """A database with subjects is not changed. A missing or silent broker is named, and nothing is written."""
     cluster = lost.cluster
     await cluster.create("s", partitions=2)
