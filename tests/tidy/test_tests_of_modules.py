@@ -30,7 +30,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "broker/storage/log": {
         "property/broker/test_storage_recovery.py": "trail",
-        "unit/broker/partition/test_damage.py": "holes",
         "unit/broker/store/test_carry_over.py": "headers",
     },
     "broker/store": {

@@ -32,7 +32,7 @@ class Visits:
 
 
 def log_of(*commits: int, segment_bytes: int = LARGE) -> dict[int, bytearray]:
-    """The segments, by base, of commits of so many records each; nothing tells how far they are durable but barriers."""
+    """The segments, by base, of commits with these numbers of records; only barriers tell how far they are durable."""
     segments: dict[int, bytearray] = {}
     base = end = 0
     for count in commits:
