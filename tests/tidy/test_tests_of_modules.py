@@ -32,8 +32,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/broker/test_storage_index_model.py": "file_queue file_units",
     },
     "broker/storage/log": {
-        "property/broker/test_storage_recovery.py": "recovery trail",
-        "unit/broker/partition/test_damage.py": "holes",
+        "property/broker/test_storage_recovery.py": "trail",
         "unit/broker/store/test_carry_over.py": "headers",
     },
     "broker/store": {
