@@ -50,10 +50,9 @@ from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.home import Resident
+from . import views
 from .arguments import checked as _checked
 from .views import BrokerList, GroupDescription, SubjectDescription
-from .views import describe_group as join_group
-from .views import describe_subject as join_subject
 
 POLL_MS = 100
 
@@ -167,7 +166,7 @@ class Admin(Resident):
             SubjectUnknownError
         """
         view = await self._meta.subject(check_name("subject", subject))
-        return join_subject(view, await self._statuses(view.route.partitions))
+        return views.describe_subject(view, await self._statuses(view.route.partitions))
 
     async def history(self, subject: str) -> SubjectHistory:
         """
@@ -218,7 +217,7 @@ class Admin(Resident):
         """
         view = await self._group(subject, group)
         partitions = [owner.partition for owner in view.owners]
-        return join_group(view, await self._statuses(partitions))
+        return views.describe_group(view, await self._statuses(partitions))
 
     async def lag(self, subject: str, group: str) -> int:
         """
@@ -231,7 +230,7 @@ class Admin(Resident):
         view = await self._group(subject, group)
         owned = [owner.partition for owner in view.owners]
         statuses = await asyncio.gather(*(self._status(partition) for partition in owned))
-        described = join_group(view, {status.partition_id: status for status in statuses})
+        described = views.describe_group(view, {status.partition_id: status for status in statuses})
         assert described.lag is not None
         return described.lag
 

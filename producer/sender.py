@@ -22,13 +22,7 @@ from typing import TypeGuard
 from ..protocol.clock import Clock
 from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry, SubjectDeletedError
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
-from ..protocol.routing import (
-    OrderStrategy,
-    Partition,
-    Route,
-    logical_partition,
-    route_table,
-)
+from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.race import Race
@@ -316,8 +310,6 @@ class SubjectSender:
         self._on_dead(self)
         self._refusal = error
         self._routed.set()
-        if self._expiring is not None:
-            self._expiring.cancel()
         await self._give_up_all(error)
         self._executors.clear()
 
@@ -586,13 +578,13 @@ class SubjectSender:
     async def close(self) -> None:
         """Stop all executors, and give up the messages that are not settled."""
         self._closing = True
-        if self._expiring is not None:
-            self._expiring.cancel()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._give_up_all(NoPartitionError(CLOSED))
 
     async def _give_up_all(self, error: KeylaneError) -> None:
+        if self._expiring is not None:
+            self._expiring.cancel()
         for executor in self.executors:
             for batch in await executor.close():
                 self._budget.give_up(batch, error)
