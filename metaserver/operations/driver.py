@@ -150,10 +150,10 @@ class OperationDriver:
 
         Raises:
             InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-            BrokerGroupUnknownError, NotEnoughBrokersError, OperationRunningError: nothing was changed.
+            QueueUnknownError, BrokerGroupUnknownError, NotEnoughBrokersError, OperationRunningError: nothing was changed.
         """
-        if len(ask.partition_ids) > IDS_MAX:
-            raise InvalidRequestError(f"at most {IDS_MAX} partitions at once")
+        if max(len(ask.partition_ids), len(ask.queues)) > IDS_MAX:
+            raise InvalidRequestError(f"at most {IDS_MAX} partitions or queues at once")
         if ask.dry_run:
             return await self._planned(ask)
         begun = await self._database.write(
@@ -357,6 +357,7 @@ class OperationDriver:
                         retention=operation.retention,
                         static=operation.static,
                         groups=tuple(name for _, name in operation.groups),
+                        tokens_above=operation.tokens_above,
                     )
                 )
             except KeylaneError as error:
