@@ -558,7 +558,7 @@ class Admin(Resident):
         return await self._meta.health()
 
     async def verify(self) -> Verification:
-        """Compare the metaserver's database with the brokers: thirteen checks, each with its violations."""
+        """Compare the metaserver's database with the brokers; returns each check with its violations."""
         return await self._meta.verify()
 
     # ── how it asks ───────────────────────────────────────────────────────────────────────────────────

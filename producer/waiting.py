@@ -23,7 +23,7 @@ META_DOWN = "start a metaserver again, or repair the way to it; keylane broker l
 NOT_WAITING = WaitCause()
 NO_ANSWER = "the broker has not answered yet"
 NOT_SENT = "it waits behind older messages, or for its batch to fill"
-NO_ROUTE = WaitCause("the metaserver has not told the route yet", META_DOWN)
+NO_ROUTE = WaitCause("the metaserver has not answered with the route yet", META_DOWN)
 NO_PARTITION = WaitCause("the route has no open partition that takes them", BY_ITSELF)
 OLDER_ROUTE = WaitCause(
     "the metaserver's route is older than the one followed",

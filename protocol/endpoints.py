@@ -265,7 +265,7 @@ VERIFY = Endpoint(
     None,
     Verification,
     Rights.ADMINISTER,
-    "Thirteen checks of the database against the brokers.",
+    "Checks of the database against the brokers.",
 )
 RESET_GROUP = Endpoint(
     "POST",

@@ -199,7 +199,7 @@ class MetaClient:
         return await self._call(endpoints.HISTORY, subject=subject)
 
     async def verify(self) -> Verification:
-        """Thirteen checks between the metaserver's database and the brokers."""
+        """Checks between the metaserver's database and the brokers."""
         return await self._call(endpoints.VERIFY, timeout_ms=60_000)
 
     async def route(

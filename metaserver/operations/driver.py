@@ -111,7 +111,7 @@ class OperationDriver:
     `resume()` is called periodically by the attendant of every metaserver.  It starts tasks for operations without a
     driver: their metaserver has crashed, or they were released.
     An operation that waits for a silent broker has no task until the broker reports itself again.
-    An operation whose brokers keep refusing has no task for PAUSE_MS: other operations are driven meanwhile.
+    An operation whose brokers keep refusing has no task for PAUSE_MS, and leaves its task to another operation.
 
     Args:
         driver: the id of this process; no other metaserver ever uses it.

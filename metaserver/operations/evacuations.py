@@ -112,7 +112,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         if sealed and _may_continue(subject, ask):
             plan = replace(plan, sealed=plan.sealed + sealed)
         elif sealed:
-            problem = "it is strict or static; what continues what is sealed there is held until the broker group is back"
+            problem = "it is strict or static; the children of the partitions sealed there wait until the broker group is back"
             busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
         planned = PlannedOperation(subject=subject, plan=plan, busy=busy)
         if ask.accept_loss:
@@ -199,7 +199,7 @@ def _not_free(
     elif not all(hosts):
         problem = "its operation waits to open partitions there; cancel it, then evacuate again"
     elif waits and not _may_continue(subject, ask):
-        problem = "it is strict or static; its operation is held until the broker group is back"
+        problem = "it is strict or static; its operation waits until the broker group is back"
     elif waits or (ask.accept_loss and hosts):
         freed = running
         problem = ""

@@ -235,7 +235,7 @@ def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
 
 def broker_silent(state: OperationState, broker_group: str) -> str:
     """The reason for waiting while a broker with a step to do is silent."""
-    blocked = "; its children are held until it is back and has sealed"
+    blocked = "; the children wait until it is back and has sealed"
     return (
         f"broker group {broker_group!r} is silent{blocked if state is OperationState.SEAL else ''}"
     )

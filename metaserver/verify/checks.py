@@ -1,4 +1,4 @@
-"""Thirteen checks between the database and the brokers, each with a code and a name.  Pure.
+"""The checks between the database and the brokers, each with a code and a name.  Pure.
 
 A check is a function of the views that yields a sentence for each violation of its claim.
 A broker that does not answer is a violation of V03 alone; the other checks skip its partitions.

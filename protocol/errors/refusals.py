@@ -364,7 +364,7 @@ class OperationForwardError(RefusedError):
 
     code = 1157
     summary = "the operation may have sealed something, and only goes forward"
-    hint = "Let it come to its end; keylane subject operations NAME says what it waits for."
+    hint = "Wait until it is done; keylane subject operations NAME says what it waits for."
     operation_id = Detail(int)
     state = Detail(str)
 

@@ -36,6 +36,13 @@ def test_word_has_one_row():
     assert sorted(words) == sorted(set(words))
 
 
+def test_words_with_several_meanings_are_named_at_the_top():
+    first, _, rest = TEXT.partition("## ")
+    rows = [word.partition(" (")[0] for word, _, _ in WORDS.findall(rest) if " (" in word]
+    assert sorted(re.findall(r"\*([a-z ]+)\*", first)) == sorted(set(rows))
+    assert all(rows.count(word) > 1 for word in rows)
+
+
 def state_values() -> dict[str, list[str]]:
     """Enumeration of states → its values, as the glossary writes them; of a state in parts, each part."""
     states = {}

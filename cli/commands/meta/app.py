@@ -21,7 +21,7 @@ UrlOption = Annotated[
 
 @meta_app.command("verify")
 def meta_verify(meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Compare the database with the brokers: thirteen checks; exit status 1 if one does not hold."""
+    """Compare the database with the brokers; exit status 1 if a check finds a violation."""
     from ...screen import run
     from .verify import verify_cluster
 

@@ -12,7 +12,7 @@ from ...screen import make_table, show_json, show_line, show_table
 
 
 async def verify_cluster(meta: str, output: OutputFormat) -> None:
-    """Show thirteen checks between the metaserver's database and the brokers; exit status 1 if one does not hold."""
+    """Compare the metaserver's database with the brokers; exit status 1 if a check finds a violation."""
     async with open_admin(meta) as admin:
         verification = await admin.verify()
     if output is OutputFormat.JSON:
