@@ -55,12 +55,16 @@ class Extra(msgspec.Struct, array_like=True):
     """First offsets fit a log that begins at this position or before."""
     damaged: list[int] = []
     """Partitions that have lost messages."""
+    dropped: list[tuple[list[tuple[int, int]], dict[str, int]]] = []
+    """Bodies of DROPPED records of all dropped partitions."""
 
     def packed(self) -> bytes:
         """The bytes in the file.  Later fields are written only if they are not their default."""
         more: tuple[object, ...] = (self.retained,) if self.retained else ()
         if self.damaged:
             more = (self.retained, self.damaged)
+        if self.dropped:
+            more = (self.retained, self.damaged, self.dropped)
         return msgspec.msgpack.encode((self.orphans, self.problems, *more))
 
 
@@ -187,12 +191,12 @@ class Snapshots:
         if _U32.unpack_from(data, at - 4)[0] != crc32c.crc32c(packed):
             raise _DamagedError("the state besides the partitions")
         extra = msgspec.msgpack.decode(packed, type=Extra)
-        places = []
+        positions = []
         for _ in range(chunks):
-            places.append(at)
+            positions.append(at)
             at = _check_chunk(data, at)
-        for place in places:
-            _take_chunk(data, place, take)
+        for start in positions:
+            _take_chunk(data, start, take)
         return Loaded(position, bool(clean), extra)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/broker/partition/test_lock_waiting.py": "waiting",
     },
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},
-    "broker/partition": {"unit/broker/test_service.py": "facts"},
+    "broker/partition": {
+        "unit/broker/store/test_removals.py": "dropped",
+        "unit/broker/test_service.py": "facts",
+    },
     "broker/storage": {
         "crash/test_kill_points.py": "fail_points",
         "integration/brokers/test_broker_files.py": "append_file identity",
@@ -41,6 +44,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "cli/commands": {
         "acceptance/test_cli.py": "dev",
         "acceptance/test_wait.py": "wait",
+        "integration/metaserver/test_deletions.py": "deletion",
         "integration/operations/test_reshape_cli.py": "operations",
     },
     "cli/commands/broker": {
@@ -74,6 +78,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "metaserver/cluster": {
         "integration/metaserver/test_metaserver_database.py": "partitions",
         "integration/rebuild/test_rebuild_waits.py": "lost_database",
+        "unit/metaserver/removals/test_deletions.py": "removals",
         "unit/metaserver/verify/test_checks.py": "rows",
     },
     "metaserver/groups": {
@@ -87,6 +92,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/rebuild/test_meta_rebuild.py": "service",
         "unit/metaserver/rebuild/test_plan.py": "operations",
     },
+    "metaserver/removals": {"integration/metaserver/test_deletions.py": "service"},
     "metaserver/resets": {"property/metaserver/test_reset_cursors.py": "cursors"},
     "metaserver/retention": {
         "integration/retention/test_deaf_brokers.py": "announcer",
@@ -129,7 +135,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "failures outbox refusals",
+        "unit/protocol/test_errors.py": "deletions failures outbox refusals",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
@@ -139,6 +145,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",
     },
+    "sync": {"integration/clients/test_sync_producer.py": "producer"},
     "spark": {
         "spark/test_java.py": "java",
         "spark/test_source_local.py": "session snapshot",

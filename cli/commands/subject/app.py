@@ -12,16 +12,19 @@ from ....protocol.routing import OrderStrategy
 from ...options import (
     META_DEFAULT,
     DryRunOption,
+    ForceOption,
     MetaOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
     WaitOption,
+    YesOption,
 )
 from ..broker.app import evacuate
 
 subject_app = typer.Typer(
-    no_args_is_help=True, help="Create, list and describe subjects, and change their partitions."
+    no_args_is_help=True,
+    help="Create, list, describe and delete subjects, and change their partitions.",
 )
 PartitionArgument = Annotated[
     int, typer.Argument(metavar="PARTITION", help="Id of an open partition.")
@@ -36,7 +39,7 @@ def subject_create(
     ] = 2,
     *,
     static: Annotated[
-        bool, typer.Option("--static", help="Logic queues, whose number never changes.")
+        bool, typer.Option("--static", help="Logic queues, whose number only `grow` changes.")
     ] = False,
     queues: Annotated[
         int | None,
@@ -103,6 +106,33 @@ def subject_describe(
     run(output, describe_subject(meta, output, subject=subject))
 
 
+@subject_app.command("delete")
+def subject_delete(
+    subject: SubjectArgument,
+    *,
+    force: ForceOption = False,
+    yes: YesOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Delete a subject with its messages and consumer groups; run again, it shows how far that is."""
+    from ...screen import run
+    from ..deletion import confirm, delete
+
+    confirm(f"Delete subject {subject} with all its messages?", yes=yes)
+    run(
+        output,
+        delete(
+            meta,
+            output,
+            f"subject {subject}",
+            lambda admin, known: admin.delete_subject(subject, force=force, subject_id=known),
+            wait=wait,
+        ),
+    )
+
+
 @subject_app.command("queues")
 def subject_queues(
     subject: SubjectArgument,
@@ -133,6 +163,35 @@ def subject_resize(
         meta,
         output,
         lambda admin: admin.resize(subject, partitions, dry_run=dry_run),
+        planned=dry_run,
+        wait=wait,
+    )
+
+
+@subject_app.command("grow")
+def subject_grow(
+    subject: SubjectArgument,
+    queues: Annotated[
+        int, typer.Option(min=0, max=PARTITIONS_MAX, help="The new number of queues.")
+    ] = 0,
+    queue: Annotated[
+        list[int] | None, typer.Option(min=0, help="A queue to split; again for more.")
+    ] = None,
+    *,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Split logic queues.  A queue keeps its number, offsets and first half; its second half is a new queue from 0."""
+    from ..operations import change_partitions
+
+    if bool(queues) == bool(queue):
+        raise typer.BadParameter("give either --queues or --queue", param_hint="--queues")
+    change_partitions(
+        meta,
+        output,
+        lambda admin: admin.grow_subject(subject, queues, queues=queue or (), dry_run=dry_run),
         planned=dry_run,
         wait=wait,
     )

@@ -27,6 +27,7 @@ from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
+from keylane.metaserver.removals.service import RemovalService
 from keylane.metaserver.resets.service import ResetService
 from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.expirer import Expirer
@@ -159,7 +160,12 @@ class MetaHost(Host):
             after_step=self._stepped,
         )
         verify_service = VerifyService(database, network)
-        routes = control_routes(catalogue, groups, health, operations, verify_service, resetter)
+        removals = RemovalService(
+            database, network, catalogue=catalogue, groups=groups, after_step=self._stepped
+        )
+        routes = control_routes(
+            catalogue, groups, health, operations, verify_service, resetter, removals=removals
+        )
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
         attendant = Attendant(
@@ -169,6 +175,7 @@ class MetaHost(Host):
             META_SETTINGS,
             operations,
             duties=duties,
+            removals=removals,
             quick_duties=(announcer.run_once,),
         )
         self.spawn(attendant.run(), self.process.context.copy())
