@@ -69,7 +69,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/consumers/test_consumer.py": "decode",
         "integration/consumers/test_shared_groups.py": "shared_client",
         "integration/operations/test_logic_queues.py": "queue_reader",
-        "unit/consumer/test_assignments.py": "pull_client",
     },
     "metaserver": {"integration/metaserver/test_metaserver_calls.py": "calls running"},
     "metaserver/catalogue": {
@@ -87,7 +86,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/metaserver/test_leases_machine.py": "locked_group",
     },
     "metaserver/operations": {
-        "integration/operations/test_abandoned_operations.py": "driver",
         "unit/metaserver/cluster/test_losses.py": "plan_inputs",
     },
     "metaserver/rebuild": {

@@ -1,0 +1,217 @@
+"""What a pull client asks a broker for, and in which order, as the broker answers, refuses, or is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from keylane.consumer import ConsumerSettings
+from keylane.consumer.pulling.lifetime import PullState
+from keylane.consumer.pulling.pull_client import PullClient
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.batch import batch_starts
+from keylane.protocol.control import Grant
+from keylane.protocol.errors import (
+    FencedError,
+    KeylaneError,
+    OffsetOutOfRangeError,
+    OutcomeUnknownError,
+)
+from keylane.protocol.frames import (
+    Ack,
+    Acked,
+    Acquire,
+    Acquired,
+    Batches,
+    Pull,
+    Release,
+    Released,
+    Request,
+)
+from keylane.protocol.message import Message
+from keylane.protocol.record import HEADER_BYTES, stamp
+from sim.machines.clock import ManualClock
+from sim.machines.store import SESSION, batch, facts
+from support.cluster import eventually
+
+TOKEN = 5
+SETTINGS = ConsumerSettings(backoff=Backoff(first_ms=1, max_ms=1))
+
+
+class ScriptedBroker:
+    """A partition of two messages a batch; `pulls` are the errors that pulls meet first."""
+
+    address = "b:1"
+
+    def __init__(self, *pulls: KeylaneError, batches: int = 1, cursor: int = 0) -> None:
+        self.pulls = list(pulls)
+        self.end = 2 * batches
+        self.cursor = cursor
+        self.first = 0
+        self.sealed = False
+        self.requests: list[Request] = []
+
+    def asked(self, kind: type) -> list[Request]:
+        return [request for request in self.requests if isinstance(request, kind)]
+
+    async def call(self, request: Request, *, wait_ms: int = 0):
+        self.requests.append(request)
+        match request:
+            case Acquire():
+                return Acquired(self.cursor, (), self.end, self.sealed), b""
+            case Pull(offset=offset):
+                if self.pulls:
+                    raise self.pulls.pop(0)
+                if offset >= self.end:
+                    await asyncio.Event().wait()
+                data = bytearray(batch(sequence=offset))
+                header = data[:HEADER_BYTES]
+                stamp(header, base_offset=offset, position=0, appended_at_ms=0)
+                data[:HEADER_BYTES] = header
+                assert list(batch_starts(memoryview(data)))
+                return Batches(self.first, self.end, offset + 2, self.sealed), memoryview(data)
+            case Ack(ranges=ranges):
+                self.cursor = max([self.cursor, *(end for _, end in ranges)])
+                return Acked(self.cursor), b""
+        return Released(), b""
+
+
+class NotingOwner:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.codec = None
+        self.ended = 0
+        self.drained = 0
+
+    def hand_out(self, messages: list[Message]) -> None:
+        self.messages += messages
+
+    def end(self, _client: PullClient) -> None:
+        self.ended += 1
+
+    def report_drained(self) -> None:
+        self.drained += 1
+
+    def fail(self, error: BaseException) -> None:
+        raise AssertionError(error)
+
+
+class ToBroker:
+    """Connections that have this broker only."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self._broker = broker
+
+    def broker_at(self, _address: str) -> ScriptedBroker:
+        return self._broker
+
+
+@asynccontextmanager
+async def pulling(broker: ScriptedBroker) -> AsyncIterator[tuple[PullClient, NotingOwner]]:
+    owner = NotingOwner()
+    clock = ManualClock()
+    client = PullClient(
+        subject="s",
+        group="g",
+        session=SESSION,
+        grant=Grant(partition=facts(address=broker.address).partition, token=TOKEN),
+        connections=ToBroker(broker),
+        deadline_ms=clock.now_ms + 60_000,
+        settings=SETTINGS,
+        clock=clock,
+        rng=random.Random(1),
+        owner=owner,
+    )
+    try:
+        yield client, owner
+    finally:
+        if client.life.state is not PullState.CLOSED:
+            client.stop()
+            await client.hand_over(flush_ms=1_000)
+
+
+async def test_fence_is_raised_before_messages_are_pulled():
+    """Under the token of the grant; the first pull begins at the cursor."""
+    broker = ScriptedBroker(cursor=2, batches=2)
+    async with pulling(broker) as (_, owner):
+        await eventually(lambda: len(owner.messages) == 2)
+        acquire, pull = broker.requests[:2]
+        assert isinstance(acquire, Acquire)
+        assert isinstance(pull, Pull)
+        assert (acquire.token, pull.token, pull.offset) == (TOKEN, TOKEN, 2)
+        assert [message.offset for message in owner.messages] == [2, 3]
+
+
+async def test_fence_is_raised_again_when_a_pull_fails():
+    """The broker may have restarted. Pulling continues at its offset, so no message is handed out twice."""
+    broker = ScriptedBroker(batches=2)
+    async with pulling(broker) as (_, owner):
+        await eventually(lambda: len(owner.messages) == 4)
+    broker = ScriptedBroker(OutcomeUnknownError(), batches=2)
+    async with pulling(broker) as (_, owner):
+        await eventually(lambda: len(owner.messages) == 4)
+        assert [type(request) for request in broker.requests[:4]] == [Acquire, Pull, Acquire, Pull]
+        assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
+
+
+async def test_removed_messages_are_skipped_and_counted():
+    broker = ScriptedBroker(OffsetOutOfRangeError(first_offset=2), batches=2)
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: len(owner.messages) == 2)
+        assert [pull.offset for pull in broker.asked(Pull)][:2] == [0, 2]
+        assert client.missed == 2
+        assert not owner.ended
+
+
+async def test_partition_is_handed_over_when_the_broker_has_less_than_was_pulled():
+    """No message was removed: the broker has lost some, and only an owner with the next token may begin again."""
+    broker = ScriptedBroker(OffsetOutOfRangeError(first_offset=0))
+    async with pulling(broker) as (_, owner):
+        await eventually(lambda: owner.ended)
+        assert len(broker.asked(Pull)) == 1
+        assert owner.messages == []
+
+
+async def test_fenced_client_releases_nothing():
+    """The partition is another owner's: its end is told once, and the pull lock is left alone."""
+    broker = ScriptedBroker(FencedError(current_token=TOKEN + 1))
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: owner.ended)
+        assert client.fenced
+        client.stop()
+        await client.hand_over(flush_ms=1_000)
+        assert owner.ended == 1
+    assert broker.asked(Release) == []
+
+
+async def test_sealed_partition_is_drained_when_its_last_message_is_acked():
+    """Nothing is pulled behind the end, and the metaserver is told after the broker has the ack."""
+    broker = ScriptedBroker(batches=1)
+    broker.sealed = True
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: client.life.state is PullState.EXHAUSTED)
+        assert len(broker.asked(Pull)) == 1
+        client.done(0)
+        await eventually(lambda: broker.cursor == 1)
+        assert not owner.drained
+        client.done(1)
+        await eventually(lambda: owner.drained)
+        assert client.drained
+        assert broker.cursor == 2
+
+
+async def test_handled_messages_are_acked_before_the_lock_is_released():
+    broker = ScriptedBroker(batches=1)
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: len(owner.messages) == 2)
+        client.stop()
+        client.done(0)
+        client.done(1)
+        await client.hand_over(flush_ms=1_000)
+        assert client.life.state is PullState.CLOSED
+    assert isinstance(broker.requests[-1], Release)
+    assert broker.cursor == 2
