@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry, SubjectDeletedError
+from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
 from ..protocol.routing import (
     OrderStrategy,
@@ -34,7 +34,7 @@ from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.race import Race
 from .executor import Executor, MessageGroup
 from .executor_state import ExecutorEvent
-from .failure import Step
+from .failure import ROUTE_REFUSED, Step
 from .halts import Halts
 from .identity import Identity
 from .outgoing_batch import REORDERED, OutgoingBatch
@@ -249,7 +249,7 @@ class SubjectSender:
                     continue
                 why = OLDER_ROUTE
             except KeylaneError as error:
-                ends = self._route is None or isinstance(error, SubjectDeletedError)
+                ends = self._route is None or isinstance(error, ROUTE_REFUSED)
                 if ends and error.retry is Retry.NEVER:
                     await self._die(error)
                     return

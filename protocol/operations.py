@@ -15,7 +15,8 @@ import enum
 
 from msgspec import Struct
 
-from .routing import Partition
+from .control import Retention
+from .routing import OrderStrategy, Partition
 
 
 class OperationKind(enum.StrEnum):
@@ -26,6 +27,7 @@ class OperationKind(enum.StrEnum):
     MERGE = "merge"
     MOVE = "move"
     EVACUATE = "evacuate"
+    SET = "set"
     CREATE = "create"
     """Never requested: the cleanup after a failed creation, of partitions that a silent broker may host."""
 
@@ -63,6 +65,7 @@ class Reshape(Struct, frozen=True, kw_only=True):
         evacuate    broker_group: all its partitions move, of every subject
                     without_source: do not wait for the broker group, which is silent
                     accept_loss: the broker group never returns; messages that only it has are lost
+        set         subject; order_strategy, retention: the new ones; None: as it is
     """
 
     kind: OperationKind
@@ -74,6 +77,8 @@ class Reshape(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     """Answer with the plan; change nothing."""
     accept_loss: bool = False
+    order_strategy: OrderStrategy | None = None
+    retention: Retention | None = None
 
 
 class Cordon(Struct, frozen=True, kw_only=True):

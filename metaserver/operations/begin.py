@@ -36,7 +36,7 @@ from ..cluster.rows import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
 from .evacuations import continue_without, plan_evacuations
-from .plan import Plan, plan_merge, plan_move, plan_resize, plan_split
+from .plan import NOTHING, Plan, plan_merge, plan_move, plan_resize, plan_set, plan_split
 from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 
@@ -59,7 +59,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)
-    if ask.kind is OperationKind.RESIZE:
+    if ask.kind in {OperationKind.RESIZE, OperationKind.SET}:
         subject = free_subject(connection, ask.subject)
     else:
         subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
@@ -69,6 +69,10 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
 def _plan(
     connection: Connection, ask: Reshape, subject: SubjectRow, hosts: Mapping[BrokerGroup, int]
 ) -> Plan:
+    if ask.kind is OperationKind.SET:
+        wanted = ask.order_strategy or subject.order_strategy, ask.retention or subject.retention
+        same = wanted == (subject.order_strategy, subject.retention)
+        return NOTHING if same else plan_set(open_partitions(connection, subject), hosts)
     if subject.static and ask.kind is not OperationKind.MOVE:
         raise StaticSubjectError(subject=subject.name, queues=subject.partitions_wanted)
     current = open_partitions(connection, subject)
@@ -181,6 +185,8 @@ def _journal(
             running=subject_id,
             driver=driver,
             driven_until=now_ms() + lease_ms,
+            new_order_strategy=ask.order_strategy,
+            new_retention=ask.retention,
         )
         .returning(operations.c.operation_id)
     ).scalar_one()
