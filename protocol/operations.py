@@ -65,7 +65,6 @@ class Reshape(Struct, frozen=True, kw_only=True):
         evacuate    broker_group: all its partitions move, of every subject
                     without_source: do not wait for the broker group, which is silent
                     accept_loss: the broker group never returns; messages that only it has are lost
-        set         subject; order_strategy, retention: the new ones; None: as it is
     """
 
     kind: OperationKind
@@ -77,6 +76,12 @@ class Reshape(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     """Answer with the plan; change nothing."""
     accept_loss: bool = False
+
+
+class SetSubject(Reshape, frozen=True, kw_only=True):
+    """Change settings of a subject; None: as it is.  Its open partitions are continued by others with the new ones."""
+
+    kind: OperationKind = OperationKind.SET
     order_strategy: OrderStrategy | None = None
     retention: Retention | None = None
 

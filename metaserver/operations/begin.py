@@ -20,7 +20,7 @@ from ...protocol.errors import (
     StaticSubjectError,
 )
 from ...protocol.ids import MAX_I64, BrokerGroup, check_name
-from ...protocol.operations import OperationKind, OperationState, Reshape, StepAction
+from ...protocol.operations import OperationKind, OperationState, Reshape, SetSubject, StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import LISTED_MAX, listed
 from ..cluster.brokers import (
@@ -55,6 +55,8 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     """
     if ask.kind is OperationKind.CREATE:
         raise InvalidRequestError("a subject is created by POST /v1/subjects")
+    if ask.kind is OperationKind.SET and not isinstance(ask, SetSubject):
+        raise InvalidRequestError("settings are changed by POST /v1/subjects/{subject}/settings")
     check_not_lost(connection)
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)
@@ -69,7 +71,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
 def _plan(
     connection: Connection, ask: Reshape, subject: SubjectRow, hosts: Mapping[BrokerGroup, int]
 ) -> Plan:
-    if ask.kind is OperationKind.SET:
+    if isinstance(ask, SetSubject):
         wanted = ask.order_strategy or subject.order_strategy, ask.retention or subject.retention
         same = wanted == (subject.order_strategy, subject.retention)
         return NOTHING if same else plan_set(open_partitions(connection, subject), hosts)
@@ -185,8 +187,8 @@ def _journal(
             running=subject_id,
             driver=driver,
             driven_until=now_ms() + lease_ms,
-            new_order_strategy=ask.order_strategy,
-            new_retention=ask.retention,
+            new_order_strategy=ask.order_strategy if isinstance(ask, SetSubject) else None,
+            new_retention=ask.retention if isinstance(ask, SetSubject) else None,
         )
         .returning(operations.c.operation_id)
     ).scalar_one()
