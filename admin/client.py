@@ -39,6 +39,7 @@ from ..protocol.operations import (
     OperationList,
     OperationView,
     Reshape,
+    SetSubject,
     SubjectHistory,
 )
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
@@ -195,7 +196,8 @@ class Admin(ClusterCalls):
         """
         view = await self._meta.subject(check_name("subject", subject))
         asked = {"order_strategy": order_strategy, "retention": retention}
-        operation = await self._change(OperationKind.SET, dry_run, subject=subject, **asked)
+        body = checked(SetSubject, {"dry_run": dry_run, **asked})
+        (operation,) = (await self._meta.set_subject(subject, body)).operations
         before = {"order_strategy": view.order_strategy.value, "retention": view.retention.value}
         said = {name: str(value) for name, value in asked.items() if value is not None}
         return SubjectChange(

@@ -13,7 +13,7 @@ from keylane.metaserver.operations.journal import read_operation
 from keylane.metaserver.sql.schema import groups
 from keylane.protocol.control import Join, Retention
 from keylane.protocol.errors import InvalidRequestError, StrategyMismatchError
-from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.operations import OperationKind, Reshape, SetSubject
 from keylane.protocol.routing import OrderStrategy
 from support.sql.kept_by_brokers import rebuilt, status
 from support.sql.rows import Rows
@@ -21,8 +21,8 @@ from support.sql.rows import Rows
 BEST_TRIED, STRICT = OrderStrategy.BEST_TRIED, OrderStrategy.STRICT
 
 
-def setting(**settings: Any) -> Reshape:
-    return Reshape(kind=OperationKind.SET, subject="s", **settings)
+def setting(**settings: Any) -> SetSubject:
+    return SetSubject(subject="s", **settings)
 
 
 @pytest.fixture
@@ -56,9 +56,14 @@ def test_settings_that_the_subject_has_change_nothing(rows: Rows):
     assert (operation_id, planned.plan.sealed) == (0, ())
 
 
+def test_change_of_partitions_of_the_kind_is_refused(rows: Rows):
+    with pytest.raises(InvalidRequestError, match="settings are changed by"):
+        rows.begin(Reshape(kind=OperationKind.SET, subject="s"))
+
+
 def test_static_subject_keeps_its_queues(rows: Rows):
     rows.create("q", 3, static=True)
-    ask = Reshape(kind=OperationKind.SET, subject="q", retention=Retention.TIME)
+    ask = SetSubject(subject="q", retention=Retention.TIME)
     ((operation_id, _),) = rows.begin(ask)
     assert rows.drive(operation_id) is None
     queues = [partition.queue for partition in rows.run(read_route, "q").open_partitions()]
