@@ -2,7 +2,7 @@
 
      0        4            8        12   13    14     15     16         20       24
      ┌────────┬────────────┬────────┬────┬─────┬──────┬──────┬──────────┬────────┐
-     │ magic  │ header_crc │ length │ver │kind │codec │flags │ body_crc │ count  │
+     │ magic  │ header_crc │ length │ver │kind │comp. │flags │ body_crc │ count  │
      ├────────┴────────────┼────────┴────┴─────┴──────┴──────┼──────────┴────────┤
   24 │ partition_id     u64│ base_offset                  u64│ position       u64│
      ├─────────────────────┼─────────────────────────────────┼───────────────────┤
@@ -72,10 +72,12 @@ class Kind(enum.IntEnum):
     """Partitions were dropped with their subject: the broker hosts them no longer, and never again."""
 
 
-class Codec(enum.IntEnum):
-    """How the body is compressed."""
+class Compression(enum.IntEnum):
+    """How keys, values and properties of a batch are packed.  A number never gets another meaning."""
 
     NONE = 0
+    ZSTD = 1
+    LZ4 = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Header:
 
     length: int
     kind: int
-    codec: int
+    compression: int
     flags: int
     body_crc: int
     count: int
@@ -123,7 +125,7 @@ def encode_record(
     *,
     kind: int,
     count: int = 0,
-    codec: int = Codec.NONE,
+    compression: int = Compression.NONE,
     partition_id: int = 0,
     base_offset: int = 0,
     position: int = 0,
@@ -149,7 +151,7 @@ def encode_record(
         length,
         VERSION,
         kind,
-        codec,
+        compression,
         0,
         crc32c.crc32c(body),
         count,
