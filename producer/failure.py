@@ -58,7 +58,7 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
-ROUTE_REFUSED = (StrategyMismatchError, SubjectDeletedError)
+REFUSED = (StrategyMismatchError, SubjectDeletedError)
 """Refusals of a route after which no message of the subject can be sent: its strategy was changed, or it was deleted."""
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
 """Refusals that may come from another broker, which has the address of the right broker now."""

@@ -34,7 +34,7 @@ from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.race import Race
 from .executor import Executor, MessageGroup
 from .executor_state import ExecutorEvent
-from .failure import ROUTE_REFUSED, Step
+from .failure import REFUSED, Step
 from .halts import Halts
 from .held import HeldMessages
 from .identity import Identity
@@ -250,17 +250,14 @@ class SubjectSender:
     # ── the route ────────────────────────────────────────────────────────────────────────────────────
     def _ended(self, _task: asyncio.Task[None]) -> None:
         """Log how many messages are lost, if the event loop ended before the producer was closed."""
-        unsent = self._unsettled()
+        batches = [batch for executor in self.executors for batch in executor.batches]
+        unsent = len(self.held) + sum(map(len, batches))
         if unsent and not self._closing:
             log.warning(
                 "a producer of %s was never closed: %s not acked and given up; use: "
                 "async with Producer(...), or await producer.close()",
                 self.subject, counted(unsent, "message was", "messages were"),
             )  # fmt: skip
-
-    def _unsettled(self) -> int:
-        batches = [batch for executor in self.executors for batch in executor.batches]
-        return len(self.held) + sum(map(len, batches))
 
     async def _follow_routes(self) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
@@ -274,8 +271,9 @@ class SubjectSender:
                     continue
                 why = OLDER_ROUTE
             except KeylaneError as error:
-                ends = self._route is None or isinstance(error, ROUTE_REFUSED)
-                if ends and error.retry is Retry.NEVER:
+                if error.retry is Retry.NEVER and (
+                    self._route is None or isinstance(error, REFUSED)
+                ):
                     await self._die(error)
                     return
                 log.info("route of %s: %s", self.subject, error.message)
