@@ -310,7 +310,6 @@ class SubjectSender:
         return None in self._home_table or not all(map(_answers, self._executors.values()))
 
     async def _die(self, error: KeylaneError) -> None:
-        """Give up all messages, because the metaserver refuses to give a route."""
         self._on_dead(self)
         self._refusal = error
         self._routed.set()
