@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TypeVar
-
-import msgspec
 
 from ..protocol.control import GroupView, PartitionStatus
-from ..protocol.errors import InvalidRequestError, KeylaneError, NotSentError
+from ..protocol.errors import KeylaneError, NotSentError
 from ..protocol.ids import check_name
 from ..protocol.routing import Partition
-from ..protocol.text import refused_value
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.home import Resident
-
-T = TypeVar("T")
 
 
 class ClusterCalls(Resident):
@@ -53,22 +47,3 @@ class ClusterCalls(Resident):
                 return partition.partition_id, error.message
 
         return dict(await asyncio.gather(*map(ask, partitions)))
-
-
-def checked(kind: type[T], given: object, **arguments: str) -> T:
-    """
-    What a caller gave, as the type that goes over the wire.
-
-    Args:
-        arguments: the argument of each field that has another name than its argument.
-
-    Raises:
-        InvalidRequestError
-    """
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        text = refused_value(error, kind)
-        for field, argument in arguments.items():
-            text = text.replace(f"`$.{field}`", argument)
-        raise InvalidRequestError(text) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 
@@ -47,12 +47,12 @@ from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
-from .calls import ClusterCalls, checked
+from .arguments import checked
+from .calls import ClusterCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
 from .views import describe_group as join_group
 from .views import describe_subject as join_subject
 
-T = TypeVar("T")
 POLL_MS = 100
 
 
@@ -132,7 +132,7 @@ class Admin(ClusterCalls):
             partitions: 1 to 1024 physical partitions, spread over the available broker groups.
             order_strategy: what producers do while a partition does not answer.
             retention: what an old message waits for before it is removed.
-            static: the partitions are logic queues, whose number never changes.
+            static: the partitions are logic queues, whose number changes only by `grow_subject`.
 
         Raises:
             SubjectExistsError: it exists with other settings.
@@ -355,11 +355,33 @@ class Admin(ClusterCalls):
         Raises:
             SubjectUnknownError, NotEnoughBrokersError
             OperationRunningError: another operation on the subject has not changed the route yet.
-            StaticSubjectError: the number of logic queues of a static subject never changes.
+            StaticSubjectError: the subject has logic queues; see `grow_subject`.
         """
         check_name("subject", subject)
         return await self._change(
             OperationKind.RESIZE, dry_run, subject=subject, partitions=partitions
+        )
+
+    async def grow_subject(
+        self, subject: str, count: int = 0, *, queues: Sequence[int] = (), dry_run: bool = False
+    ) -> OperationView:
+        """
+        Give a static subject more logic queues while messages flow; returns and raises as `resize`.
+
+        A queue that is cut keeps its number, its logic offsets and the first half of its keys.  The second half continues
+        in a new queue with the next free number, from logic offset 0.
+
+        Args:
+            count: the new number of queues, up to 1024; the widest queues are cut.
+            queues: the numbers of the queues to cut in the middle, in place of `count`.
+
+        Raises:
+            QueueUnknownError: the subject has no such queue.
+            SubjectNotStaticError: the subject has no logic queues; see `resize`.
+        """
+        check_name("subject", subject)
+        return await self._change(
+            OperationKind.GROW, dry_run, subject=subject, partitions=count, queues=queues
         )
 
     async def split(self, partition_id: int, *, dry_run: bool = False) -> OperationView:

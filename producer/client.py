@@ -190,9 +190,9 @@ class Producer(Resident, Generic[V]):
         self._ending = None
 
     def __del__(self) -> None:
-        """Log messages that were given up and never told, because the producer was never closed."""
+        """Log messages that were given up and never reported, because the producer was never closed."""
         if getattr(self, "_open", False) and self._home.here:
-            self._log_untold("never closed")
+            self._log_unreported("never closed")
 
     def _forked(self) -> None:
         """In a forked child, leave the queued messages to the parent; `send` finds no sender."""
@@ -498,7 +498,7 @@ class Producer(Resident, Generic[V]):
         for sender in self._senders.values():
             sender.roll()
         await self._budget.wait_until_empty()
-        error = self._budget.untold()
+        error = self._budget.unreported()
         if error is not None:
             raise error
 
@@ -576,17 +576,17 @@ class Producer(Resident, Generic[V]):
             try:
                 await asyncio.shield(self._ending)
             except asyncio.CancelledError:
-                self._ending.add_done_callback(lambda _: self._log_untold())
+                self._ending.add_done_callback(lambda _: self._log_unreported())
                 raise
             if not flush:
-                self._log_untold()
-        error = self._budget.untold()
+                self._log_unreported()
+        error = self._budget.unreported()
         if error is not None:
             raise error
 
-    def _log_untold(self, why: str = "closed") -> None:
+    def _log_unreported(self, why: str = "closed") -> None:
         """Log the number of messages that were given up and not awaited, where no error can tell it."""
-        error = self._budget.untold()
+        error = self._budget.unreported()
         if error is not None:
             log.warning("%s: %s", why, error.message)
 

@@ -18,6 +18,7 @@ from ...protocol.errors import (
     NotEnoughBrokersError,
     PartitionUnknownError,
     StaticSubjectError,
+    SubjectNotStaticError,
 )
 from ...protocol.ids import MAX_I64, BrokerGroup, check_name
 from ...protocol.operations import OperationKind, OperationState, Reshape, SetSubject, StepAction
@@ -36,7 +37,16 @@ from ..cluster.rows import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
 from .evacuations import continue_without, plan_evacuations
-from .plan import NOTHING, Plan, plan_merge, plan_move, plan_resize, plan_set, plan_split
+from .plan import (
+    NOTHING,
+    Plan,
+    plan_growth,
+    plan_merge,
+    plan_move,
+    plan_resize,
+    plan_set,
+    plan_split,
+)
 from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 
@@ -45,12 +55,13 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     Plan a change of each subject concerned.  The plan is empty if there is nothing to do.  Locks the subjects.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError
+        InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError, QueueUnknownError
         BrokerGroupUnknownError: the broker group never reported itself.
         NotEnoughBrokersError: no broker group takes new partitions now.
         BrokerCordonedError: the target of a move is cordoned.
         OperationRunningError: another operation on the subject has not changed the route yet.
-        StaticSubjectError: the change would alter the number of queues of a static subject.
+        StaticSubjectError: the change would alter the queues of a static subject, and is no growth.
+        SubjectNotStaticError: a growth of a subject without queues.
         DatabaseEmptyError: the brokers host partitions that this database does not know.
     """
     if ask.kind is OperationKind.CREATE:
@@ -61,7 +72,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)
-    if ask.kind in {OperationKind.RESIZE, OperationKind.SET}:
+    if ask.kind in {OperationKind.RESIZE, OperationKind.GROW, OperationKind.SET}:
         subject = free_subject(connection, ask.subject)
     else:
         subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
@@ -75,9 +86,13 @@ def _plan(
         wanted = ask.order_strategy or subject.order_strategy, ask.retention or subject.retention
         same = wanted == (subject.order_strategy, subject.retention)
         return NOTHING if same else plan_set(open_partitions(connection, subject), hosts)
-    if subject.static and ask.kind is not OperationKind.MOVE:
-        raise StaticSubjectError(subject=subject.name, queues=subject.partitions_wanted)
     current = open_partitions(connection, subject)
+    if ask.kind is OperationKind.GROW:
+        if not subject.static:
+            raise SubjectNotStaticError(subject=subject.name)
+        return plan_growth(subject.name, current, hosts, count=ask.partitions, queues=ask.queues)
+    if subject.static and ask.kind is not OperationKind.MOVE:
+        raise StaticSubjectError(subject=subject.name, queues=len(current))
     if ask.kind is OperationKind.RESIZE:
         return plan_resize(current, ask.partitions, hosts)
     if ask.kind is OperationKind.MERGE:

@@ -32,8 +32,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/broker/test_storage_index_model.py": "file_queue file_units",
     },
     "broker/storage/log": {
-        "property/broker/test_storage_recovery.py": "recovery trail",
-        "unit/broker/partition/test_damage.py": "holes",
+        "property/broker/test_storage_recovery.py": "trail",
         "unit/broker/store/test_carry_over.py": "headers",
     },
     "broker/store": {
@@ -148,6 +147,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",
     },
+    "sync": {"integration/clients/test_sync_producer.py": "producer"},
     "spark": {
         "spark/test_java.py": "java",
         "spark/test_source_local.py": "session snapshot",
