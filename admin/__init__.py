@@ -34,6 +34,7 @@ from .views import (
     GroupDescription,
     PartitionDescription,
     PartitionProgress,
+    SubjectChange,
     SubjectDescription,
 )
 
@@ -68,6 +69,7 @@ __all__ = [
     "StepAction",
     "StepView",
     "SubjectDeletion",
+    "SubjectChange",
     "SubjectDescription",
     "SubjectHistory",
     "SubjectSummary",

@@ -19,7 +19,6 @@ from ..protocol.control import (
     GroupSummary,
     GroupView,
     Health,
-    PartitionStatus,
     RefusedBroker,
     Retention,
     SubjectDeletion,
@@ -30,8 +29,6 @@ from ..protocol.control import (
 from ..protocol.errors import (
     ConfigError,
     InvalidRequestError,
-    KeylaneError,
-    NotSentError,
     OperationUnknownError,
 )
 from ..protocol.ids import MAX_I64, check_name
@@ -42,22 +39,23 @@ from ..protocol.operations import (
     OperationList,
     OperationView,
     Reshape,
+    SetSubject,
     SubjectHistory,
 )
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
-from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
+from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
-from ..rpc.home import Resident
 from . import views
-from .arguments import checked as _checked
-from .views import BrokerList, GroupDescription, SubjectDescription
+from .arguments import checked
+from .calls import ClusterCalls
+from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
 
 POLL_MS = 100
 
 
-class Admin(Resident):
+class Admin(ClusterCalls):
     """
     Administers a cluster.
 
@@ -140,7 +138,7 @@ class Admin(Resident):
             NotEnoughBrokersError: no broker group is available.
             CreationRunningError, CreationFailedError: an earlier creation has not ended, or cannot end.
         """
-        body = _checked(
+        body = checked(
             CreateSubject,
             {
                 "subject": check_name("subject", subject),
@@ -177,6 +175,34 @@ class Admin(Resident):
         """
         return await self._meta.history(check_name("subject", subject))
 
+    async def set_subject(
+        self,
+        subject: str,
+        *,
+        order_strategy: OrderStrategy | str | None = None,
+        retention: Retention | str | None = None,
+        dry_run: bool = False,
+    ) -> SubjectChange:
+        """
+        Change the settings of a subject; those that are None stay, and the settings that it has already change nothing.
+
+        Every open partition is sealed and continued by one with the new settings, so that no producer goes on under the
+        old ones once the operation is done: see `wait`.  Messages that are stored keep the retention they were stored under.
+
+        Raises:
+            SubjectUnknownError, NotEnoughBrokersError
+            OperationRunningError: another operation on the subject has not changed the route yet.
+        """
+        view = await self._meta.subject(check_name("subject", subject))
+        asked = {"order_strategy": order_strategy, "retention": retention}
+        body = checked(SetSubject, {"dry_run": dry_run, **asked})
+        (operation,) = (await self._meta.set_subject(subject, body)).operations
+        before = {"order_strategy": view.order_strategy.value, "retention": view.retention.value}
+        said = {name: str(value) for name, value in asked.items() if value is not None}
+        return SubjectChange(
+            subject=subject, before=before, after=before | said, operation=operation
+        )
+
     async def delete_subject(
         self, subject: str, *, force: bool = False, subject_id: int = 0
     ) -> SubjectDeletion:
@@ -193,7 +219,7 @@ class Admin(Resident):
             OperationRunningError: its partitions are being changed.
         """
         check_name("subject", subject)
-        body = _checked(DeleteSubject, {"force": force, "subject_id": subject_id})
+        body = checked(DeleteSubject, {"force": force, "subject_id": subject_id})
         return await self._meta.delete_subject(subject, body)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
@@ -265,7 +291,7 @@ class Admin(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        body = _checked(
+        body = checked(
             ResetGroup,
             {
                 "to": to,
@@ -295,7 +321,7 @@ class Admin(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        body = _checked(DeleteGroup, {"force": force, "group_id": group_id})
+        body = checked(DeleteGroup, {"force": force, "group_id": group_id})
         return await self._meta.delete_group(subject, group, body)
 
     async def switch_group(
@@ -311,7 +337,7 @@ class Admin(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        body = _checked(SwitchGroup, {"strategy": consume_strategy}, strategy="consume_strategy")
+        body = checked(SwitchGroup, {"strategy": consume_strategy}, strategy="consume_strategy")
         return await self._meta.switch_group(subject, group, body)
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────────
@@ -416,7 +442,7 @@ class Admin(Resident):
             BrokerGroupUnknownError, NotEnoughBrokersError
         """
         check_name("broker group", broker_group)
-        body = _checked(
+        body = checked(
             Reshape,
             {
                 "kind": OperationKind.EVACUATE,
@@ -530,7 +556,7 @@ class Admin(Resident):
             BrokerGroupUnknownError
         """
         check_name("broker group", broker_group)
-        body = _checked(AcceptFolder, {"address": address, "dry_run": dry_run})
+        body = checked(AcceptFolder, {"address": address, "dry_run": dry_run})
         return await self._meta.accept_folder(broker_group, body)
 
     async def broker_health(self, address: str) -> Health:
@@ -562,39 +588,11 @@ class Admin(Resident):
         return await self._meta.verify()
 
     # ── how it asks ───────────────────────────────────────────────────────────────────────────────────
-    @property
-    def _meta(self) -> MetaClient:
-        self._connections.home.check()
-        return self._metaserver
-
-    async def _group(self, subject: str, group: str) -> GroupView:
-        check_name("subject", subject)
-        check_name("consumer group", group)
-        return await self._meta.group(subject, group)
-
     async def _cordon(self, broker_group: str, *, cordoned: bool) -> BrokerView:
         check_name("broker group", broker_group)
         return await self._meta.cordon(broker_group, Cordon(cordoned=cordoned))
 
     async def _change(self, kind: OperationKind, dry_run: bool, **fields: object) -> OperationView:
-        body = _checked(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
+        body = checked(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
         (operation,) = (await self._meta.reshape(body)).operations
         return operation
-
-    async def _status(self, partition: Partition) -> PartitionStatus:
-        """Raises NotSentError and what the broker answers."""
-        if partition.address is None:
-            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
-        broker = self._connections.broker_at(partition.address)
-        return await broker.partition(partition.partition_id)
-
-    async def _statuses(self, partitions: Iterable[Partition]) -> dict[int, PartitionStatus | str]:
-        """Partition id → its status, or why there is none."""
-
-        async def ask(partition: Partition) -> tuple[int, PartitionStatus | str]:
-            try:
-                return partition.partition_id, await self._status(partition)
-            except KeylaneError as error:
-                return partition.partition_id, error.message
-
-        return dict(await asyncio.gather(*map(ask, partitions)))

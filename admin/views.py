@@ -15,6 +15,7 @@ from ..protocol.control import (
     Retention,
     SubjectView,
 )
+from ..protocol.operations import OperationView
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 
 
@@ -47,6 +48,16 @@ class PartitionDescription(Struct, frozen=True, kw_only=True):
     """One past the newest message."""
     problem: str | None
     """Why the offsets are unknown."""
+
+
+class SubjectChange(Struct, frozen=True, kw_only=True):
+    """A change of a subject's settings, by name: before and after."""
+
+    subject: str
+    before: dict[str, str]
+    after: dict[str, str]
+    operation: OperationView
+    """It continues by itself; `operation_id` 0: nothing changes, or it is only planned."""
 
 
 class SubjectDescription(Struct, frozen=True, kw_only=True):

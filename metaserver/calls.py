@@ -105,6 +105,10 @@ def _operation_routes(operations: OperationDriver) -> list[ControlRoute]:
     return [
         ControlRoute(endpoints.RESHAPE, lambda body, _: operations.begin(body)),
         ControlRoute(
+            endpoints.SET_SUBJECT,
+            lambda body, params: operations.set_subject(params["subject"], body),
+        ),
+        ControlRoute(
             endpoints.CANCEL_OPERATION,
             lambda _body, params: operations.cancel(whole_number(params, "id", 0)),
         ),

@@ -21,6 +21,8 @@ from ..protocol.errors import (
     SequenceReusedError,
     StaleRouteError,
     StorageError,
+    StrategyMismatchError,
+    SubjectDeletedError,
     UnreachableError,
     WrongBrokerError,
 )
@@ -56,6 +58,8 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
+REFUSED = (StrategyMismatchError, SubjectDeletedError)
+"""Refusals of a route after which no message of the subject can be sent: its strategy was changed, or it was deleted."""
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
 """Refusals that may come from another broker, which has the address of the right broker now."""
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry, SubjectDeletedError
+from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
 from ..protocol.text import counted
@@ -28,7 +28,7 @@ from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.race import Race
 from .executor import Executor, MessageGroup
 from .executor_state import ExecutorEvent
-from .failure import Step
+from .failure import REFUSED, Step
 from .halts import Halts
 from .held import HeldMessages
 from .identity import Identity
@@ -244,17 +244,14 @@ class SubjectSender:
     # ── the route ────────────────────────────────────────────────────────────────────────────────────
     def _ended(self, _task: asyncio.Task[None]) -> None:
         """Log how many messages are lost, if the event loop ended before the producer was closed."""
-        unsent = self._unsettled()
+        batches = [batch for executor in self.executors for batch in executor.batches]
+        unsent = len(self.held) + sum(map(len, batches))
         if unsent and not self._closing:
             log.warning(
                 "a producer of %s was never closed: %s not acked and given up; use: "
                 "async with Producer(...), or await producer.close()",
                 self.subject, counted(unsent, "message was", "messages were"),
             )  # fmt: skip
-
-    def _unsettled(self) -> int:
-        batches = [batch for executor in self.executors for batch in executor.batches]
-        return len(self.held) + sum(map(len, batches))
 
     async def _follow_routes(self) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
@@ -268,8 +265,9 @@ class SubjectSender:
                     continue
                 why = OLDER_ROUTE
             except KeylaneError as error:
-                ends = self._route is None or isinstance(error, SubjectDeletedError)
-                if ends and error.retry is Retry.NEVER:
+                if error.retry is Retry.NEVER and (
+                    self._route is None or isinstance(error, REFUSED)
+                ):
                     await self._die(error)
                     return
                 log.info("route of %s: %s", self.subject, error.message)
@@ -306,7 +304,6 @@ class SubjectSender:
         return None in self._home_table or not all(map(_answers, self._executors.values()))
 
     async def _die(self, error: KeylaneError) -> None:
-        """Give up all messages, because the metaserver refuses to give a route."""
         self._on_dead(self)
         self._refusal = error
         self._routed.set()

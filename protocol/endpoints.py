@@ -49,7 +49,14 @@ from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
 from .http.message_json import MessageObject
 from .http.posted import CONTENT_TYPE, JSON, KEY_HEADER, NDJSON, RAW
-from .operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
+from .operations import (
+    Cordon,
+    OperationList,
+    OperationView,
+    Reshape,
+    SetSubject,
+    SubjectHistory,
+)
 from .progress import (
     ForgetGroup,
     ForgottenGroup,
@@ -235,6 +242,14 @@ RESHAPE = Endpoint(
     Rights.ADMINISTER,
     "Begin operations on partitions, or only plan them; the metaserver completes them.",
 )
+SET_SUBJECT = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/settings",
+    SetSubject,
+    OperationList,
+    Rights.ADMINISTER,
+    "Change the order strategy or the retention of a subject, or only plan it; the metaserver completes it.",
+)
 CANCEL_OPERATION = Endpoint(
     "POST",
     "/v1/operations/{id}/cancel",
@@ -404,6 +419,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     DELETE_GROUP,
     HEALTH,
     RESHAPE,
+    SET_SUBJECT,
     CANCEL_OPERATION,
     OPERATIONS,
     HISTORY,

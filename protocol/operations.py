@@ -15,7 +15,8 @@ import enum
 
 from msgspec import Struct
 
-from .routing import Partition
+from .control import Retention
+from .routing import OrderStrategy, Partition
 
 
 class OperationKind(enum.StrEnum):
@@ -27,6 +28,7 @@ class OperationKind(enum.StrEnum):
     MERGE = "merge"
     MOVE = "move"
     EVACUATE = "evacuate"
+    SET = "set"
     CREATE = "create"
     """Never requested: the cleanup after a failed creation, of partitions that a silent broker may host."""
 
@@ -77,6 +79,14 @@ class Reshape(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     """Answer with the plan; change nothing."""
     accept_loss: bool = False
+
+
+class SetSubject(Reshape, frozen=True, kw_only=True):
+    """Change settings of a subject; None: as it is.  Its open partitions are continued by others with the new ones."""
+
+    kind: OperationKind = OperationKind.SET
+    order_strategy: OrderStrategy | None = None
+    retention: Retention | None = None
 
 
 class Cordon(Struct, frozen=True, kw_only=True):

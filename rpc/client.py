@@ -54,7 +54,14 @@ from ..protocol.errors import (
 from ..protocol.frames import Answer, Pull, PullShared, Request
 from ..protocol.http.endpoint import Endpoint
 from ..protocol.limits import PULLS_AT_ONCE_MAX
-from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
+from ..protocol.operations import (
+    Cordon,
+    OperationList,
+    OperationView,
+    Reshape,
+    SetSubject,
+    SubjectHistory,
+)
 from ..protocol.progress import (
     ForgetGroup,
     ForgottenGroup,
@@ -177,6 +184,10 @@ class MetaClient:
     async def reshape(self, body: Reshape) -> OperationList:
         """Begin to change partitions, or plan it.  The operations then run by themselves."""
         return await self._call(endpoints.RESHAPE, body)
+
+    async def set_subject(self, subject: str, body: SetSubject) -> OperationList:
+        """Begin to change settings of a subject, or plan it."""
+        return await self._call(endpoints.SET_SUBJECT, body, subject=subject)
 
     async def cancel_operation(self, operation_id: int) -> OperationView:
         """Undo an operation of which nothing is sealed yet."""

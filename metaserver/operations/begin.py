@@ -21,7 +21,7 @@ from ...protocol.errors import (
     SubjectNotStaticError,
 )
 from ...protocol.ids import MAX_I64, BrokerGroup, check_name
-from ...protocol.operations import OperationKind, OperationState, Reshape, StepAction
+from ...protocol.operations import OperationKind, OperationState, Reshape, SetSubject, StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import LISTED_MAX, listed
 from ..cluster.brokers import (
@@ -37,7 +37,16 @@ from ..cluster.rows import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
 from .evacuations import continue_without, plan_evacuations
-from .plan import Plan, plan_growth, plan_merge, plan_move, plan_resize, plan_split
+from .plan import (
+    NOTHING,
+    Plan,
+    plan_growth,
+    plan_merge,
+    plan_move,
+    plan_resize,
+    plan_set,
+    plan_split,
+)
 from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 
@@ -57,11 +66,13 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     """
     if ask.kind is OperationKind.CREATE:
         raise InvalidRequestError("a subject is created by POST /v1/subjects")
+    if ask.kind is OperationKind.SET and not isinstance(ask, SetSubject):
+        raise InvalidRequestError("settings are changed by POST /v1/subjects/{subject}/settings")
     check_not_lost(connection)
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)
-    if ask.kind in {OperationKind.RESIZE, OperationKind.GROW}:
+    if ask.kind in {OperationKind.RESIZE, OperationKind.GROW, OperationKind.SET}:
         subject = free_subject(connection, ask.subject)
     else:
         subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
@@ -71,6 +82,10 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
 def _plan(
     connection: Connection, ask: Reshape, subject: SubjectRow, hosts: Mapping[BrokerGroup, int]
 ) -> Plan:
+    if isinstance(ask, SetSubject):
+        wanted = ask.order_strategy or subject.order_strategy, ask.retention or subject.retention
+        same = wanted == (subject.order_strategy, subject.retention)
+        return NOTHING if same else plan_set(open_partitions(connection, subject), hosts)
     current = open_partitions(connection, subject)
     if ask.kind is OperationKind.GROW:
         if not subject.static:
@@ -187,6 +202,8 @@ def _journal(
             running=subject_id,
             driver=driver,
             driven_until=now_ms() + lease_ms,
+            new_order_strategy=ask.order_strategy if isinstance(ask, SetSubject) else None,
+            new_retention=ask.retention if isinstance(ask, SetSubject) else None,
         )
         .returning(operations.c.operation_id)
     ).scalar_one()

@@ -37,6 +37,7 @@ from ...protocol.operations import (
     OperationState,
     OperationView,
     Reshape,
+    SetSubject,
     SubjectHistory,
 )
 from ...protocol.routing import Partition, PartitionState
@@ -178,6 +179,10 @@ class OperationDriver:
             busy=[planned.busy for _, planned in begun if planned.busy],
             cordoned=ask.broker_group if ask.kind is OperationKind.EVACUATE else "",
         )
+
+    async def set_subject(self, subject: str, ask: SetSubject) -> OperationList:
+        """Journal a change of a subject's settings and start to drive it; raises as `begin`."""
+        return await self.begin(replace(ask, kind=OperationKind.SET, subject=subject))
 
     async def _planned(self, ask: Reshape) -> OperationList:
         """The plans of a dry run, in the form of the answer of `begin`."""

@@ -56,9 +56,11 @@ class Operation:
     subject_id: int
     subject: Subject
     order_strategy: OrderStrategy
+    """The one of the children; another than the subject's while this operation changes it."""
     partitions_wanted: int
     """The number of partitions that the subject was created with."""
     retention: Retention
+    """As `order_strategy`."""
     static: bool
     """Whether the subject is static: children continue the logic offsets of their parents, or begin above a loss."""
     state: OperationState
@@ -72,6 +74,8 @@ class Operation:
     """(id, name) of every consumer group of the subject; the children's brokers have to store them."""
     tokens_above: int = 0
     """Every token of the subject's deleted groups is at most this."""
+    changes_settings: bool = False
+    """Whether the subject gets the order strategy and the retention of this operation when the route changes."""
 
 
 _claimed = (
@@ -121,9 +125,9 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         operation_id=row.operation_id,
         subject_id=row.subject_id,
         subject=Subject(row.name),
-        order_strategy=OrderStrategy(row.order_strategy),
+        order_strategy=OrderStrategy(row.new_order_strategy or row.order_strategy),
         partitions_wanted=row.partitions_wanted,
-        retention=Retention(row.retention),
+        retention=Retention(row.new_retention or row.retention),
         static=row.static,
         state=state,
         pending=pending,
@@ -131,6 +135,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         sources=tuple(partition for partition in known if partition.partition_id in checked),
         groups=_named_groups(connection, row.subject_id),
         tokens_above=row.tokens_above,
+        changes_settings=bool(row.new_order_strategy or row.new_retention),
     )
 
 
@@ -328,6 +333,13 @@ _route_raised = (
     .where(subjects.c.subject_id == sa.bindparam("of_subject"))
     .values(route_version=subjects.c.route_version + 1)
 )
+_set_subject = sa.update(subjects).where(subjects.c.subject_id == sa.bindparam("of_subject"))
+"""Sets the columns that are named in its parameters."""
+_told_again = (
+    sa.update(groups)
+    .where(groups.c.subject_id == sa.bindparam("of_subject"))
+    .values(told=False, settled=False, version=groups.c.version + 1)
+)
 
 
 def _enter_state(connection: Connection, operation: Operation, after: OperationState) -> None:
@@ -356,7 +368,16 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     refuse_folders(connection, untold)
     if operation.static:
         set_logic_starts(connection, children)
-    connection.execute(_route_raised, {"of_subject": operation.subject_id})
+    here = {"of_subject": operation.subject_id}
+    connection.execute(_route_raised, here)
+    if operation.changes_settings:
+        settings = {
+            "order_strategy": operation.order_strategy,
+            "retention": operation.retention,
+        }
+        connection.execute(_set_subject, here | settings)
+        # Brokers were told of no group while time alone counted; they hear of them before a partition is granted.
+        connection.execute(_told_again, here)
     route_table(
         read_route(connection, operation.subject)
     )  # raises unless each LP has one open partition

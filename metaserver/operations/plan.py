@@ -7,11 +7,12 @@
     merge      Neighbouring partitions become one.
     move       A partition continues with the same range on another broker group.
     evacuate   Every open partition of a broker group moves to other broker groups.
+    set        Every open partition continues with the same range, under other settings of its subject.
 
 Invariants
     The open partitions after a plan cover every logical partition exactly once.
     The parents of a child are exactly the sealed partitions whose ranges overlap the child's range.
-    No plan seals a partition whose range and broker group stay the same.
+    No plan but that of `set` seals a partition whose range and broker group stay the same.
     A child continues its parent's queue exactly if its range begins where the range of its only parent begins.
     New queues of a static subject have the numbers that follow the highest one.
     A child goes to the broker group with the fewest partitions of the subject.  Of several, to one that has a parent of the
@@ -242,6 +243,16 @@ def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts
     return _moves(
         current, [partition for partition in current if partition.broker_group == source], others
     )
+
+
+def plan_set(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
+    """
+    Continue every open partition: its broker keeps the settings under which it was hosted.
+
+    Raises:
+        NotEnoughBrokersError: `hosts` is empty.
+    """
+    return _moves(current, list(current), hosts)
 
 
 def _moves(current: Sequence[OpenPartition], leaving: list[OpenPartition], hosts: Hosts) -> Plan:

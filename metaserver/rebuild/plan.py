@@ -26,6 +26,7 @@ from ...protocol.limits import TTL_MS_DEFAULT
 from ...protocol.queues import start_behind_loss
 from ...protocol.routing import (
     OrderStrategy,
+    Partition,
     PartitionState,
     Route,
     route_table,
@@ -173,28 +174,19 @@ def _subject(
     name: str, statuses: Sequence[PartitionStatus], options: RebuildOptions
 ) -> RebuiltSubject:
     facts = {status.partition_id: _facts(status) for status in statuses}
-    strategies = {fact.order_strategy for fact in facts.values()} - {None}
-    if len(strategies) != 1:
-        raise InvalidRequestError("its partitions do not agree on an order strategy")
-    (strategy,) = strategies
-    assert strategy is not None
     if len({fact.static for fact in facts.values()}) != 1:
         raise InvalidRequestError("its partitions do not agree on whether it is static")
     counts = {fact.partitions_wanted for fact in facts.values()} - {0}
-    kept = {fact.retention for fact in facts.values()} - {None}
-    if len(kept) > 1:
-        raise InvalidRequestError("its partitions do not agree on a retention")
     numbers = [
         number for status in statuses if (number := partition_number(status.name)) is not None
     ]
     subject = RebuiltSubject(
         name=name,
-        order_strategy=strategy,
+        order_strategy=OrderStrategy.STRICT,
         partitions_wanted=min(counts, default=len(statuses)),
         partitions_named=max([number + 1 for number in numbers] + [len(statuses)]),
         partitions=[],
         groups=_groups(statuses),
-        retention=next(iter(kept), None) or Retention.ACKED,
         static=facts[statuses[0].partition_id].static,
         tokens_above=max(status.forgotten_token for status in statuses),
     )
@@ -211,6 +203,7 @@ def _subject(
     forget_canceled(statuses, rows)
     subject.fences, subject.operation = operations(statuses, rows)
     subject.canceled = canceled(rows)
+    _settings(subject, rows, facts)
     problems = list(fill_gone(subject, statuses, rows, options))
     if problems:
         raise InvalidRequestError("; ".join(problems))
@@ -224,6 +217,44 @@ def _subject(
             "its open partitions do not cover every logical partition once: name every broker"
         )
     return subject
+
+
+def _settings(
+    subject: RebuiltSubject, rows: dict[int, RebuiltPartition], facts: dict[int, HostPartition]
+) -> None:
+    """
+    Give the subject the settings of its newest partitions; older ones keep those from before a change.
+
+    A change of the settings that was cut short counts as not made: the settings are those of the partitions that it left.
+
+    Raises:
+        InvalidRequestError: the partitions do not agree.
+    """
+
+    def changed(partition: Partition) -> bool:
+        own = facts[partition.partition_id]
+        parents = [facts[parent] for parent in partition.parents if parent in facts]
+        return any(
+            (own.order_strategy, own.retention) != (fact.order_strategy, fact.retention)
+            for fact in parents
+        )
+
+    left = [row.partition for row in rows.values() if row.partition.state != PartitionState.EXPIRED]
+    continued = {parent for partition in left for parent in partition.parents}
+    leaves = [partition for partition in left if partition.partition_id not in continued]
+    unchanged = [partition for partition in leaves if not changed(partition)]
+    newest = [facts[partition.partition_id] for partition in unchanged or leaves]
+    newest = newest or list(facts.values())
+    strategies = {fact.order_strategy for fact in newest} - {None}
+    if len(strategies) != 1:
+        raise InvalidRequestError("its partitions do not agree on an order strategy")
+    (strategy,) = strategies
+    assert strategy is not None
+    kept = {fact.retention for fact in newest} - {None}
+    if len(kept) > 1:
+        raise InvalidRequestError("its partitions do not agree on a retention")
+    subject.order_strategy = strategy
+    subject.retention = next(iter(kept), None) or Retention.ACKED
 
 
 def _facts(status: PartitionStatus) -> HostPartition:

@@ -231,6 +231,8 @@ operations = Table(
     Column("running", BigInteger, unique=True, comment="its subject, until the route has changed"),
     Column("driver", String(64), comment="the metaserver that sees to it"),
     Column("driven_until", BigInteger, nullable=False, comment="from then on another may"),
+    Column("new_order_strategy", String(16), comment="of its subject, once the route has changed"),
+    Column("new_retention", String(16), comment="of its subject, once the route has changed"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 

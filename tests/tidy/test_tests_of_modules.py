@@ -10,7 +10,7 @@ from tidy.tree import FILES, ROOT, Source, imports_of
 
 # folder -> test file under tests/ -> the modules of the folder that it tests
 ELSEWHERE: dict[str, dict[str, str]] = {
-    "admin": {"integration/clients/test_admin.py": "client"},
+    "admin": {"integration/clients/test_admin.py": "calls client"},
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
         "integration/brokers/test_copied_folder.py": "standing",

@@ -106,6 +106,38 @@ def subject_describe(
     run(output, describe_subject(meta, output, subject=subject))
 
 
+@subject_app.command("set")
+def subject_set(
+    subject: SubjectArgument,
+    *,
+    order_strategy: Annotated[
+        OrderStrategy | None, typer.Option(help="strict or best_tried, as at its creation.")
+    ] = None,
+    retention: Annotated[
+        Retention | None,
+        typer.Option(help="acked or time; messages that are stored keep the one they have."),
+    ] = None,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Change the settings of a subject while messages flow; the settings that it has already change nothing."""
+    from .describe import set_subject
+
+    if order_strategy is None and retention is None:
+        raise typer.BadParameter("give one of them", param_hint="--order-strategy / --retention")
+    set_subject(
+        meta,
+        output,
+        subject,
+        order_strategy=order_strategy,
+        retention=retention,
+        dry_run=dry_run,
+        wait=wait,
+    )
+
+
 @subject_app.command("delete")
 def subject_delete(
     subject: SubjectArgument,

@@ -1,14 +1,15 @@
-"""`keylane subject` create, list, describe."""
+"""`keylane subject` create, set, list, describe."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....admin import PartitionDescription, Retention
+from ....admin import Admin, OperationView, PartitionDescription, Retention
 from ....protocol.routing import OrderStrategy, Partition
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
+from ..operations import change_partitions
 
 COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
 
@@ -38,6 +39,31 @@ async def create_subject(
     ordered = sorted(view.route.partitions, key=lambda partition: partition.range_start)
     title = _title(subject, strategy, retention, view.route.version, static=static)
     show_table(make_table(title, COLUMNS, [_cells(partition) for partition in ordered]))
+
+
+def set_subject(
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    *,
+    order_strategy: OrderStrategy | None,
+    retention: Retention | None,
+    dry_run: bool,
+    wait: bool,
+) -> None:
+    """Change settings of a subject; shows each before and after, and the partitions that continue it."""
+
+    async def begin(admin: Admin) -> OperationView:
+        change = await admin.set_subject(
+            subject, order_strategy=order_strategy, retention=retention, dry_run=dry_run
+        )
+        for name, before in change.before.items():
+            now = change.after[name]
+            changed = before if now == before else f"{before} -> {now}"
+            show_line(f"{subject}: {name} {changed}", errors=output is OutputFormat.JSON)
+        return change.operation
+
+    change_partitions(meta, output, begin, planned=dry_run, wait=wait)
 
 
 async def list_subjects(meta: str, output: OutputFormat) -> None:

@@ -1,0 +1,49 @@
+"""How an admin asks the metaserver and the brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from ..protocol.control import GroupView, PartitionStatus
+from ..protocol.errors import KeylaneError, NotSentError
+from ..protocol.ids import check_name
+from ..protocol.routing import Partition
+from ..rpc.client import MetaClient
+from ..rpc.connections import Connections
+from ..rpc.home import Resident
+
+
+class ClusterCalls(Resident):
+    """The calls of which an admin's methods are made."""
+
+    _connections: Connections
+    _metaserver: MetaClient
+
+    @property
+    def _meta(self) -> MetaClient:
+        self._connections.home.check()
+        return self._metaserver
+
+    async def _group(self, subject: str, group: str) -> GroupView:
+        check_name("subject", subject)
+        check_name("consumer group", group)
+        return await self._meta.group(subject, group)
+
+    async def _status(self, partition: Partition) -> PartitionStatus:
+        """Raises NotSentError and what the broker answers."""
+        if partition.address is None:
+            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+        broker = self._connections.broker_at(partition.address)
+        return await broker.partition(partition.partition_id)
+
+    async def _statuses(self, partitions: Iterable[Partition]) -> dict[int, PartitionStatus | str]:
+        """Partition id → its status, or why there is none."""
+
+        async def ask(partition: Partition) -> tuple[int, PartitionStatus | str]:
+            try:
+                return partition.partition_id, await self._status(partition)
+            except KeylaneError as error:
+                return partition.partition_id, error.message
+
+        return dict(await asyncio.gather(*map(ask, partitions)))
