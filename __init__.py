@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Producer,
         ProducerSettings,
         ProducerStats,
+        ScheduledFuture,
         SendFuture,
         WaitingKey,
         WaitingMessages,
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
         CorruptBatchError,
         CreationFailedError,
         CreationRunningError,
+        DeliverAtError,
+        DeliverAtKeyError,
         DeliveryError,
         DeliveryTimeoutError,
         Fate,
@@ -108,6 +111,8 @@ if TYPE_CHECKING:
         Retry,
         RowsGivenUpError,
         RowsRefusedError,
+        ScheduledUnknownError,
+        ScheduleFullError,
         StaticSubjectError,
         StorageError,
         StrategyMismatchError,
@@ -126,6 +131,7 @@ if TYPE_CHECKING:
         PartitionState,
         Route,
     )
+    from .protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 
 __version__ = "0.1.0"
 
@@ -140,6 +146,7 @@ __all__ = [
     "BrokerList",
     "BrokerView",
     "BusySubject",
+    "CancelOutcome",
     "CheckView",
     "ClosedError",
     "ConfigError",
@@ -150,6 +157,8 @@ __all__ = [
     "CreationFailedError",
     "CreationRunningError",
     "CursorView",
+    "DeliverAtError",
+    "DeliverAtKeyError",
     "DeliveryError",
     "DeliveryTimeoutError",
     "Fate",
@@ -218,6 +227,10 @@ __all__ = [
     "Route",
     "RowsGivenUpError",
     "RowsRefusedError",
+    "ScheduleFullError",
+    "ScheduledFuture",
+    "ScheduledReceipt",
+    "ScheduledUnknownError",
     "SegmentView",
     "SendFuture",
     "StaticSubjectError",
@@ -287,6 +300,7 @@ _HOMES = {
         "Producer",
         "ProducerSettings",
         "ProducerStats",
+        "ScheduledFuture",
         "SendFuture",
         "WaitingKey",
         "WaitingMessages",
@@ -302,6 +316,7 @@ _HOMES = {
         "PartitionState",
         "Route",
     ),
+    ".protocol.scheduled.receipt": ("CancelOutcome", "ScheduledReceipt"),
 }
 """Where a name that is no error comes from."""
 

@@ -8,6 +8,7 @@ from .protocol.errors.base import Fate, KeylaneError, Retry
 from .protocol.errors.failures import *
 from .protocol.errors.outbox import *
 from .protocol.errors.refusals import *
+from .protocol.errors.scheduled import *
 
 __all__ = [
     "AcceptedAsLostError",
@@ -27,6 +28,8 @@ __all__ = [
     "CreationRunningError",
     "DataFolderError",
     "DatabaseEmptyError",
+    "DeliverAtError",
+    "DeliverAtKeyError",
     "DeliveryError",
     "DeliveryTimeoutError",
     "DiskFullError",
@@ -85,6 +88,8 @@ __all__ = [
     "Retry",
     "RowsGivenUpError",
     "RowsRefusedError",
+    "ScheduleFullError",
+    "ScheduledUnknownError",
     "SequenceGapError",
     "SequenceReusedError",
     "SessionUnknownError",

@@ -1,6 +1,8 @@
 """Sending: one executor per message group, batches with idempotent sequences, STRICT and BEST_TRIED."""
 
-from .client import Producer, ProducerStats
+from .client import Producer
+from .scheduling import ScheduledFuture
+from .send_budget import ProducerStats
 from .send_future import SendFuture
 from .settings import ProducerSettings
 from .waiting_keys import WaitingKey, WaitingMessages
@@ -9,6 +11,7 @@ __all__ = [
     "Producer",
     "ProducerSettings",
     "ProducerStats",
+    "ScheduledFuture",
     "SendFuture",
     "WaitingKey",
     "WaitingMessages",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from datetime import datetime
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self, overload
 
 import xxhash
 
@@ -18,6 +18,7 @@ from ..protocol.errors import (
     ClosedError,
     ConfigError,
     DeliveryTimeoutError,
+    GivenUpError,
     InvalidRequestError,
     KeyHaltedError,
     KeylaneError,
@@ -28,40 +29,24 @@ from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import TableReceipt, check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
-from ..protocol.settings import is_within
+from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD, Resident
 from .identity import Identity
-from .send_budget import SendBudget
+from .scheduling import LaterSending, ScheduledFuture
+from .send_budget import ProducerStats, SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
-from .settings import ProducerSettings
+from .settings import ProducerSettings, checked_timeout, order_strategy_of, refuse_text
 from .waiting_keys import WaitingMessages, waiting_messages
 
 log = logging.getLogger("keylane.producer")
-TIMEOUT_MS_MAX = 1_000_000_000_000
 NO_LIMIT = 1 << 62
 """Bytes: more than any queue has."""
 _hash = xxhash.xxh3_64_intdigest
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerStats:
-    """Counts since the producer was opened; no count ever falls."""
-
-    sent: int
-    """Messages that `send` queued: acked, given up, or neither yet."""
-    acked: int
-    """Stored, and answered so."""
-    failed: int
-    """Given up.  A message that timed out in flight counts here and not as acked, also if its broker stores it later."""
-    retries: int
-    """Failed tries after which batches were sent again."""
-    waiting: dict[str, str]
-    """Why messages wait, by the name of their partition, or of their subject if they have no partition now."""
 
 
 class Producer(Resident):
@@ -106,7 +91,7 @@ class Producer(Resident):
             ConfigError: an argument that cannot work.
         """
         self._addresses = addresses_of(meta)
-        self._order_strategy = None if order_strategy is None else _order_strategy(order_strategy)
+        self._order_strategy = None if order_strategy is None else order_strategy_of(order_strategy)
         self._settings = ProducerSettings() if settings is None else settings
         if not isinstance(self._settings, ProducerSettings):
             raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
@@ -134,6 +119,7 @@ class Producer(Resident):
         self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
         self._budget = SendBudget(self._settings.queue_bytes)
+        self._scheduled: LaterSending | None = None
 
     def __repr__(self) -> str:
         return f"<Producer at {', '.join(self._addresses)}, {self._home.state}>"
@@ -166,6 +152,15 @@ class Producer(Resident):
         self._identity = Identity(self._environment.draw_identity)
         self._senders = {}
         self._budget = SendBudget(self._settings.queue_bytes)
+        self._scheduled = LaterSending(
+            meta,
+            broker_at=self._connections.broker_at,
+            draw=self._environment.draw_identity,
+            order_strategy=self._order_strategy,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+        )
         self._ending = None
 
     def __del__(self) -> None:
@@ -185,15 +180,26 @@ class Producer(Resident):
     ) -> None:
         await self.close(flush=kind is None)
 
+    @overload
+    def send(
+        self, subject: str, value: bytes, *, key: bytes = b"", deliver_at: None = None,
+        properties: Mapping[str, str] | None = None, timeout_ms: int | None = None,
+    ) -> SendFuture: ...  # fmt: skip
+    @overload
+    def send(
+        self, subject: str, value: bytes, *, key: bytes = b"", deliver_at: datetime | int,
+        properties: Mapping[str, str] | None = None, timeout_ms: int | None = None,
+    ) -> ScheduledFuture: ...  # fmt: skip
     def send(
         self,
         subject: str,
         value: bytes,
         *,
         key: bytes = b"",
+        deliver_at: datetime | int | None = None,
         properties: Mapping[str, str] | None = None,
         timeout_ms: int | None = None,
-    ) -> SendFuture:
+    ) -> SendFuture | ScheduledFuture:
         """
         Queue a message, behind those of its key that were sent before.
 
@@ -201,6 +207,8 @@ class Producer(Resident):
             subject: an existing subject.
             value: up to 1 MiB together with key and properties.
             key: the order key; none means any partition, and no order.
+            deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
+                at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
             properties: text to text, up to 64 KiB packed.
             timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
                 its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
@@ -210,6 +218,7 @@ class Producer(Resident):
 
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
+            DeliverAtError, DeliverAtKeyError: an impossible time, or one with a key; nothing was sent.
             QueueFullError: not awaited while the queue is full; nothing was queued.  `await producer.drain()` first.
             KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume` first.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
@@ -219,14 +228,14 @@ class Producer(Resident):
         except (KeyError, TypeError):  # the first message of the subject, or not a name
             sender = self._new_sender(subject)
         if type(value) is not bytes or type(key) is not bytes:
-            _refuse_text(value=value, key=key)
+            refuse_text(value=value, key=key)
         packed = pack_properties(properties) if properties else b""
         size = len(value) + len(key) + len(packed)
         if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
             check_message_size(len(key), len(value), len(packed))
-        timeout_ms = self._timeout_ms if timeout_ms is None else _checked_timeout(timeout_ms)
-        if self._budget.bytes >= self._queue_bytes:
-            return self._send_over_limit(subject, value, key, properties, timeout_ms or None)
+        timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
+        if deliver_at is not None or self._budget.bytes >= self._queue_bytes:
+            return self._send_aside(subject, value, key, properties, timeout_ms or None, deliver_at)
         if get_ident() != self._thread:  # two threads would corrupt a batch
             self._home.check()
         if key:
@@ -262,16 +271,27 @@ class Producer(Resident):
             executor.roll()
         return BatchFuture(batch, index)
 
-    def _send_over_limit(
+    def _send_aside(
         self,
         subject: str,
         value: bytes,
         key: bytes,
         properties: Mapping[str, str] | None,
         timeout_ms: int | None,
-    ) -> SendFuture:
-        """Queue a message over the limit; raises QueueFullError if the budget does not let this task do so."""
+        deliver_at: datetime | int | None,
+    ) -> SendFuture | ScheduledFuture:
+        """
+        Send a message for later, or queue a message over the limit.
+
+        Raises:
+            QueueFullError: the budget does not let this task queue a message over the limit.
+        """
         self._home.check()
+        if deliver_at is not None:
+            assert self._scheduled is not None
+            return self._scheduled.send(
+                subject, value, key, pack_properties(properties), deliver_at, timeout_ms or 0
+            )
         budget, task = self._budget, asyncio.current_task()
         if not budget.may_exceed(task):
             raise QueueFullError(queued_bytes=budget.bytes)
@@ -307,6 +327,22 @@ class Producer(Resident):
     def _forget(self, sender: SubjectSender) -> None:
         if self._senders.get(sender.subject) is sender:
             del self._senders[sender.subject]
+
+    async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
+        """
+        Have a message that was sent with `deliver_at` never delivered, durably.  A repeat is harmless.
+
+        Returns:
+            CANCELED, or DELIVERED if the message is in its subject, or on its way there.
+
+        Raises:
+            ScheduledUnknownError: the broker does not know the message, or no longer.
+            NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+        """
+        self._home.check()
+        assert self._scheduled is not None
+        return await self._scheduled.cancel(receipt)
 
     async def drain(self) -> None:
         """
@@ -441,10 +477,20 @@ class Producer(Resident):
         self._home.check_not_elsewhere()
         for sender in self._senders.values():
             sender.roll()
-        await self._budget.wait_until_empty()
-        error = self._budget.untold()
+        await self._all_settled()
+        error = self._untold()
         if error is not None:
             raise error
+
+    async def _all_settled(self) -> None:
+        await self._budget.wait_until_empty()
+        if self._scheduled is not None:
+            await self._scheduled.settled()
+
+    def _untold(self) -> GivenUpError | None:
+        """The error of messages that were given up and not awaited; None without any."""
+        later = None if self._scheduled is None else self._scheduled.untold()
+        return self._budget.untold() or later
 
     @property
     def stats(self) -> ProducerStats:
@@ -507,7 +553,7 @@ class Producer(Resident):
                 async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
                     for sender in self._senders.values():
                         sender.roll()
-                    await self._budget.wait_until_empty()
+                    await self._all_settled()
         except TimeoutError:
             pass
         except BaseException:
@@ -524,13 +570,13 @@ class Producer(Resident):
                 raise
             if not flush:
                 self._log_untold()
-        error = self._budget.untold()
+        error = self._untold()
         if error is not None:
             raise error
 
     def _log_untold(self, why: str = "closed") -> None:
         """Log the number of messages that were given up and not awaited, where no error can tell it."""
-        error = self._budget.untold()
+        error = self._untold()
         if error is not None:
             log.warning("%s: %s", why, error.message)
 
@@ -539,26 +585,6 @@ class Producer(Resident):
         senders, self._senders = list(self._senders.values()), {}
         for sender in senders:
             await sender.close()
+        if self._scheduled is not None:
+            await self._scheduled.close()
         await self._connections.close()
-
-
-def _order_strategy(text: str) -> OrderStrategy:
-    try:
-        return OrderStrategy(text)
-    except ValueError:
-        spelled = " or ".join(OrderStrategy)
-        raise ConfigError(f"order_strategy is {spelled}, not {text!r:.40}") from None
-
-
-def _checked_timeout(timeout_ms: int) -> int:
-    if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
-        raise InvalidRequestError(
-            f"timeout_ms must be a whole number from 1 to {TIMEOUT_MS_MAX}, not {timeout_ms!r:.40}"
-        )
-    return timeout_ms
-
-
-def _refuse_text(**given: object) -> NoReturn:
-    name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
-    advice = f": use {name}.encode()" if isinstance(value, str) else ""
-    raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")

@@ -26,6 +26,7 @@
     │   ├── AcceptedAsLostError                            raised by the client; its fate is UNKNOWN
     │   ├── OutboxMissingError, OutboxOlderError, OutboxNewerError    the tables of an outbox
     │   ├── OutboxRowFailedError                           its fate is UNKNOWN
+    │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError                 raised by the client
     ├── UnreachableError               no answer of a keylane server
@@ -64,6 +65,7 @@ from .base import Retry as Retry
 from .failures import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
+from .scheduled import *  # noqa: F403 - the rest of the tree
 
 
 def kind_of(code: int) -> type[KeylaneError] | None:

@@ -37,7 +37,8 @@ LAYERS: dict[str, set[str]] = {
     "broker/storage": set(),
     "broker/store": {"broker/partition", "broker/storage"},
     "broker/retention": {"broker/partition", "broker/storage", "broker/store"},
-    "broker/offline": {"broker/partition", "broker/storage", "broker/store"},
+    "broker/scheduled": {"broker/storage", "broker/store"},
+    "broker/offline": {"broker/partition", "broker/scheduled", "broker/storage", "broker/store"},
     "broker/storage/log": {"broker/storage/index"},
     "broker/storage/index": set(),
     "consumer/pulling": set(),
@@ -52,6 +53,7 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
     "protocol/errors": set(),
     "protocol/http": {"protocol/errors"},
+    "protocol/scheduled": {"protocol/errors"},
 }
 
 # folder -> imports that it may not have, because it decides or stores without a network
