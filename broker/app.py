@@ -69,6 +69,15 @@ class _Folder(NamedTuple):
     scheduler: Scheduler
 
 
+class _Pools(NamedTuple):
+    """Threads for blocking work: of the store, and of the scheduled messages."""
+
+    commit: RunBlocking
+    read: RunBlocking
+    background: RunBlocking
+    scheduled: RunBlocking
+
+
 @contextlib.asynccontextmanager
 async def running_broker(
     settings: BrokerSettings,
@@ -90,10 +99,8 @@ async def running_broker(
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
         stack.callback(files.close)  # called last: the lock outlives all threads
-        run_commit = _in_pool(stack, 1, "commit")
-        run_read = _in_pool(stack, settings.reader_threads, "read")
-        run_background = _in_pool(stack, 1, "background")
-        pools = (run_commit, run_read, run_background, _in_pool(stack, 1, "scheduled"))
+        pools = _pools(stack, settings)
+        run_commit, run_background = pools.commit, pools.background
         opened = await run_commit(lambda: _open(files, settings, clock, rng, pools))
         store, scheduler = opened.store, opened.scheduler
         stack.push_async_callback(store.close)
@@ -122,21 +129,14 @@ async def running_broker(
         stack.push_async_callback(scheduler.close)
         control = _control(opened, registration, cleaning, clock=clock)
         posting = MessagePosting(peers, clock=clock, rng=rng)
-        scheduling = _scheduling(opened, peers, registration, clock=clock)
-        service.answer(Schedule, scheduling.schedule)
-        service.answer(CancelScheduled, scheduling.cancel)
+        scheduling = _scheduling(opened, service, peers, registration, clock=clock)
         routes = _routes(control, posting, peers, scheduling)
         server = Server(routes, data_handler=service.handle, limits=_limits(settings))
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
         stack.callback(service.close)
-        for name, loop in (
-            ("registration", registration.run()),
-            ("retention", cleaning.run()),
-            ("scheduled", scheduler.run(posting, registration)),
-        ):
-            task = asyncio.create_task(loop, name=name)
-            stack.push_async_callback(_end, task)
+        for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
+            stack.push_async_callback(_end, asyncio.create_task(loop))
         yield RunningBroker(address=server.address, identity=opened.identity, store=store)
 
 
@@ -145,22 +145,21 @@ def _open(
     settings: BrokerSettings,
     clock: Clock,
     rng: random.Random,
-    pools: tuple[RunBlocking, ...],
+    pools: _Pools,
 ) -> _Folder:
     """Lock the data folder, recover its store, and name the new opening; blocks."""
-    run_commit, run_read, run_background, run_scheduled = pools
     files.lock()
     identity = claim_folder(files, broker_group=settings.group, rng=rng)
     narrow_rights(str(settings.data))
     store = Store.open(
-        files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
-        run_background=run_background,
+        files, settings, clock=clock, run_commit=pools.commit, run_read=pools.read,
+        run_background=pools.background,
     )  # fmt: skip
     scheduler = Scheduler.open(
         files,
         clock=clock,
         rng=random.SystemRandom(),
-        run_blocking=run_scheduled,
+        run_blocking=pools.scheduled,
         broker_group=settings.group,
         count_max=settings.scheduled_count_max,
         bytes_max=settings.scheduled_bytes_max,
@@ -187,9 +186,15 @@ def _control(
 
 
 def _scheduling(
-    opened: _Folder, peers: Peers, registration: Registration, *, clock: Clock
+    opened: _Folder,
+    service: BrokerService,
+    peers: Peers,
+    registration: Registration,
+    *,
+    clock: Clock,
 ) -> Scheduling:
-    return Scheduling(
+    """What answers calls about scheduled messages; `service` passes their frames to it."""
+    scheduling = Scheduling(
         opened.scheduler,
         peers,
         broker_group=opened.identity.broker_group,
@@ -198,6 +203,9 @@ def _scheduling(
         standing=registration,
         check_writable=lambda: opened.store.commit.check_room(0),
     )
+    service.answer(Schedule, scheduling.schedule)
+    service.answer(CancelScheduled, scheduling.cancel)
+    return scheduling
 
 
 def _routes(
@@ -240,6 +248,15 @@ def _own_network(stack: contextlib.AsyncExitStack) -> Network:
     network = HttpNetwork()
     stack.push_async_callback(network.close)
     return network
+
+
+def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings) -> _Pools:
+    return _Pools(
+        commit=_in_pool(stack, 1, "commit"),
+        read=_in_pool(stack, settings.reader_threads, "read"),
+        background=_in_pool(stack, 1, "background"),
+        scheduled=_in_pool(stack, 1, "scheduled"),
+    )
 
 
 def _in_pool(

@@ -30,7 +30,7 @@ from ..protocol.errors import (
 from ..protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from ..protocol.ids import NO_PRODUCER, check_name
 from ..protocol.message import check_message_size
-from ..protocol.routing import OrderStrategy
+from ..protocol.routing import OrderStrategy, Route
 from ..protocol.scheduled.deliver_at import deliver_at_ms
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.text import counted, seconds
@@ -105,6 +105,8 @@ class LaterSending:
         self._settings = settings
         self._clock = clock
         self._rng = rng
+        self._routes: dict[str, Route] = {}
+        """The last route of each subject, while its brokers answer."""
         self._bytes = 0
         """Bytes of messages that no broker keeps yet."""
         self._pending: set[ScheduledFuture] = set()
@@ -200,6 +202,7 @@ class LaterSending:
                 if not again or isinstance(error, ScheduleFullError):
                     raise
                 attempt.why = error.message
+                self._routes.pop(request.subject, None)
             await asyncio.sleep(pauses.next_ms() / 1000)
 
     async def _broker(self, subject: str, doubtful: str) -> tuple[str, str]:
@@ -211,7 +214,10 @@ class LaterSending:
         """
         if doubtful:
             return doubtful, await self._address(doubtful)
-        route = await self._meta.route(subject, order_strategy=self._order_strategy)
+        route = self._routes.get(subject)
+        if route is None:
+            route = await self._meta.route(subject, order_strategy=self._order_strategy)
+            self._routes[subject] = route
         available = [
             (partition.broker_group, partition.address)
             for partition in route.open_partitions()

@@ -169,7 +169,7 @@ class Journal:
         records: list[Record] = []
         size = self._sizes[segment]
         data = self._files.pread(segment_path(segment), 0, size)
-        end = scan(data, segment, lambda _place, found: records.extend(found)).end
+        end = scan(data, segment, lambda _place, more: records.extend(more)).end
         if end != size:
             raise CorruptLogError(
                 f"{self._files.name()}/{segment_path(segment)} is damaged at byte {end}",

@@ -412,7 +412,7 @@ class Scheduler:
 
     async def _read(self, entries: Sequence[Entry]) -> list[Waits]:
         """The messages of entries, in their order; those that cannot be read now are given back."""
-        found: dict[bytes, Waits] = {}
+        by_id: dict[bytes, Waits] = {}
         wanted = {entry.scheduled_id for entry in entries}
         for place in dict.fromkeys(entry.place for entry in entries):
             try:
@@ -422,11 +422,11 @@ class Scheduler:
                 continue
             for record in records:
                 if isinstance(record, Waits) and record.scheduled_id in wanted:
-                    found[record.scheduled_id] = record
-        unread = wanted - found.keys()
+                    by_id[record.scheduled_id] = record
+        unread = wanted - by_id.keys()
         if unread:
             self._agenda.give_back(unread, self._clock.wall_ms() + UNREADABLE_MS)
-        return [found[entry.scheduled_id] for entry in entries if entry.scheduled_id in found]
+        return [by_id[entry.scheduled_id] for entry in entries if entry.scheduled_id in by_id]
 
     async def _store(
         self,

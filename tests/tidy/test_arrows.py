@@ -69,7 +69,8 @@ HOME_OF: dict[str, list[str]] = {
     "time": ["protocol/clock.py", "cli/*", "spark/*"],
     "datetime": [
         *("metaserver/*", "migrations/*", "cli/*", "spark/*"),
-        "protocol/scheduled/deliver_at.py",  # reads a time that a program gives, and asks no clock
+        # a time as a program gives it; no clock is asked
+        *("protocol/scheduled/deliver_at.py", "producer/client.py", "producer/scheduling.py"),
     ],
 }
 

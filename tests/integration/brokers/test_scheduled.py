@@ -7,26 +7,32 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from keylane import (
+    Admin,
     CancelOutcome,
     DeliverAtError,
     DeliverAtKeyError,
-    Message,
     Producer,
-    QueueReader,
     ScheduledReceipt,
     ScheduledUnknownError,
     SubjectUnknownError,
 )
-from keylane.protocol.control import Route
+from keylane.protocol.batch import batch_starts, columns
+from keylane.protocol.frames import Read
+from keylane.protocol.message import unpack_properties
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.routing import Route
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import Cluster, read_partition
+from support.cluster import Cluster
 
-LATE_S = 1.0
+LATE_MS = 1_000
 """A bound for a loaded machine; on a quiet one the 99th percentile is within 100 ms."""
 
 
@@ -41,21 +47,44 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def stored(route: Route) -> list[Message]:
-    """Every stored message of a subject."""
+class Stored(NamedTuple):
+    """A message in a log."""
+
+    value: bytes
+    properties: dict[str, str]
+    appended_at_ms: int
+
+
+async def stored(route: Route) -> list[Stored]:
+    """Every stored message of a subject; none has a key."""
     network = HttpNetwork()
     try:
-        messages = []
+        messages: list[Stored] = []
         for partition in route.partitions:
             broker = BrokerClient(network, partition.address)
-            messages += await read_partition(broker, route.subject, partition.partition_id)
+            offset = 0
+            while True:
+                answer, payload = await broker.call(Read(partition.partition_id, offset, 1 << 20))
+                offset = answer.upto
+                if not payload:
+                    break
+                for start, header in batch_starts(payload):
+                    cut = columns(payload, header, start)
+                    assert cut.key_edges[0] == cut.key_edges[-1]
+                    for (low, high), (begin, end) in zip(
+                        pairwise(cut.value_edges), pairwise(cut.property_edges), strict=True
+                    ):
+                        properties = dict(unpack_properties(cut.blob[begin:end]))
+                        messages.append(
+                            Stored(cut.blob[low:high], properties, header.appended_at_ms)
+                        )
             await broker.close()
         return messages
     finally:
         await network.close()
 
 
-async def stored_when(route: Route, count: int, *, seconds: float = 20) -> list[Message]:
+async def stored_when(route: Route, count: int, *, seconds: float = 20) -> list[Stored]:
     """The stored messages of a subject, once there are as many."""
     until = time.monotonic() + seconds
     while True:
@@ -74,13 +103,150 @@ async def test_a_scheduled_message_is_stored_at_its_time(cluster):
         receipt = await producer.send(
             route.subject, b"later", properties={"kind": "reminder"}, deliver_at=due
         )
-        assert isinstance(receipt, ScheduledReceipt)
-        assert receipt.subject == route.subject
-        assert receipt.durable == "fsync"
-        assert 0 <= receipt.deliver_at_ms - due.timestamp() * 1000 <= 1
-        await asyncio.sleep((receipt.deliver_at_ms - now_ms()) / 1000 - 0.2)
-        assert await stored(route) == []
+    assert isinstance(receipt, ScheduledReceipt)
+    assert receipt.subject == route.subject
+    assert receipt.durable == "fsync"
+    assert 0 <= receipt.deliver_at_ms - due.timestamp() * 1000 <= 1
+    (message,) = await stored_when(route, 1)
+    assert (message.value, message.properties) == (b"later", {"kind": "reminder"})
+    assert 0 <= message.appended_at_ms - receipt.deliver_at_ms < LATE_MS
+
+
+async def test_a_thousand_scheduled_messages_are_stored_once_each_and_in_time(cluster):
+    """Their times are spread over three seconds, with many of one millisecond; `flush` waits for all receipts."""
+    route = await cluster.create("a-thousand")
+    async with Producer(cluster.meta) as producer:
+        first = now_ms() + 2_000
+        futures = [
+            producer.send(route.subject, b"%d" % due, deliver_at=due)
+            for due in (first + number // 4 * 4 * 3 for number in range(1_000))
+        ]
+        await producer.flush()
+        assert all(future.done() for future in futures)
+        sent = Counter(b"%d" % future.result().deliver_at_ms for future in futures)
+    messages = await stored_when(route, 1_000)
+    assert Counter(message.value for message in messages) == sent
+    late = sorted(message.appended_at_ms - int(message.value) for message in messages)
+    assert late[0] >= 0
+    assert late[989] < LATE_MS, f"99th percentile {late[989]} ms, latest {late[-1]} ms"
+
+
+async def test_scheduled_messages_outlive_a_kill_before_their_time(cluster):
+    """What became due meanwhile is stored at the start, once."""
+    route = await cluster.create("killed-before")
+    async with Producer(cluster.meta) as producer:
+        due = now_ms() + 1_500
+        values = [b"%d" % number for number in range(50)]
+        await asyncio.gather(
+            *(producer.send(route.subject, value, deliver_at=due) for value in values)
+        )
+    for program in cluster.brokers:
+        program.kill()
+    await asyncio.sleep((due - now_ms()) / 1000 + 0.2)
+    for program in cluster.brokers:
+        program.restart()
+    messages = await stored_when(route, len(values))
+    assert sorted(message.value for message in messages) == sorted(values)
+
+
+async def test_scheduled_messages_outlive_kills_while_they_are_stored(cluster):
+    """Brokers are killed again and again while messages become due: each is stored once."""
+    route = await cluster.create("killed-meanwhile")
+    async with Producer(cluster.meta) as producer:
+        first = now_ms() + 1_000
+        values = [b"%d" % number for number in range(600)]
+        await asyncio.gather(
+            *(
+                producer.send(route.subject, value, deliver_at=first + 5 * number)
+                for number, value in enumerate(values)
+            )
+        )
+    await asyncio.sleep((first - now_ms()) / 1000)
+    for _ in range(3):
+        for program in cluster.brokers:
+            await asyncio.sleep(0.3)
+            program.kill()
+            program.restart()
+    messages = await stored_when(route, len(values), seconds=60)
+    assert Counter(message.value for message in messages) == Counter(values)
+
+
+async def test_a_canceled_message_is_never_stored(cluster):
+    """Also after a restart; a repeated cancel has the same outcome, and a delivered message is told."""
+    route = await cluster.create("canceled")
+    async with Producer(cluster.meta) as producer:
+        due = now_ms() + 1_000
+        receipts = [
+            await producer.send(route.subject, value, deliver_at=due)
+            for value in (b"stays", b"goes")
+        ]
+        for _ in range(2):
+            assert await producer.cancel(receipts[1]) is CancelOutcome.CANCELED
+        for program in cluster.brokers:
+            program.kill()
+            program.restart()
         (message,) = await stored_when(route, 1)
-        assert now_ms() - receipt.deliver_at_ms < LATE_S * 1000
-        assert (message.key, message.value) == (b"", b"later")
-        assert dict(message.properties) == {"kind": "reminder"}
+        await asyncio.sleep(0.3)
+        assert [each.value for each in await stored(route)] == [message.value] == [b"stays"]
+        assert await producer.cancel(receipts[1]) is CancelOutcome.CANCELED
+        assert await producer.cancel(receipts[0]) is CancelOutcome.DELIVERED
+        with pytest.raises(ScheduledUnknownError):
+            await producer.cancel(replace(receipts[0], scheduled_id="00" * 16))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (datetime(2000, 1, 1, tzinfo=UTC), "has passed"),
+        (datetime(2100, 1, 1), "no time zone"),
+        (datetime(2100, 1, 1, tzinfo=UTC), "over 366 days ahead"),
+        (1_900_000_000, "seconds"),
+        (10**400, "over 366 days ahead"),
+        ("tomorrow", "not str"),
+        (1.5, "not float"),
+        (True, "not bool"),
+    ],
+)
+async def test_an_impossible_time_is_refused(cluster, given, text):
+    """At once, with advice; other messages of the producer are sent."""
+    route = await cluster.create("refused")
+    async with Producer(cluster.meta) as producer:
+        with pytest.raises(DeliverAtError, match=text) as refused:
+            producer.send(route.subject, b"v", deliver_at=given)
+        assert "time zone" in str(refused.value)
+        await producer.send(route.subject, b"v")
+
+
+async def test_a_scheduled_message_with_a_key_is_refused(cluster):
+    """With the reason: a later delivery breaks the order of the key."""
+    async with Producer(cluster.meta) as producer:
+        with pytest.raises(DeliverAtKeyError, match="keep the order"):
+            producer.send("refused", b"v", key=b"k", deliver_at=now_ms() + 60_000)
+
+
+async def test_a_scheduled_message_for_an_unknown_subject_is_refused(cluster):
+    async with Producer(cluster.meta) as producer:
+        with pytest.raises(SubjectUnknownError):
+            await producer.send("nowhere", b"v", deliver_at=now_ms() + 60_000)
+
+
+async def test_an_evacuated_broker_delivers_its_scheduled_messages_elsewhere(tmp_path):
+    """Its partitions are at another broker when the time comes."""
+    with Cluster(tmp_path, brokers=2) as cluster:
+        route = await cluster.create("moved")
+        async with Producer(cluster.meta) as producer, Admin(cluster.meta) as admin:
+            due = now_ms() + 3_000
+            values = [b"%d" % number for number in range(20)]
+            receipts = await asyncio.gather(
+                *(producer.send(route.subject, value, deliver_at=due) for value in values)
+            )
+            assert {receipt.broker_group for receipt in receipts} == {"g1", "g2"}
+            await cluster.reshape(Reshape(kind=OperationKind.EVACUATE, broker_group="g1"))
+            assert now_ms() < due
+            history = await admin.history(route.subject)
+            moved = [
+                past.partition for past in history.partitions if past.partition.address is not None
+            ]
+            route = replace(route, partitions=tuple(moved))
+            messages = await stored_when(route, len(values))
+            assert Counter(message.value for message in messages) == Counter(values)
