@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
+import aiohttp
 import pytest
 from msgspec.structs import replace
 
@@ -228,6 +232,107 @@ async def test_a_scheduled_message_for_an_unknown_subject_is_refused(cluster):
     async with Producer(cluster.meta) as producer:
         with pytest.raises(SubjectUnknownError):
             await producer.send("nowhere", b"v", deliver_at=now_ms() + 60_000)
+
+
+async def test_messages_are_scheduled_and_canceled_by_http(cluster):
+    """One value, and several objects with one time; a repeat with an Idempotency-Key is kept once."""
+    route = await cluster.create("by-http")
+    base = f"http://{cluster.brokers[0].address}/v1"
+    due = datetime.now(UTC) + timedelta(seconds=1.5)
+    async with aiohttp.ClientSession() as session:
+
+        async def post(path: str, data: object = None, **headers: str) -> tuple[int, dict]:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            async with session.post(f"{base}/{path}", data=data, headers=named) as response:
+                return response.status, await response.json()
+
+        there = f"subjects/{route.subject}/scheduled"
+        at = due.isoformat().replace("+00:00", "Z")
+        status, kept = await post(f"{there}?deliver_at={at}", b"goes")
+        assert status == 200, kept
+        (receipt,) = kept["receipts"]
+        assert (receipt["broker_group"], receipt["durable"]) == ("g1", "fsync")
+        objects = b'[{"value": "a", "properties": {"n": "1"}}, {"value": "b"}]'
+        at = f"{int(due.timestamp() * 1000)}"
+        for _ in range(2):
+            status, kept = await post(
+                f"{there}?deliver_at={at}",
+                objects,
+                Content_Type="application/json",
+                Idempotency_Key="reminders of May",
+            )
+            assert (status, len(kept["receipts"])) == (200, 2)
+        cancel = f"scheduled/{receipt['scheduled_id']}/cancel"
+        assert await post(cancel) == (200, {"outcome": "canceled"})
+        messages = await stored_when(route, 2)
+        assert sorted(message.value for message in messages) == [b"a", b"b"]
+        delivered = f"scheduled/{kept['receipts'][0]['scheduled_id']}/cancel"
+        assert await post(delivered) == (200, {"outcome": "delivered"})
+        status, error = await post(f"{there}?deliver_at=2000-01-01T00:00:00Z", b"v")
+        assert (status, error["name"]) == (400, "DeliverAtError")
+        status, error = await post(f"scheduled/{'00' * 16}/cancel")
+        assert (status, error["name"]) == (404, "ScheduledUnknownError")
+        async with session.get(f"{base}/health") as response:
+            view = (await response.json())["details"]["scheduled"]
+        assert (view["count"], view["problem"], view["late"]) == (0, "", {})
+
+
+async def test_the_command_line_sends_messages_for_a_later_delivery(cluster):
+    """One message, and the lines of the input; a line with a key is refused."""
+    route = await cluster.create("by-command")
+
+    async def produce(*arguments: str, text: str = "") -> tuple[int, str]:
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "keylane.cli", "produce", route.subject, *arguments),
+            *("--meta", cluster.meta),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        shown, _ = await program.communicate(text.encode())
+        return program.returncode, shown.decode()
+
+    status, shown = await produce("alone", "--delay", "0.5")
+    assert status == 0, shown
+    assert "1 message is kept by g" in shown
+    status, shown = await produce("--delay", "0.5", text="x\ny\n")
+    assert "2 messages are kept by g" in shown
+    status, shown = await produce("v", "--key", "k", "--delay", "9")
+    assert status != 0
+    assert "DeliverAtKeyError" in shown
+    messages = await stored_when(route, 3)
+    assert sorted(message.value for message in messages) == [b"alone", b"x", b"y"]
+
+
+def test_verify_reads_the_scheduled_messages_of_a_folder(tmp_path):
+    """Their number, and damage of their journal; it changes no byte."""
+    with Cluster(tmp_path, brokers=1) as cluster:
+
+        async def schedule() -> None:
+            route = await cluster.create("verified")
+            async with Producer(cluster.meta) as producer:
+                for number in range(3):
+                    due = now_ms() + 600_000
+                    await producer.send(route.subject, b"%d" % number, deliver_at=due)
+
+        asyncio.run(schedule())
+    folder = tmp_path / "broker-1"
+
+    def verify() -> tuple[int, dict]:
+        command = [sys.executable, "-m", "keylane.cli", "broker", "verify", str(folder)]
+        done = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
+        return done.returncode, json.loads(done.stdout)
+
+    status, verified = verify()
+    assert (status, verified["scheduled"], verified["problems"]) == (0, 3, [])
+    (journal,) = (folder / "scheduled").iterdir()
+    data = bytearray(journal.read_bytes())
+    data[100] ^= 1
+    journal.write_bytes(data)
+    status, verified = verify()
+    assert status == 1
+    assert "damaged" in verified["problems"][0]
+    assert journal.read_bytes() == data
 
 
 async def test_an_evacuated_broker_delivers_its_scheduled_messages_elsewhere(tmp_path):

@@ -85,7 +85,7 @@ def test_any_bytes_are_read_without_a_fault(data, number):
 
 @given(st.integers(1, 120), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=200)
-def test_what_was_synced_is_there_after_a_crash_at_any_step(crash_at, seed):
+def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     """Each frame that `append` has returned; after it at most the one that was being written."""
     rng = random.Random(seed)
     disk = SimDisk()

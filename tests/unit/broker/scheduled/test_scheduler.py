@@ -244,7 +244,7 @@ async def test_a_full_disk_refuses_messages_and_cancels_until_it_has_room():
     assert sorted(subjects.values) == [b"a", b"c"]
 
 
-async def test_nothing_is_written_after_a_failed_sync():
+async def test_a_failed_sync_ends_all_writes():
     disk = SimDisk()
     scheduler = open_scheduler(disk)
     await scheduler.schedule([message(b"a", 60_000)])
