@@ -16,7 +16,7 @@ SEEDS ?= 300
 SEED ?=
 MUTANTS ?=
 FIRST ?= 0
-WORKERS ?= 4
+WORKERS ?= 5
 
 # More workers than cores: most tests of real processes wait.  A worker takes a file at a time, long ones first.
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
@@ -49,7 +49,7 @@ demo: $(STAMP) ## run the main job on real flights (ARGS="--rows 20000 --keep")
 
 check: lint types unit ## the quick round before a commit: style, types, tidy and unit tests
 
-test: lint types ## what has to pass: style, types, every kind of test (WORKERS=4, ARGS for pytest)
+test: lint types ## what has to pass: style, types, every kind of test (WORKERS=5, ARGS for pytest)
 	@$(PARALLEL) --second-chance --durations=15 --durations-min=1 $(ARGS)
 
 lint: $(STAMP) ## formatting and lint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -43,6 +42,7 @@ from ..protocol.operations import (
 )
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
+from ..protocol.text import refused_value
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
@@ -104,14 +104,6 @@ class Admin(Resident):
         self._metaserver = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
         await self._connections.wait_for(self._metaserver)
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """
@@ -277,7 +269,7 @@ class Admin(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        body = _checked(SwitchGroup, {"strategy": consume_strategy})
+        body = _checked(SwitchGroup, {"strategy": consume_strategy}, strategy="consume_strategy")
         return await self._meta.switch_group(subject, group, body)
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────────
@@ -544,9 +536,20 @@ class Admin(Resident):
         return dict(await asyncio.gather(*map(ask, partitions)))
 
 
-def _checked(kind: type[T], given: object) -> T:
-    """What a caller gave, as the type that goes over the wire.  Raises InvalidRequestError."""
+def _checked(kind: type[T], given: object, **arguments: str) -> T:
+    """
+    What a caller gave, as the type that goes over the wire.
+
+    Args:
+        arguments: the argument of each field that has another name than its argument.
+
+    Raises:
+        InvalidRequestError
+    """
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(str(error)) from None
+        text = refused_value(error, kind)
+        for field, argument in arguments.items():
+            text = text.replace(f"`$.{field}`", argument)
+        raise InvalidRequestError(text) from None

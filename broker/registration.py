@@ -77,7 +77,7 @@ class Registration:
         self._accepted = asyncio.Event()
         self._began_ms = self._boot_ms()
         self._reported = False
-        self._told = ("", logging.NOTSET)
+        self._logged = ("", logging.NOTSET)
         self.problem = "not reported yet"
         self.refusal = ""
         """Why the metaserver refuses this broker and sends no client to it; "" if it does not, or does not answer."""
@@ -132,7 +132,7 @@ class Registration:
                 if pauses.failures:
                     again = " again" if self._reported else ""
                     log.log(
-                        self._told[1],
+                        self._logged[1],
                         "registered%s after %s",
                         again,
                         counted(pauses.failures, "try", "tries"),
@@ -146,7 +146,7 @@ class Registration:
                 if not self._reported and self._on_accepted is not None:
                     await self._on_accepted()
                 self._reported = True
-                self._told = ("", logging.NOTSET)
+                self._logged = ("", logging.NOTSET)
                 self.problem = self.refusal = ""
                 wait_ms = welcome.heartbeat_ms
                 # If all metaservers but one hang, that one must get the report before the broker's ttl ends.
@@ -159,7 +159,7 @@ class Registration:
         level = (
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
-        if (error.message, level) != self._told:
+        if (error.message, level) != self._logged:
             hint = f"; {error.hint}" if isinstance(error, _FOR_PEOPLE) else ""
             log.log(level, "not registered: %s%s", error.message, hint)
-        self._told = (error.message, level)
+        self._logged = (error.message, level)

@@ -148,20 +148,20 @@ class BrokerService:
         return answer, b""
 
     async def _pull(self, request: Pull, _payload: memoryview) -> Handled:
-        partition, group = self._held(request)
+        partition, group = self._owned(request)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
         drained = partition.ended and request.offset == partition.next_offset
         if request.wait_ms and request.offset == partition.readable_offset and not drained:
             await self._waiting.wait(partition.partition_id, request.wait_ms)
-            partition, group = self._held(request)
+            partition, group = self._owned(request)
         answer = await self._batches(request, partition, bytes_max)
         check_holder(group.lock, token=request.token, session=request.session)
         return answer
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
-        partition, group = self._held(request)
+        partition, group = self._owned(request)
         bytes_max = _check_shared(request)
         session = request.session
         until_ms = self._clock.boot_ms() + request.wait_ms
@@ -182,12 +182,12 @@ class BrokerService:
             if drained and (saved := self._save(partition, group)) is not None:
                 # The metaserver stores that the partition is drained, so a restart of this broker must not forget it.
                 await saved
-                partition, group = self._held(request)
+                partition, group = self._owned(request)
             if ranges or drained or now_ms >= until_ms:
                 break
             due_ms = max(now_ms + 1, min(until_ms, in_flight.due_ms))
             await self._waiting.wait(partition.partition_id, due_ms - now_ms)
-            partition, group = self._held(request)
+            partition, group = self._owned(request)
         data = b""
         if ranges:
             try:
@@ -195,7 +195,7 @@ class BrokerService:
                 partition.readable_end(start)
                 await take_room(bytes_max)
                 data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
-                partition, group = self._held(request)
+                partition, group = self._owned(request)
                 ranges = in_flight.trim(session, ranges, upto=upto)
             except BaseException:
                 in_flight.trim(session, ranges, upto=0)
@@ -230,7 +230,7 @@ class BrokerService:
         return answer, data
 
     async def _ack(self, request: Ack, _payload: memoryview) -> Handled:
-        partition, group = self._held(request)
+        partition, group = self._owned(request)
         ranges = request.ranges
         if len(ranges) > ACK_RANGES_MAX:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
@@ -263,7 +263,7 @@ class BrokerService:
         return self._store.save_progress(partition, group)
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
-        partition, group = self._held(request)
+        partition, group = self._owned(request)
         if group.lock.shared:
             group.handed_out().give_back(request.session)
         else:
@@ -271,7 +271,7 @@ class BrokerService:
         self._waiting.wake(partition.partition_id)
         return Released(), b""
 
-    def _held(self, request: Pull | PullShared | Ack | Release) -> tuple[HostedPartition, Group]:
+    def _owned(self, request: Pull | PullShared | Ack | Release) -> tuple[HostedPartition, Group]:
         """Check that a request comes from the owner of the pull lock, and renew the lock; the partition and the group."""
         check_session(request.session)
         partition = self._store.state.partition(request.partition_id)

@@ -1,6 +1,19 @@
-"""`python -m keylane.cli` is the `keylane` command."""
+"""`python -m keylane.cli` is the `keylane` command.  Importing it takes a while, in which Ctrl-C ends it quietly too."""
 
-from .main import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; the exit status says how it went, and is 130 after Ctrl-C."""
+    try:
+        from .main import main as run_command
+
+        run_command()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,6 @@ import re
 import socket
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 from ..protocol.address import addresses_of
@@ -232,14 +231,6 @@ class Consumer(Resident):
             fail=self._fail,
         )
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """
         Hand everything over: finish handlers, flush acks, release, leave.
@@ -352,15 +343,16 @@ class Consumer(Resident):
 
     async def wait(self) -> None:
         """
-        Wait until the consumer is closed.
+        Wait until the consumer is closed; returns at once if it is closed already.
 
         Raises:
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
-            KeylaneError: the error that ended the consumer.
+            ClosedError: it was never opened.
+            ForkedError, OtherLoopError: it is open elsewhere.
+            KeylaneError: the error that ended the consumer, each time until it is opened again.
         """
         self._home.check_not_elsewhere()
         if self._ended is None:
-            raise ClosedError("the consumer is not open; use: async with Consumer(...)")
+            raise ClosedError("the consumer was never opened; use: async with Consumer(...)")
         await asyncio.shield(self._ended)
 
     async def suspend(self) -> None:

@@ -42,7 +42,7 @@ class SubjectRange(NamedTuple):
     end: int
 
 
-class Assignment(NamedTuple):
+class RecordPlan(NamedTuple):
     """What one transaction records."""
 
     batches: list[OutboxBatch]
@@ -93,7 +93,7 @@ def assign(
     *,
     batch_bytes: int,
     batch_count: int,
-) -> Assignment:
+) -> RecordPlan:
     """
     Record rows in batches, as many as there is capacity for.
 
@@ -120,7 +120,7 @@ def assign(
         if sender is None:
             sender = filling[capacity.partition_id] = _Filling(capacity, batch_bytes, batch_count)
         sender.add(row)
-    return Assignment(
+    return RecordPlan(
         [batch for sender in filling.values() for batch in sender.batches], halted, unknown
     )
 

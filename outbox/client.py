@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy.engine import Connection
@@ -119,14 +118,6 @@ class Outbox(Resident):
         )
         self._commits = CommitWatch(asyncio.get_running_loop(), self._drainer.wake)
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """

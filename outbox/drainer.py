@@ -24,7 +24,7 @@ from .batches import OutboxBatch, SendSession
 from .database import Transactions
 from .lease import TokenPassedError, release
 from .partition_sender import WARN_AT, PartitionSender
-from .round import RoundOrder, RoundOutcome, Settled, run_round
+from .round import RoundOrder, RoundOutcome, SettledBatches, run_round
 from .routes import KnownRoute, OutboxRoutes
 from .settings import OutboxSettings
 from .tables import OutboxTables
@@ -62,7 +62,7 @@ class Drainer:
         self._closing = False
         self.token: int | None = None
         self.senders: dict[int, PartitionSender] = {}
-        self._settled = Settled()
+        self._settled = SettledBatches()
         self._halted_keys: set[SubjectKey] = set()
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._begin_session()
@@ -119,7 +119,7 @@ class Drainer:
         return True
 
     async def _round(self) -> None:
-        settled, self._settled = self._settled, Settled()
+        settled, self._settled = self._settled, SettledBatches()
         order = RoundOrder(
             owner=self._owner,
             token=self.token,
@@ -181,7 +181,7 @@ class Drainer:
         senders, self.senders = list(self.senders.values()), {}
         for sender in senders:
             await sender.close()
-        self._settled = Settled()  # until here senders may have added to it
+        self._settled = SettledBatches()  # until here senders may have added to it
         self._halted_keys = set()
         self._begin_session()
         for subject, known in self._routes.known.items():

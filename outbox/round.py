@@ -18,7 +18,7 @@ from .tables import OutboxTables
 
 
 @dataclass(slots=True, kw_only=True)
-class Settled:
+class SettledBatches:
     """Batches that leave the batch table."""
 
     stored: list[OutboxBatch] = field(default_factory=list)
@@ -38,7 +38,7 @@ class RoundOrder:
     owner: str
     token: int | None
     """None to take the lease."""
-    settled: Settled
+    settled: SettledBatches
     sending: bool
     """Batches are recorded that are not settled."""
     tables: Mapping[str, CapacityTable]
@@ -115,7 +115,7 @@ def run_round(
     )
 
 
-def _settle(connection: Connection, tables: OutboxTables, settled: Settled) -> None:
+def _settle(connection: Connection, tables: OutboxTables, settled: SettledBatches) -> None:
     rows.remove(connection, tables, settled.stored)
     rows.unassign(connection, tables, settled.returned)
     rows.fail(connection, tables, settled.failed)

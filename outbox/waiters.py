@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from ..protocol.errors import ClosedError, Fate, KeylaneError, OutboxRowFailedError
 from .database import Transactions
-from .round import Settled
+from .round import SettledBatches
 from .tables import FAILED, OutboxTables
 
 
@@ -34,7 +34,7 @@ class RowWaiters:
         finally:
             del self._waiting[row_id]
 
-    def settle(self, settled: Settled) -> None:
+    def settle(self, settled: SettledBatches) -> None:
         """Tell the callers whose rows this process has sent, or marked as failed."""
         if not self._waiting:
             return

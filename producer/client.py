@@ -206,7 +206,7 @@ class Producer(Resident):
         Args:
             subject: an existing subject.
             value: up to 1 MiB together with key and properties.
-            key: the order key; none means any partition, and no order.
+            key: the order key, up to 1,024 bytes; none means any partition, and no order.
             deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
                 at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
             properties: text to text, up to 64 KiB packed.

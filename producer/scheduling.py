@@ -15,6 +15,7 @@ from ..protocol.batch import encode_batch
 from ..protocol.clock import Clock
 from ..protocol.errors import (
     BrokerGroupUnknownError,
+    ClosedError,
     DeliverAtKeyError,
     DeliveryTimeoutError,
     Fate,
@@ -175,6 +176,8 @@ class LaterSending:
             )
         except KeylaneError as refusal:
             error = refusal
+        except asyncio.CancelledError:
+            error = ClosedError(f"the producer was closed before a broker kept it: {attempt.why}")
         raise error.copy(Fate.UNKNOWN) if attempt.doubtful else error
 
     async def _try(self, request: Schedule, batch: bytes, attempt: _Attempt) -> ScheduledReceipt:

@@ -57,7 +57,7 @@ class WaitReport:
     def __init__(self) -> None:
         self._since_ms: int | None = None
         self._next_ms = FIRST_MS
-        self._told = False
+        self._reported = False
 
     @property
     def since_ms(self) -> int | None:
@@ -75,12 +75,12 @@ class WaitReport:
         while self._next_ms <= waited_ms:
             grown = max(AGAIN_MS, 2 * self._next_ms)
             self._next_ms = min(grown, self._next_ms + AGAIN_MS_MAX)
-        self._told = True
+        self._reported = True
         return True
 
     def over(self, now_ms: int) -> int | None:
         """Note that nothing waits; returns the milliseconds of a wait that was reported and ends here, else None."""
-        since_ms, told = self._since_ms, self._told
+        since_ms, reported = self._since_ms, self._reported
         self._since_ms = None
-        self._told = False
-        return now_ms - since_ms if told and since_ms is not None else None
+        self._reported = False
+        return now_ms - since_ms if reported and since_ms is not None else None

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from .errors import Fate, KeylaneError
-from .errors.wire import error_from_wire, wire_details, wire_text
+from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
 from .limits import (
     PARTITIONS_MAX,
     PULL_WAIT_MS_MAX,

@@ -19,8 +19,15 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from msgspec.structs import astuple
 
-from .errors import Fate, FrameError, KeylaneError, MessageTooLargeError
-from .errors.wire import error_from_wire, wire_details, wire_text
+from .errors import (
+    Fate,
+    FrameError,
+    KeylaneError,
+    MessageTooLargeError,
+    error_from_wire,
+    wire_details,
+    wire_text,
+)
 from .limits import FRAME_BYTES_MAX
 
 _LENGTH = struct.Struct("<I")

@@ -57,15 +57,21 @@ def check_name(kind: str, text: object) -> str:
         InvalidNameError: `text` does not match `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
     """
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
-        raise InvalidNameError(kind=kind, name=repr(text)[:80])
+        raise _illegal(kind, text)
     return text
 
 
 def check_partition_name(text: str) -> str:
     """Check a partition's name as `check_name`, with up to 240 characters.  Raises InvalidNameError."""
     if _PARTITION_NAME.fullmatch(text) is None:
-        raise InvalidNameError(kind="partition name", name=repr(text)[:80])
+        raise _illegal("partition name", text)
     return text
+
+
+def _illegal(kind: str, name: object) -> InvalidNameError:
+    """The text quotes the name, so that spaces and control characters are seen; the detail is the name itself."""
+    text = f"{InvalidNameError.summary} (kind={kind}, name={name!r:.80})"
+    return InvalidNameError(text, kind=kind, name=str(name)[:80])
 
 
 def partition_name(subject: str, number: int) -> PartitionName:

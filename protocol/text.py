@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterable
 from hashlib import blake2b
+from typing import get_args, get_type_hints
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line ends, marks that change the direction of writing, and lone surrogates."""
+_NOT_A_VALUE = re.compile(r"^Invalid enum value .* - at `\$\.(\w+)`$", re.DOTALL)
 LISTED_MAX = 10
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
@@ -50,6 +53,17 @@ def printable(text: str) -> str:
 def json_printable(text: str) -> str:
     """`text`, which is JSON on one line, with every control character in its strings escaped as in JSON."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def refused_value(error: Exception, kind: object) -> str:
+    """The text of msgspec's `error` about an object of type `kind`; of an enumeration, with the values that it has."""
+    text = str(error)
+    field = _NOT_A_VALUE.search(text)
+    hint = get_type_hints(kind).get(field[1]) if field else None
+    for option in get_args(hint) or (hint,):
+        if isinstance(option, type) and issubclass(option, enum.Enum):
+            return f"{text}: one of {', '.join(str(member.value) for member in option)}"
+    return text
 
 
 def _escaped(match: re.Match[str]) -> str:

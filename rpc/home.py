@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import get_ident
+from types import TracebackType
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -145,11 +147,22 @@ _OPEN = _Open()
 os.register_at_fork(after_in_child=_OPEN.in_child)
 
 
-class Resident:
-    """Base of clients that have a home; they are neither copied nor pickled."""
+class Resident(ABC):
+    """Base of clients that have a home: the end of `async with` closes them; they are neither copied nor pickled."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the client."""
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
 
     def __reduce_ex__(self, _protocol: object) -> Any:
-        kind = type(self).__name__
         raise InvalidRequestError(
-            f"a {kind} is neither copied nor pickled: make another one where it is used"
+            f"{type(self).__name__} objects are neither copied nor pickled: make another where it is used"
         )

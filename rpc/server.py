@@ -55,6 +55,7 @@ from ..protocol.http.endpoint import Endpoint
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
+from ..protocol.text import refused_value
 from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
@@ -176,7 +177,9 @@ def _control_handler(
             answer = await route.handler(body, _params(request, endpoint.headers))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _error_response(
-                InvalidRequestError(f"{endpoint.method} {endpoint.path}: {error}")
+                InvalidRequestError(
+                    f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
+                )
             )
         except KeylaneError as error:
             return _error_response(error)

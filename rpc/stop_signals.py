@@ -56,7 +56,7 @@ class StopSignals:
             self._loop.call_soon_threadsafe(self.event.set)
 
 
-_told: dict[StopSignals, None] = {}
+_listening: dict[StopSignals, None] = {}
 """The open objects, in the order of their opening."""
 _before: dict[int, Any] = {}
 """By signal: the handler from before the first of them opened; it is restored when the last closes."""
@@ -65,10 +65,10 @@ _came = False
 
 
 def _open(signals: StopSignals) -> None:
-    _told[signals] = None
+    _listening[signals] = None
     if _came:
         signals.tell()
-    if len(_told) > 1:
+    if len(_listening) > 1:
         return
     for number in NUMBERS:
         before = signal.getsignal(number)
@@ -79,8 +79,8 @@ def _open(signals: StopSignals) -> None:
 
 def _close(signals: StopSignals) -> None:
     global _came  # noqa: PLW0603  a process has one set of signal handlers
-    del _told[signals]
-    if _told:
+    del _listening[signals]
+    if _listening:
         return
     _came = False
     for number in list(_before):
@@ -108,7 +108,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
         return
     _came = True
     before = _before[number]
-    for signals in list(_told):
+    for signals in list(_listening):
         signals.tell()
     if callable(before) and not _only_interrupts(before):
         before(number, frame)

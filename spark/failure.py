@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..protocol.errors import Fate, KeylaneError
-from ..protocol.errors.wire import error_from_wire, wire_details
+from ..protocol.errors import Fate, KeylaneError, error_from_wire, wire_details
 
 _MARK = re.compile(r"KEYLANE_(\d{4}) (?=\{)")
 

@@ -11,7 +11,7 @@
 
 Invariants
     Names of options are compared without case, as Spark does.
-    All problems of a set of options are told at once.
+    All problems of a set of options are in one error.
 
 Source: no column pruning exists for Python data sources, so `columns` is an option.
 """
@@ -77,8 +77,8 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         except (ValueError, KeylaneError) as error:
             problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
     if problems:
-        told = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-        raise ConfigError(f"the options cannot work: {told}", **problems)
+        described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        raise ConfigError(f"the options cannot work: {described}", **problems)
     return ReadOptions(**values)  # type: ignore[arg-type]
 
 

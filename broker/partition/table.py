@@ -30,7 +30,7 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self._warm_max = warm_max
         self._warm: OrderedDict[int, HostedPartition] = OrderedDict()
         self._cold: dict[int, bytes] = {}
-        self._held: WeakValueDictionary[int, HostedPartition] = WeakValueDictionary()
+        self._referenced: WeakValueDictionary[int, HostedPartition] = WeakValueDictionary()
         self.dirty: set[int] = set()
         """Partitions that have changed since the last snapshot was begun."""
         self.version = 0
@@ -63,7 +63,7 @@ class PartitionTable(Mapping[int, HostedPartition]):
         image = self._cold.get(partition_id)
         if image is None:
             return None
-        partition = self._held.get(partition_id)
+        partition = self._referenced.get(partition_id)
         if partition is None:
             partition = partition_of(partition_id, image)
         del self._cold[partition_id]
@@ -77,7 +77,7 @@ class PartitionTable(Mapping[int, HostedPartition]):
             partition_id, oldest = self._warm.popitem(last=False)
             if oldest.quiet(self._now_ms()):
                 self._cold[partition_id] = image_of(oldest)
-                self._held[partition_id] = oldest
+                self._referenced[partition_id] = oldest
             else:
                 self._warm[partition_id] = oldest
 
@@ -99,7 +99,7 @@ class PartitionTable(Mapping[int, HostedPartition]):
         """Remove a partition."""
         self._warm.pop(partition_id, None)
         self._cold.pop(partition_id, None)
-        self._held.pop(partition_id, None)
+        self._referenced.pop(partition_id, None)
         self.version += 1
 
     def image(self, partition_id: int) -> bytes | None:

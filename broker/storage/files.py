@@ -296,21 +296,21 @@ class RealFiles:
     @contextmanager
     def _descriptor(self, path: str) -> Iterator[int]:
         with self._guard:
-            held = self._reading.get(path)
-            if held is None:
-                held = [os.open(self._path(path), os.O_RDONLY), 0]
-                self._reading[path] = held
+            opened = self._reading.get(path)
+            if opened is None:
+                opened = [os.open(self._path(path), os.O_RDONLY), 0]
+                self._reading[path] = opened
                 self._evict()
             else:
                 self._reading.move_to_end(path)
-            held[1] += 1
+            opened[1] += 1
         try:
-            yield held[0]
+            yield opened[0]
         finally:
             with self._guard:
-                held[1] -= 1
-                if not held[1] and self._reading.get(path) is not held:
-                    os.close(held[0])
+                opened[1] -= 1
+                if not opened[1] and self._reading.get(path) is not opened:
+                    os.close(opened[0])
 
     def _evict(self) -> None:
         spare = len(self._reading) - READ_FILES_MAX
@@ -318,9 +318,9 @@ class RealFiles:
             self._forget(path)
 
     def _forget(self, path: str) -> None:
-        held = self._reading.pop(path, None)
-        if held is not None and not held[1]:
-            os.close(held[0])
+        opened = self._reading.pop(path, None)
+        if opened is not None and not opened[1]:
+            os.close(opened[0])
 
     def will_read(self, path: str, position: int, length: int) -> None:
         """See `Files.will_read`."""

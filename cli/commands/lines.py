@@ -189,14 +189,14 @@ async def read_lines(stream: BinaryIO, name: str = STANDARD_INPUT) -> AsyncItera
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
-    room = threading.Semaphore(CHUNKS_AHEAD)
+    ahead = threading.Semaphore(CHUNKS_AHEAD)
 
     # Below the buffer, whose lock a thread that still waits would hold while the interpreter ends.
     source = getattr(stream, "raw", stream)
 
     def read() -> None:
         while True:
-            room.acquire()
+            ahead.acquire()
             data = _read_some(source)
             try:
                 loop.call_soon_threadsafe(chunks.put_nowait, data)
@@ -211,7 +211,7 @@ async def read_lines(stream: BinaryIO, name: str = STANDARD_INPUT) -> AsyncItera
     while data := await chunks.get():
         if isinstance(data, OSError):
             raise InputError(f"{name} cannot be read: {data.strerror or data}")
-        room.release()
+        ahead.release()
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             yield line.removesuffix(b"\r")

@@ -87,7 +87,7 @@ class Lines:
         self._rows = rows
         self._write = write
         self._began = time.monotonic()
-        self._told = 0
+        self._quarter = 0
 
     def say(self, text: str) -> None:
         """See Screen."""
@@ -96,8 +96,8 @@ class Lines:
     def progress(self, sent: int, handled: int) -> None:
         """See Screen."""
         quarter = min(4 * handled // self._rows, 4)
-        if quarter > self._told:
-            self._told = quarter
+        if quarter > self._quarter:
+            self._quarter = quarter
             # Messages handled again after a fail-over do not make it more than the job.
             self.say(f"sent {sent:,}, handled {min(handled, self._rows):,} of {self._rows:,}")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from ...protocol.address import addresses_of
@@ -153,14 +152,6 @@ class QueueReader(Resident):
         meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
         await self._connections.wait_for(meta)
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close every connection."""

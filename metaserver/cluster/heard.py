@@ -1,4 +1,4 @@
-"""Which brokers know which consumer groups, and which still have to be told.  SQL, synchronous.
+"""Which brokers know which consumer groups, which still have to be told, which groups settle again.  SQL, synchronous.
 
     group made ─▶ not `told` ─▶ the brokers of its partitions are told, a row of `heard` for each ─▶ `told`
     partition planned ─▶ hosted with all groups, a row of `heard` for each ─▶ opened when no row is missing
@@ -26,7 +26,6 @@ from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new, now_ms
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
 from .subjects import SERVED
-from .unsettled import mark_unsettled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,3 +234,15 @@ def unheard_children(
 def _lock_groups(connection: Connection, ids: Collection[int]) -> None:
     locked = sa.select(groups.c.group_id).where(groups.c.group_id.in_(ids))
     connection.execute(locked.order_by(groups.c.group_id).with_for_update()).all()
+
+
+_unsettled = (
+    sa.update(groups)
+    .where(groups.c.group_id == sa.bindparam("of_group"))
+    .values(settled=False, version=groups.c.version + 1)
+)
+
+
+def mark_unsettled(connection: Connection, group_id: int) -> None:
+    """Note that a group's leases have to be settled; locks the group until the transaction ends."""
+    connection.execute(_unsettled, {"of_group": group_id})

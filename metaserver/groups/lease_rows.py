@@ -18,8 +18,8 @@ from ...protocol.control import Grant, Grants, Heartbeat, ReleaseGrant, Retentio
 from ...protocol.errors import TokenUnknownError
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy, PartitionState
+from ..cluster.heard import mark_unsettled
 from ..cluster.partitions import granted_partitions, select_granted, subject_parents
-from ..cluster.unsettled import mark_unsettled
 from ..sql.dialect import insert_new
 from ..sql.duties import duty_left_ms, rebuilt_duty
 from ..sql.schema import drained, groups, heard, leases, partitions, sessions

@@ -26,8 +26,8 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import SessionId, check_name
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
+from ..cluster.heard import mark_unsettled
 from ..cluster.subjects import open_subject_row
-from ..cluster.unsettled import mark_unsettled
 from ..sql.dialect import insert_new, now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import accepted_folders, groups, leases, sessions

@@ -14,8 +14,8 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.ids import SessionId
 from ...protocol.routing import ConsumeStrategy
+from ..cluster.heard import mark_unsettled
 from ..cluster.subjects import open_subject_row
-from ..cluster.unsettled import mark_unsettled
 from ..sql.schema import groups, leases, sessions
 from .lease_rows import NO_CHANGES, Changes
 from .sessions import end_sessions

@@ -141,7 +141,8 @@ def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
         which = f"there is no partition {ids[0]}" if ids else "no partition is given"
         first = connection.execute(_open_ids).scalars()
         there_are = listed(first, connection.execute(_open_count).scalar_one())
-        raise PartitionUnknownError(f"{which}; open partitions: {there_are}")
+        details = {"partition_id": ids[0]} if ids else {}
+        raise PartitionUnknownError(f"{which}; open partitions: {there_are}", **details)
     return str(known)
 
 

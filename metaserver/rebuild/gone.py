@@ -96,7 +96,7 @@ def _left_before(
 ) -> Iterator[str]:
     """Yield a problem for each partition with messages left that has a gone partition among its descendants."""
     kept = {status.partition_id for status in statuses if status.first_offset < status.next_offset}
-    told: set[int] = set()
+    named: set[int] = set()
     for number, row in sorted(rows.items()):
         partition = row.partition
         covered = sum(
@@ -109,12 +109,12 @@ def _left_before(
         if not sealed or covered >= partition.range_end - partition.range_start:
             continue
         before = ({number} | _ancestors(number, rows)) & kept
-        for ancestor in sorted(before - told):
+        for ancestor in sorted(before - named):
             yield (
                 f"partition {ancestor} has messages left, and a partition that continued it is gone: "
                 "name the broker of the gone one, or wait until retention has removed the messages"
             )
-        told |= before
+        named |= before
 
 
 def _passed(

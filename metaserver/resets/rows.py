@@ -27,9 +27,9 @@ from ...protocol.errors import (
 from ...protocol.ids import FencingToken, check_name
 from ...protocol.progress import ResetGroup
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
+from ..cluster.heard import mark_unsettled
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
-from ..cluster.unsettled import mark_unsettled
 from ..groups.leases import drained_through, raise_token_floor
 from ..groups.sessions import sweep_sessions
 from ..sql.dialect import insert_new, insert_or_replace

@@ -1,4 +1,4 @@
-"""Every error raised on purpose, with a code that never changes, a fate and advice.  Pure.
+"""Every error raised on purpose, with a code that never changes, a fate and advice; errors on the wire.  Pure.
 
     KeylaneError                       .code .fate .retry .hint .details
     ├── ConfigError                    settings impossible, all problems at once
@@ -58,6 +58,8 @@ and indefinite errors, litestream's hints.
 
 from __future__ import annotations
 
+from typing import Any
+
 from .base import KIND_BY_CODE
 from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError
@@ -65,7 +67,11 @@ from .base import Retry as Retry
 from .failures import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
+from .refusals import RefusedError
 from .scheduled import *  # noqa: F403 - the rest of the tree
+
+TEXT_CHARS_MAX = 4_096
+"""An error that quotes its input stays smaller than a frame."""
 
 
 def kind_of(code: int) -> type[KeylaneError] | None:
@@ -76,6 +82,27 @@ def kind_of(code: int) -> type[KeylaneError] | None:
 def codes() -> dict[int, str]:
     """Every code and the name of its class, for the golden test and the docs."""
     return {code: kind.__name__ for code, kind in sorted(KIND_BY_CODE.items())}
+
+
+def wire_text(text: str) -> str:
+    """`text` as every peer can decode it: at most TEXT_CHARS_MAX characters, without lone surrogates."""
+    return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()
+
+
+def wire_details(error: KeylaneError) -> dict[str, Any]:
+    """The details of `error` as JSON and msgpack carry them: numbers, and every other value as text."""
+    return {
+        wire_text(name): value
+        if isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**64)
+        else wire_text(str(value))
+        for name, value in error.details.items()
+    }
+
+
+def error_from_wire(code: int, message: str, details: dict[str, Any]) -> KeylaneError:
+    """The error that a peer sent, of its code's class; a plain RefusedError if the code is unknown."""
+    kind = kind_of(code) or RefusedError
+    return kind(message, **details)
 
 
 __all__ = sorted(["Fate", "Retry"] + [kind.__name__ for kind in KIND_BY_CODE.values()])

@@ -134,7 +134,7 @@ class RowsRefusedError(DeliveryError):
     code = 1187
     summary = "rows of the table cannot be sent"
     hint = "Mend the rows, or leave them out with partial=True."
-    rows = Detail(list)
+    rows = Detail[list[int]](list)
     """Numbers of the first hundred rows."""
     sent = Detail(int)
     """Rows that were sent before; 0 unless the table is a stream."""
@@ -146,7 +146,7 @@ class RowsGivenUpError(DeliveryError):
     code = 1188
     summary = "rows of the table were given up"
     hint = "The cause says why the first was. Send again those that are not stored, in order."
-    rows = Detail(list)
+    rows = Detail[list[int]](list)
     """Numbers of the first hundred rows."""
     messages = Detail(int)
     unknown = Detail(int)
@@ -254,7 +254,7 @@ class ClosedError(KeylaneError):
 
     code = 1402
     summary = "used after close"
-    hint = "Open a new one."
+    hint = "Use it inside its `async with` block. Only a message that a consumer delivered can be acked."
 
 
 class InputUnfinishedError(KeylaneError):

@@ -51,6 +51,7 @@ class InvalidNameError(RefusedError):
     hint = "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$."
     kind = Detail(str)
     name = Detail(str)
+    """The first 80 characters of the name as it was given."""
 
 
 class OffsetInvalidError(RefusedError):

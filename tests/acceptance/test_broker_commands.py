@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,13 @@ from keylane.protocol.message import pack_properties
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
 from support.broker_process import BrokerProcess
+from support.server_process import run_keylane
 
 pytestmark = pytest.mark.acceptance
 
 
 def keylane(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from keylane.cli.main import main; sys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-c", code, "broker", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_keylane("broker", *arguments)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from support.server_process import run_keylane
+
 pytestmark = pytest.mark.acceptance
 
 TIMEOUT_S = 60
@@ -52,15 +54,7 @@ def keylane(
         environment["KEYLANE_META"] = meta
     if wide:
         environment["COLUMNS"] = "200"
-    return subprocess.run(
-        [sys.executable, "-m", "keylane.cli", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        input=text,
-        env=environment,
-        timeout=TIMEOUT_S,
-    )
+    return run_keylane(*arguments, text=text or "", environment=environment, timeout_s=TIMEOUT_S)
 
 
 @contextmanager
@@ -153,7 +147,7 @@ def test_subject_is_created_filled_read_and_described(dev):
     assert sum(partition["offset"] for partition in group["partitions"]) == 102
 
 
-def test_a_broker_group_is_cordoned(dev):
+def test_broker_group_is_cordoned(dev):
     """A cordoned broker group gets no new partitions until it is uncordoned; the list shows the cordon."""
     assert dev.run("broker", "cordon", "broker-1").returncode == 0
     (listed,) = dev.json("broker", "list")
@@ -170,7 +164,7 @@ def test_a_broker_group_is_cordoned(dev):
     assert dev.run("broker", "cordon", "nowhere").returncode != 0
 
 
-def test_a_group_is_shared_and_switched(dev):
+def test_group_is_shared_and_switched(dev):
     """`--shared` makes a shared group; a consumer of the other strategy is told how to switch it; list and describe show it."""
     assert dev.run("subject", "create", "crowd").returncode == 0
     dev.run("produce", "crowd", text="x\ny\nz\n")
@@ -421,6 +415,28 @@ def test_produce_tells_what_is_stored_when_interrupted(dev, number, status):
         stream.close()
 
 
+@pytest.mark.parametrize("options", [(), ("-o", "json")], ids=["table", "json"])
+def test_command_ends_quietly_when_interrupted_while_it_starts(tmp_path, options):
+    """Ctrl-C while modules are imported: no traceback."""
+    hook = tmp_path / "interrupted.py"
+    hook.write_text(
+        "import runpy, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == sys.argv[0]: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_module('keylane.cli', run_name='__main__')\n"
+    )
+    for module in ("typer", "keylane.cli.main", "keylane.cli.connection"):
+        done = subprocess.run(
+            [sys.executable, str(hook), module, "subject", "list", *options],
+            capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (130, ""), module
+        assert "Traceback" not in done.stderr, module
+
+
 def test_unreachable_metaserver_is_told_by_every_command():
     """Every command tells that the metaserver does not answer, and what to do."""
     with socket.socket() as taken:
@@ -531,7 +547,7 @@ def test_command_ends_quietly_when_its_output_is_closed(dev):
     assert 0 < group["lag"] <= 19_990
 
 
-def test_an_address_of_another_program_is_told(dev):
+def test_address_of_another_program_is_told(dev):
     """An address of another kind of server is refused, also when its health call answers."""
     broker = next(iter(dev.facts["brokers"].values()))
     done = keylane("broker", "health", dev.meta)

@@ -97,14 +97,14 @@ def test_wait_says_what_is_missing_when_its_time_is_over():
         ("--wait-s", "soon", "subject", "list"),
     ],
 )
-def test_a_wait_is_refused_when_it_is_no_time(arguments):
+def test_wait_is_refused_when_it_is_no_time(arguments):
     """The usage, and status 2."""
     status, out, errors = ended(keylane(*arguments))
     assert (status, out) == (2, "")
     assert "Invalid value" in errors
 
 
-def test_the_wait_ends_at_once_when_the_address_is_wrong():
+def test_wait_ends_at_once_when_the_address_is_wrong():
     """Waiting does not help."""
     status, _, errors = ended(keylane("wait", "--meta", "nowhere"))
     assert status == 1

@@ -104,7 +104,7 @@ def user_folder(tmp_path):
     return tmp_path
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+def test_wheel_holds_the_package_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/", 1)[0] for name in names}
     assert len(tops) == 2

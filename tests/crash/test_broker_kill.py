@@ -124,7 +124,7 @@ async def test_broker_loses_nothing_when_killed_under_load(process):
     await network.close()
 
 
-async def test_a_killed_broker_keeps_fence_cursor_and_sequence(process):
+async def test_killed_broker_keeps_fence_cursor_and_sequence(process):
     """After SIGKILL the older owner is still fenced, the cursor stands, and a batch sent again is recognised."""
     process.start()
     network = HttpNetwork()

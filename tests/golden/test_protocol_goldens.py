@@ -37,12 +37,12 @@ def crc32c_by_bits(data: bytes) -> int:
 
 
 @pytest.mark.parametrize(("name", "expected"), golden_json("logical_partitions.json").items())
-def test_a_key_belongs_to_the_same_logical_partition_for_ever(name, expected):
+def test_key_belongs_to_the_same_logical_partition_for_ever(name, expected):
     """The logical partition of a key never changes: it decides where old messages lie."""
     assert logical_partition(goldens.KEYS[name]) == expected
 
 
-def test_the_vectors_name_every_key():
+def test_vectors_name_every_key():
     """No key of the vectors has been dropped."""
     assert golden_json("logical_partitions.json") == goldens.logical_partitions()
 
@@ -106,7 +106,7 @@ def test_every_frame_type_is_pinned():
     goldens.FRAMES,
     ids=[type(header).__name__ for _, header in goldens.FRAMES],
 )
-def test_the_golden_frames_read_back(number, header):
+def test_golden_frames_read_back(number, header):
     """A golden frame decodes into the frame it was made of, payload untouched."""
     data = bytes.fromhex(golden_json("frames_v1.json")[type(header).__name__])
     is_request = type(header) in frames.Request.__args__

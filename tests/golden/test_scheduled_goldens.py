@@ -15,21 +15,21 @@ GOLDEN = {
 }
 
 
-def test_a_journal_has_its_golden_bytes():
+def test_journal_has_its_golden_bytes():
     files = journal_files()
     assert sorted(files) == sorted(GOLDEN)
     for path, data in GOLDEN.items():
         assert files[path].hex(" ", 8) == data.hex(" ", 8), path
 
 
-def test_the_golden_journal_is_read():
+def test_golden_journal_is_read():
     read: list[list[Record]] = []
     journal = Journal.open(disk_of(GOLDEN), lambda _place, more: read.append(more))
     assert read == FRAMES
     assert journal.problems == []
 
 
-def test_the_first_golden_frame_reads_as_its_drawing_says():
+def test_first_golden_frame_reads_as_its_drawing_says():
     """Read with nothing but the drawing in docs/FORMATS.md."""
     data = GOLDEN[min(GOLDEN)]
     magic, _, length, _, segment, position = struct.unpack_from("<4sIIIQQ", data)

@@ -113,7 +113,7 @@ def test_image_has_its_golden_bytes():
     assert not partition.groups_told
 
 
-def test_the_checksums_come_last_in_an_image():
+def test_checksums_come_last_in_an_image():
     """A broker that does not know them reads everything before them, as a longer array than it expects."""
     partition = partition_of(1, b"\x9d\xa1s\xa1p\0\0\x01\xa1g\x90\0\2\5\xc2\x90\x90")
     partition.producers[7] = ProducerState(1, 2, (StoredBatch(0, 2, 0, 99),))

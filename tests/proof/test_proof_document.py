@@ -8,7 +8,7 @@ from proof.run import SHARES
 from sim.test_simulation import FOUND, SEEDS
 
 
-def test_a_seed_that_ended_with_a_fault_is_replayed_by_the_tests() -> None:
+def test_seed_that_ended_with_a_fault_is_replayed_by_the_tests() -> None:
     shares = [json.loads(line) for line in SHARES.read_text(encoding="utf-8").splitlines()]
     bad = {seed for share in shares for seed in share.get("simulation", {}).get("bad_seeds", ())}
     assert bad

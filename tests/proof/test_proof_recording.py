@@ -36,7 +36,7 @@ def judged(stops: list[tuple[int, int]], *, deadline_ns: int = DEADLINE):
     return check_history(events), events
 
 
-def test_a_gap_before_the_first_line_without_a_stop_is_a_late_start():
+def test_gap_before_the_first_line_without_a_stop_is_a_late_start():
     """A delay of the product between the look at the lease and the handler is found."""
     for stops in ([], [(100 * MS, 900 * MS)], [(1_600 * MS, 2_000 * MS)]):
         findings, events = judged(stops)
@@ -44,7 +44,7 @@ def test_a_gap_before_the_first_line_without_a_stop_is_a_late_start():
         assert not [event for event in events if type(event) is Frozen]
 
 
-def test_a_gap_in_which_the_process_was_stopped_is_no_late_start():
+def test_gap_in_which_the_process_was_stopped_is_no_late_start():
     """The handler begins with the look, and its process counts as frozen."""
     findings, events = judged([(100 * MS, 200 * MS), (LOOK + MS // 2, FIRST_LINE - MS)])
     assert not findings.total
@@ -52,7 +52,7 @@ def test_a_gap_in_which_the_process_was_stopped_is_no_late_start():
     assert frozen == (1, 0, 499.0)
 
 
-def test_a_lease_that_ends_within_a_moment_of_the_look_is_no_late_start():
+def test_lease_that_ends_within_a_moment_of_the_look_is_no_late_start():
     """Between the look and the first line there is always a moment, and the lease may end in it."""
     findings, events = judged([], deadline_ns=LOOK + 1)
     assert findings.counts["late start"] == findings.total == 1
@@ -63,7 +63,7 @@ def test_a_lease_that_ends_within_a_moment_of_the_look_is_no_late_start():
     assert not [event for event in events if type(event) is Frozen]
 
 
-def test_a_handler_in_time_begins_with_its_first_line():
+def test_handler_in_time_begins_with_its_first_line():
     """A stop before a handler whose lease is still valid afterwards is no fault."""
     findings, events = judged([(LOOK, FIRST_LINE)], deadline_ns=FIRST_LINE + 1)
     assert not findings.total
@@ -86,7 +86,7 @@ def test_handlers_that_died_with_their_process_are_forgotten(tmp_path: Path):
     assert tail.poll() == {(1, 2)}
 
 
-def test_an_ack_asked_before_a_higher_token_is_no_stale_effect_after_many_calls() -> None:
+def test_ack_asked_before_a_higher_token_is_no_stale_effect_after_many_calls() -> None:
     """Calls of the metaserver are for another judge: they do not count where an ack stands in the history."""
     calls = [(number, Calling(number, "join", "s", "audit", 0, 0, None)) for number in range(10)]
     answers = [(number, Answered(number, "", 0, ())) for number in range(10)]

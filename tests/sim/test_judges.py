@@ -20,7 +20,7 @@ class Broker:
     copied: bool = False
 
 
-async def test_a_seal_is_not_asked_of_an_older_copy():
+async def test_seal_is_not_asked_of_an_older_copy():
     """An older copy of a data folder may lack the seal; it is not served, so it does not count."""
     store = open_store(SimDisk())
     await Desk(store, ManualClock()).host()
@@ -34,7 +34,7 @@ async def test_a_seal_is_not_asked_of_an_older_copy():
     await store.close()
 
 
-def test_a_signal_says_whether_the_process_listens():
+def test_signal_says_whether_the_process_listens():
     """A signal would end a process that does not listen, so its sender has to know."""
     process = Process("c0")
     assert not send_stop(process)

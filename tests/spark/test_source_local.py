@@ -179,7 +179,7 @@ def test_properties_and_times_are_readable_in_sql(load, filled):
     assert tuple(span) == (True, True)
 
 
-def test_a_frame_keeps_reading_the_rows_it_was_loaded_with(load, cluster):
+def test_frame_keeps_reading_the_rows_it_was_loaded_with(load, cluster):
     """Messages stored after load() are in no action on that frame, but in the next load()."""
     asyncio.run(cluster.create("growing", partitions=2))
     asyncio.run(send(cluster.meta, "growing", range(50)))
@@ -228,7 +228,7 @@ def test_load_error_has_code_details_and_hint(load, filled, options, error, deta
     assert error.hint.splitlines()[0] in text
 
 
-def test_a_schema_given_by_the_user_is_refused_readably(spark, load, filled):
+def test_schema_given_by_the_user_is_refused_readably(spark, load, filled):
     """Another schema than ours cannot be read into; the text says which option chooses columns."""
     with pytest.raises(AnalysisException, match="choose columns with the option `columns`"):
         spark.read.format("keylane").schema("value STRING").option("meta", filled.meta).option(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from support.cluster import Cluster
+from support.server_process import run_keylane
 
 
 async def rebuild_lost_database(cluster: Cluster, folder: Path, *, gone: str = "") -> None:
@@ -17,21 +16,15 @@ async def rebuild_lost_database(cluster: Cluster, folder: Path, *, gone: str = "
     cluster.meta_program.kill()
     shutil.rmtree(data)
     done = await asyncio.to_thread(
-        subprocess.run,
-        [
-            *(sys.executable, "-m", "keylane.cli", "meta", "rebuild"),
-            *("--data", str(data)),
-            *(
-                f"--broker={broker.address}"
-                for broker in cluster.brokers
-                if broker.process.poll() is None
-            ),
-            *([f"--gone={gone}"] if gone else []),
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        run_keylane,
+        *("meta", "rebuild"),
+        *("--data", str(data)),
+        *(
+            f"--broker={broker.address}"
+            for broker in cluster.brokers
+            if broker.process.poll() is None
+        ),
+        *([f"--gone={gone}"] if gone else []),
     )
     assert done.returncode == 0, done.stderr
     cluster.meta_program.restart()

@@ -1,4 +1,4 @@
-"""Our server programs as processes that start in a few hundredths of a second.
+"""Our programs as processes that start in a few hundredths of a second.
 
 They are forked from a process that has imported them, one for each worker; that process, multiprocessing's fork server,
 has no threads and runs nothing else.  What a start with `python -m` adds is tested by tests/acceptance and tests/crash.
@@ -7,11 +7,14 @@ has no threads and runs nothing else.  What a start with `python -m` adds is tes
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing.reduction import DupFd
 
@@ -20,13 +23,17 @@ _FORKING.set_forkserver_preload(
     [
         "keylane.metaserver.__main__",
         "keylane.broker.__main__",
+        "keylane.cli.__main__",
+        *("keylane.admin", "keylane.producer", "keylane.consumer", "keylane.cli.screen"),
         *("aiosqlite", "alembic.command", "alembic.config", "asyncpg", "rocksdict"),
     ]
 )
+_LOCK = threading.Lock()
+"""A start looks at all children, and only one thread may take the exit status of a process."""
 
 
-class _Output:
-    """The end of a pipe that becomes the standard output of a process."""
+class _File:
+    """An open file that becomes a standard file of a process."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -40,29 +47,40 @@ class _Detached:
         self.number: int = duplicate.detach()
 
 
-def _run(module: str, arguments: list[str], environment: dict[str, str], output: _Detached) -> None:
-    os.dup2(output.number, 1)
-    os.close(output.number)
+def _run(
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    files: dict[int, _Detached],
+) -> None:
+    for number, file in files.items():
+        os.dup2(file.number, number)
+        os.close(file.number)
+    if 0 in files:
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
-    sys.exit(import_module(f"{module}.__main__").main(arguments))
+    program = import_module(f"{module}.__main__")
+    sys.argv = [str(program.__file__), *arguments]
+    sys.exit(program.main())
 
 
-class ServerProcess:
-    """`python -m module arguments…`, with what tests use of `subprocess.Popen`; its standard output is a pipe."""
+class ForkedProcess:
+    """`python -m module arguments…` with some of its standard files; ends with the tests' process at the latest."""
 
-    def __init__(self, module: str, arguments: Sequence[str], **environment: str) -> None:
-        read, write = os.pipe()
-        self.stdout = os.fdopen(read, encoding="utf-8")
-        try:
-            self._process = _FORKING.Process(
-                target=_run,
-                args=(module, list(arguments), os.environ | environment, _Output(write)),
-                daemon=True,
-            )
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        files: Mapping[int, int],
+    ) -> None:
+        given = {number: _File(file) for number, file in files.items()}
+        self._process = _FORKING.Process(
+            target=_run, args=(module, list(arguments), dict(environment), given), daemon=True
+        )
+        with _LOCK:
             self._process.start()
-        finally:
-            os.close(write)
 
     @property
     def pid(self) -> int:
@@ -71,11 +89,12 @@ class ServerProcess:
 
     def poll(self) -> int | None:
         """Return the exit status, None while it runs."""
-        return self._process.exitcode
+        with _LOCK:
+            return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; return the exit status.  Raises `subprocess.TimeoutExpired`."""
-        self._process.join(timeout)
+        multiprocessing.connection.wait([self._process.sentinel], timeout)
         status = self.poll()
         if status is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0)
@@ -90,3 +109,46 @@ class ServerProcess:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class ServerProcess(ForkedProcess):
+    """A server with what tests use of `subprocess.Popen`; its standard output is a pipe."""
+
+    def __init__(self, module: str, arguments: Sequence[str], **environment: str) -> None:
+        read, write = os.pipe()
+        self.stdout = os.fdopen(read, encoding="utf-8")
+        try:
+            super().__init__(module, arguments, os.environ | environment, {1: write})
+        finally:
+            os.close(write)
+
+
+def run_keylane(
+    *arguments: str,
+    text: str = "",
+    timeout_s: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `keylane ARGUMENTS` to its end, with `text` as its standard input.  Raises `subprocess.TimeoutExpired`."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as given,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as out,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as errors,
+    ):
+        given.write(text)
+        given.seek(0)
+        process = ForkedProcess(
+            "keylane.cli",
+            arguments,
+            os.environ if environment is None else environment,
+            {0: given.fileno(), 1: out.fileno(), 2: errors.fileno()},
+        )
+        try:
+            status = process.wait(timeout_s)
+        finally:
+            process.kill()
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(
+            ["keylane", *arguments], status, out.read(), errors.read()
+        )

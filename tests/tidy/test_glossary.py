@@ -21,7 +21,7 @@ def test_words_are_found():
     assert len(WORDS.findall(TEXT)) == len(rows) > 60
 
 
-def test_the_code_has_each_word_where_the_glossary_says():
+def test_code_has_each_word_where_the_glossary_says():
     gone = []
     for word, path, name in WORDS.findall(TEXT):
         file = ROOT / path
@@ -31,7 +31,7 @@ def test_the_code_has_each_word_where_the_glossary_says():
     assert not gone, "\n" + "\n".join(gone)
 
 
-def test_a_word_has_one_row():
+def test_word_has_one_row():
     words = [word.strip() for words, _, _ in WORDS.findall(TEXT) for word in words.split(",")]
     assert sorted(words) == sorted(set(words))
 

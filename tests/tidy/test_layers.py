@@ -112,7 +112,7 @@ def test_arrows_are_found():
 
 
 @pytest.mark.parametrize("folder", sorted(GRAPHS), ids=lambda folder: folder or "keylane")
-def test_a_folder_has_no_circle(folder):
+def test_folder_has_no_circle(folder):
     """Its files and folders can be put in an order in which each imports only those before it."""
     try:
         TopologicalSorter(GRAPHS[folder]).prepare()
@@ -143,7 +143,7 @@ def test_partitions_storage_and_checker_import_no_network():
     assert not broken, "\n" + "\n".join(broken)
 
 
-def test_the_architecture_names_every_folder():
+def test_architecture_names_every_folder():
     """The table of folders in docs/ARCHITECTURE.md is complete."""
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
     assert [folder for folder in LAYERS if f"`{folder}/`" not in text] == []

@@ -129,7 +129,7 @@ def test_help_of_a_future_shows_no_fields():
     assert "index" not in shown
 
 
-def test_a_strange_name_is_an_attribute_error():
+def test_strange_name_is_an_attribute_error():
     assert not hasattr(keylane, "Produser")
     assert not hasattr(keylane, "_private")
 
@@ -141,7 +141,7 @@ def test_star_import_takes_the_face_and_no_more():
     assert set(names) == set(keylane.__all__)
 
 
-def test_the_version_is_written_the_same_everywhere():
+def test_version_is_written_the_same_everywhere():
     assert keylane.__version__ == PROJECT["project"]["version"] == version("keylane")
     assert f"## [{keylane.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
@@ -150,7 +150,7 @@ def test_types_are_shipped():
     assert (ROOT / "py.typed").exists()
 
 
-def test_the_root_is_imported_under_one_name_only():
+def test_root_is_imported_under_one_name_only():
     """pytest once took the root folder for a test package and imported it by the checkout's name."""
     face = str(ROOT / "__init__.py")
     names = [

@@ -128,5 +128,5 @@ def test_pure_modules_import_pure_modules():
         ('"""A value.  Pure."""\nfrom os import path', 1),
     ],
 )
-def test_an_import_is_reported_when_it_is_not_pure(text, problems):
+def test_import_is_reported_when_it_is_not_pure(text, problems):
     assert len(list(problems_of(source_of(text)))) == problems

@@ -2,11 +2,12 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
-from tidy.tree import ROOT, Source, tracked_files
+from tidy.tree import FILES, ROOT, Source, tracked_files
 
 # Built from parts, so that this file does not find itself.
 BANNED = {
@@ -22,8 +23,8 @@ VAGUE = re.compile(
     r"(?:di" + r"ce|for" + r"saken|who" + r"ever|(?:no|any|some)" + r"body|so ma" + r"ny)(?![a-z])",
     re.IGNORECASE,
 )
-HEADLESS = re.compile(r"def (test_(?:what|who|all|one|it|they|again|a_thing|nothing)_\w+)")
-"""Tests are named `test_<subject>_<does>_<when>`."""
+HEADLESS = re.compile(r"def (test_(?:what|who|all|one|it|they|again|nothing|an?|the)_\w+)")
+"""Tests are named `test_<subject>_<does>_<when>`; the subject has no article."""
 RECORDED = "docs/PROOF.md"
 """It lists runs that were recorded, under the names of their day."""
 NAMELESS = {"one", "found"}
@@ -31,7 +32,7 @@ NAMELESS = {"one", "found"}
 
 
 @pytest.mark.parametrize("what", BANNED)
-def test_the_tree_is_free_of(what):
+def test_tree_is_free_of_banned_texts(what):
     broken = []
     for name in tracked_files():
         if name in NOT_OURS:
@@ -47,7 +48,7 @@ def test_the_tree_is_free_of(what):
     assert not broken, f"{what}:\n" + "\n".join(broken)
 
 
-def test_the_lock_names_no_package_host():
+def test_lock_names_no_package_host():
     lock = (ROOT / "requirements.lock").read_text()
     assert "://" not in lock
     assert "--hash=sha256:" in lock
@@ -100,6 +101,16 @@ def test_values_are_named_by_nouns():
     assert not broken, "\n" + "\n".join(broken)
 
 
+def test_class_has_a_name_of_its_own():
+    """In the whole package, so that a name in a log or a traceback is one class."""
+    files = defaultdict(list)
+    for source in FILES:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef):
+                files[node.name].append(source.name)
+    assert not {name: places for name, places in files.items() if len(places) > 1}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -114,5 +125,5 @@ def test_values_are_named_by_nouns():
         "match 1:\n    case [*one]: pass",
     ],
 )
-def test_a_name_is_seen_wherever_it_is_bound(text):
+def test_name_is_seen_wherever_it_is_bound(text):
     assert "one" in {name for name, _ in bound_names(ast.parse(text))}

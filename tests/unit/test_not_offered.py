@@ -19,7 +19,7 @@ def fields(frame) -> set[str]:
     return {field.name for field in msgspec.structs.fields(frame)}
 
 
-def test_a_filter_is_not_offered():
+def test_filter_is_not_offered():
     """Neither a consumer nor a pull says which messages it wants."""
     for ask in (arguments(Consumer.__init__), fields(Pull)):
         assert not {name for name in ask if "filter" in name or "tag" in name or "where" in name}
@@ -27,7 +27,7 @@ def test_a_filter_is_not_offered():
         Consumer("127.0.0.1:1", subject="s", group="g", filter="x")
 
 
-def test_a_time_of_delivery_is_not_offered_for_batches():
+def test_time_of_delivery_is_not_offered_for_batches():
     """An append is stored when it comes; a scheduled message is in a frame of its own, without a partition."""
     assert fields(Append) == {"partition_id"}
     assert "partition_id" not in fields(Schedule)

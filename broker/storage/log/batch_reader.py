@@ -47,7 +47,7 @@ class BatchReader:
         for run, data in zip(runs, self._log.read_each(ranges), strict=True):
             start = run[0].position
             for unit in run:
-                if not _holds(data, unit.position - start, partition_id, unit):
+                if not _matches(data, unit.position - start, partition_id, unit):
                     parts.append(data[: unit.position - start])
                     if upto == offset:
                         raise CorruptLogError(
@@ -76,7 +76,7 @@ class BatchReader:
             first = last
 
 
-def _holds(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
+def _matches(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
     # Times are not compared: the index stores times that never fall.
     return is_batch(
         data,

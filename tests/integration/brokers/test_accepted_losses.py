@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -23,6 +22,7 @@ from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.broker_process import BrokerProcess
 from support.cluster import Cluster, alert_cluster, eventually, pause, silent
+from support.server_process import run_keylane
 
 CONSUMING = ConsumerSettings(ttl_ms=1_500)
 SENDING = ProducerSettings(call_timeout_ms=1_000)
@@ -31,8 +31,7 @@ LOSE = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True)
 
 def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command line."""
-    command = [sys.executable, "-m", "keylane.cli", *words, "--meta", cluster.meta]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return run_keylane(*words, "--meta", cluster.meta)
 
 
 def registration(address: str) -> str:
@@ -146,7 +145,7 @@ async def refused_and_replaced(cluster: Cluster, meta: MetaClient, folder: Path)
         fresh.end()
 
 
-async def test_a_loss_is_not_accepted_while_the_broker_answers(cluster: Cluster) -> None:
+async def test_loss_is_not_accepted_while_the_broker_answers(cluster: Cluster) -> None:
     """A loss is refused while the broker answers."""
     await cluster.create("s", partitions=2)
     network = HttpNetwork()

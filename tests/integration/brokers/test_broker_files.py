@@ -86,7 +86,7 @@ def test_folder_lists_replaces_renames_and_removes_names(disk):
             call()
 
 
-def test_a_draft_left_by_a_crash_is_not_added_to(disk):
+def test_draft_left_by_a_crash_is_not_added_to(disk):
     """A replacement is written from its beginning, also when an earlier try left a draft."""
     disk.open_append("f.tmp").append([b"left over and longer"])
     replace_file(disk, "f", b"new")
@@ -140,7 +140,7 @@ def everything_in(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_an_identity_is_given_once(tmp_path):
+def test_identity_is_given_once(tmp_path):
     """A folder gets an identity when it is first used, and keeps it."""
     first = claimed(tmp_path / "new" / "deep")
     assert claimed(tmp_path / "new" / "deep") == first
@@ -166,7 +166,7 @@ def test_folder_of_another_owner_is_refused_by_name(tmp_path, identity, words):
     assert everything_in(tmp_path) == before
 
 
-def test_a_folder_with_foreign_files_is_refused(tmp_path):
+def test_folder_with_foreign_files_is_refused(tmp_path):
     """A folder that holds other things is not taken for a new data folder."""
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(DataFolderError, match=r"thesis\.tex"):
@@ -176,7 +176,7 @@ def test_a_folder_with_foreign_files_is_refused(tmp_path):
         claimed(tmp_path / "x", group="../g")
 
 
-def test_a_second_broker_is_refused_while_the_folder_is_locked(tmp_path):
+def test_second_broker_is_refused_while_the_folder_is_locked(tmp_path):
     """A folder in use is refused; it is free again when its user has ended."""
     first = RealFiles(tmp_path)
     first.lock()
@@ -188,7 +188,7 @@ def test_a_second_broker_is_refused_while_the_folder_is_locked(tmp_path):
     second.close()
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+def test_folder_that_cannot_be_written_is_refused(tmp_path):
     """A file in the folder's place, or a folder without rights, is a DataFolderError."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DataFolderError):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 
 import pytest
@@ -20,6 +18,7 @@ from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch, facts
 from support.broker_process import BrokerProcess
 from support.indexes import KINDS
+from support.server_process import run_keylane
 
 PARTITIONS = 5
 
@@ -136,10 +135,7 @@ def test_index_commands_rebuild_convert_and_compare(tmp_path):
     data = tmp_path / "data"
 
     def command(*words, status=0):
-        ran = subprocess.run(
-            [sys.executable, "-m", "keylane.cli", "broker", "index", *words],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        ran = run_keylane("broker", "index", *words)
         assert ran.returncode == status, ran.stdout + ran.stderr
         return ran.stdout + ran.stderr
 

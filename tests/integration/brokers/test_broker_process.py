@@ -109,7 +109,7 @@ async def test_broker_serves_every_call_of_a_message(client, partition_id):
     assert status in (await client.partitions()).partitions
 
 
-async def test_a_long_list_comes_in_parts(client, network, partition_id):
+async def test_long_list_comes_in_parts(client, network, partition_id):
     """Every partition is listed once, by id, and no answer has more than some hundreds of them."""
     numbers = [next(_next_partition) for _ in range(LISTED_MAX + 50)]
     await asyncio.gather(*(client.host_partition(facts(number)) for number in numbers))
@@ -273,7 +273,7 @@ async def metaserver(reports: list[BrokerHeartbeat]) -> AsyncIterator[str]:
     await server.stop()
 
 
-async def test_a_broker_in_another_loop_reports_and_stops(tmp_path, network):
+async def test_broker_in_another_loop_reports_and_stops(tmp_path, network):
     """A broker run inside another program serves, registers, and leaves nothing open."""
     reports: list[BrokerHeartbeat] = []
     async with metaserver(reports) as meta:
@@ -341,7 +341,7 @@ async def test_folder_stays_locked_until_the_last_thread_ends(tmp_path, network)
         pass
 
 
-async def test_a_port_in_use_leaves_the_folder_free(tmp_path, network):
+async def test_port_in_use_leaves_the_folder_free(tmp_path, network):
     """A start that fails lets go of everything, so that the next may succeed."""
     settings = settings_of(data=tmp_path / "data")
     async with running_broker(settings, network=network) as broker:

@@ -92,7 +92,7 @@ async def verified(meta: str) -> dict[str, list[str]]:
     return {check.name: check.violations for check in verification.checks if check.violations}
 
 
-def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
+def test_copy_beside_its_original_is_refused(copied: Copied) -> None:
     """The second of two live brokers with one identity is refused and named; no client is sent to it."""
     original = copied.cluster.brokers[0].address
     second = copied.start_copy()
@@ -121,7 +121,7 @@ def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
     assert asyncio.run(stored(second)) == 0
 
 
-def test_a_refused_copy_is_forgotten_when_it_ends(copied: Copied) -> None:
+def test_refused_copy_is_forgotten_when_it_ends(copied: Copied) -> None:
     """When the copy has ended and its ttl is over, `verify` reports no violation."""
     second = copied.start_copy()
     copied.registration_once(second, "is a copy")
@@ -132,7 +132,7 @@ def test_a_refused_copy_is_forgotten_when_it_ends(copied: Copied) -> None:
         time.sleep(0.5)
 
 
-def test_the_original_is_refused_when_its_copy_took_over(copied: Copied) -> None:
+def test_original_is_refused_when_its_copy_took_over(copied: Copied) -> None:
     """A folder that moved is accepted at its new place; when the old folder comes back, the old one is refused."""
     original = copied.cluster.brokers[0]
     original.kill()
@@ -160,7 +160,7 @@ async def test_broker_is_not_ready_while_the_metaserver_refuses_it(copied: Copie
         await network.close()
 
 
-async def test_a_late_report_of_where_a_broker_was_is_no_second_broker(copied: Copied) -> None:
+async def test_late_report_of_where_a_broker_was_is_no_second_broker(copied: Copied) -> None:
     """A folder that moved is not called a copy when a report from its old place comes late; the route stays."""
     original = copied.cluster.brokers[0]
     old = original.address
@@ -180,7 +180,7 @@ async def test_a_late_report_of_where_a_broker_was_is_no_second_broker(copied: C
     assert await address_of_first(copied.cluster.meta) == second
 
 
-async def test_a_late_report_is_no_second_broker_when_another_program_listens_where_it_was(
+async def test_late_report_is_no_second_broker_when_another_program_listens_where_it_was(
     copied: Copied,
 ) -> None:
     """The port of a broker that moved may be a metaserver's meanwhile."""
@@ -200,7 +200,7 @@ async def test_a_late_report_is_no_second_broker_when_another_program_listens_wh
     assert await address_of_first(meta) == second
 
 
-async def test_a_second_folder_under_one_name_is_seen(cluster: Cluster) -> None:
+async def test_second_folder_under_one_name_is_seen(cluster: Cluster) -> None:
     """Another identity under the name of a live group is refused by name, and verify shows it."""
     await cluster.create(SUBJECT, partitions=2)
     network = HttpNetwork()
@@ -263,7 +263,7 @@ class Told:
             await network.close()
 
 
-async def test_a_copy_of_a_running_folder_is_refused_when_the_original_had_come_farther(
+async def test_copy_of_a_running_folder_is_refused_when_the_original_had_come_farther(
     copied: Copied,
 ) -> None:
     """Acked messages stay: the older copy is refused until an operator gives up the messages that it lacks."""
@@ -296,7 +296,7 @@ async def test_a_copy_of_a_running_folder_is_refused_when_the_original_had_come_
     await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
 
 
-async def test_a_copy_of_a_running_folder_is_refused_when_the_original_was_started_since(
+async def test_copy_of_a_running_folder_is_refused_when_the_original_was_started_since(
     copied: Copied,
 ) -> None:
     """A copy does not know of the original's later openings, even where nothing was stored since."""
@@ -335,7 +335,7 @@ async def test_broker_is_taken_when_it_listens_under_another_name_of_its_host(
         broker.kill()
 
 
-async def test_a_copy_is_not_accepted_while_the_original_is_alive(copied: Copied) -> None:
+async def test_copy_is_not_accepted_while_the_original_is_alive(copied: Copied) -> None:
     """An operator cannot put a copy in the place of a broker that answers."""
     told = Told(copied)
     second = await asyncio.to_thread(copied.start_copy)
@@ -344,7 +344,7 @@ async def test_a_copy_is_not_accepted_while_the_original_is_alive(copied: Copied
         await told.accept()
 
 
-async def test_a_broker_is_taken_again_when_it_was_killed_often_without_a_metaserver(
+async def test_broker_is_taken_again_when_it_was_killed_often_without_a_metaserver(
     copied: Copied,
 ) -> None:
     """A folder is no copy after openings that no metaserver heard of, nor after it was moved."""
@@ -363,7 +363,7 @@ async def test_a_broker_is_taken_again_when_it_was_killed_often_without_a_metase
     assert await address_of_first(copied.cluster.meta) == second
 
 
-async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_group(
+async def test_broker_takes_no_messages_when_another_folder_stands_for_its_group(
     copied: Copied,
 ) -> None:
     """The original stood still while a copy took over; it acks no message of a producer that still knows it."""
@@ -393,7 +393,7 @@ async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_gro
         await network.close()
 
 
-async def test_an_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Copied) -> None:
+async def test_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Copied) -> None:
     """An older folder is started at the same address; it serves no message before the metaserver has refused it."""
     told = Told(copied)
     original = copied.cluster.brokers[0]

@@ -173,7 +173,7 @@ async def http_texts(http: Http, route: Route) -> dict[str, list[str]]:
     return stored
 
 
-async def test_a_repeat_with_the_idempotency_key_is_stored_once(cluster, http):
+async def test_repeat_with_the_idempotency_key_is_stored_once(cluster, http):
     """The same receipts, as duplicates, from any broker, and after both brokers were killed and restarted."""
     route = await cluster.create(http.subject, partitions=4)
     messages = [{"key": f"k{n}", "value": f"{n}"} for n in range(20)] + [{"value": "keyless"}]
@@ -267,7 +267,7 @@ async def cluster_route(http: Http) -> Route:
         return msgspec.json.decode(await response.read(), type=Route)
 
 
-async def test_a_repeat_after_a_split_is_answered_by_the_sealed_partition(cluster, http):
+async def test_repeat_after_a_split_is_answered_by_the_sealed_partition(cluster, http):
     await cluster.create(http.subject, partitions=1)
     messages = [{"key": f"k{n}", "value": str(n)} for n in range(30)]
     _, first = await http.post(messages, Idempotency_Key="id")
@@ -284,7 +284,7 @@ async def test_a_repeat_after_a_split_is_answered_by_the_sealed_partition(cluste
         assert (status, refused["code"]) == (422, NUMBERS["IdempotencyKeyReusedError"])
 
 
-async def test_a_request_is_stored_in_part_when_a_broker_is_dead(cluster, http):
+async def test_request_is_stored_in_part_when_a_broker_is_dead(cluster, http):
     """The answer has the receipts of what is stored; the repeat stores the rest, once the broker is back."""
     route = await cluster.create(http.subject, partitions=2)
     here, there = key_at(route, "g1"), key_at(route, "g2")
@@ -315,7 +315,7 @@ async def test_messages_without_a_key_are_stored_while_a_broker_is_dead(cluster,
     cluster.brokers[1].restart()
 
 
-async def test_a_posted_key_is_text_or_bytes(cluster, http):
+async def test_posted_key_is_text_or_bytes(cluster, http):
     """In the query, in base64, or in a header."""
     route = await cluster.create(http.subject, partitions=1)
     (partition,) = route.partitions
@@ -379,7 +379,7 @@ async def test_bad_requests_are_refused_with_a_typed_error_and_store_nothing(clu
     assert page["messages"] == []
 
 
-async def test_the_largest_message_and_the_most_messages_are_stored(cluster, http):
+async def test_largest_message_and_the_most_messages_are_stored(cluster, http):
     route = await cluster.create(http.subject, partitions=1)
     (partition,) = route.partitions
     assert (await http.post("v" * (1 << 20)))[0] == 200
@@ -418,7 +418,7 @@ async def test_bad_reads_are_refused_with_a_typed_error(cluster, http, query, st
     assert (got, answer["name"]) == (status, name)
 
 
-async def test_a_queue_is_read_by_logic_offset_over_a_move(cluster, http):
+async def test_queue_is_read_by_logic_offset_over_a_move(cluster, http):
     """A logic offset stays when the queue moves to the other broker; receipts have queue and logic offset."""
     route = await cluster.create(http.subject, partitions=1, static=True)
     (partition,) = route.partitions
@@ -453,7 +453,7 @@ async def test_a_queue_is_read_by_logic_offset_over_a_move(cluster, http):
     assert (status, error["name"]) == (404, "QueueUnknownError")
 
 
-async def test_the_openapi_document_of_a_broker_has_the_messages(cluster, http):
+async def test_openapi_document_of_a_broker_has_the_messages(cluster, http):
     """Every reference resolves; headers, queries and the kinds of bodies are named."""
     async with http._session.get(http.url("openapi.json")) as response:
         text = await response.text()

@@ -99,7 +99,7 @@ async def stored_when(route: Route, count: int, *, seconds: float = 20) -> list[
         await asyncio.sleep(0.05)
 
 
-async def test_a_scheduled_message_is_stored_at_its_time(cluster):
+async def test_scheduled_message_is_stored_at_its_time(cluster):
     """Not before; with its value and properties, as it was sent."""
     route = await cluster.create("at-its-time")
     async with Producer(cluster.meta) as producer:
@@ -116,7 +116,7 @@ async def test_a_scheduled_message_is_stored_at_its_time(cluster):
     assert 0 <= message.appended_at_ms - receipt.deliver_at_ms < LATE_MS
 
 
-async def test_a_thousand_scheduled_messages_are_stored_once_each_and_in_time(cluster):
+async def test_thousand_scheduled_messages_are_stored_once_each_and_in_time(cluster):
     """Their times are spread over three seconds, with many of one millisecond; `flush` waits for all receipts."""
     route = await cluster.create("a-thousand")
     async with Producer(cluster.meta) as producer:
@@ -175,7 +175,7 @@ async def test_scheduled_messages_outlive_kills_while_they_are_stored(cluster):
     assert Counter(message.value for message in messages) == Counter(values)
 
 
-async def test_a_canceled_message_is_never_stored(cluster):
+async def test_canceled_message_is_never_stored(cluster):
     """Also after a restart; a repeated cancel has the same outcome, and a delivered message is told."""
     route = await cluster.create("canceled")
     async with Producer(cluster.meta) as producer:
@@ -211,7 +211,7 @@ async def test_a_canceled_message_is_never_stored(cluster):
         (True, "not bool"),
     ],
 )
-async def test_an_impossible_time_is_refused(cluster, given, text):
+async def test_impossible_time_is_refused(cluster, given, text):
     """At once, with advice; other messages of the producer are sent."""
     route = await cluster.create("refused")
     async with Producer(cluster.meta) as producer:
@@ -221,14 +221,14 @@ async def test_an_impossible_time_is_refused(cluster, given, text):
         await producer.send(route.subject, b"v")
 
 
-async def test_a_scheduled_message_with_a_key_is_refused(cluster):
+async def test_scheduled_message_with_a_key_is_refused(cluster):
     """With the reason: a later delivery breaks the order of the key."""
     async with Producer(cluster.meta) as producer:
         with pytest.raises(DeliverAtKeyError, match="keep the order"):
             producer.send("refused", b"v", key=b"k", deliver_at=now_ms() + 60_000)
 
 
-async def test_a_scheduled_message_for_an_unknown_subject_is_refused(cluster):
+async def test_scheduled_message_for_an_unknown_subject_is_refused(cluster):
     async with Producer(cluster.meta) as producer:
         with pytest.raises(SubjectUnknownError):
             await producer.send("nowhere", b"v", deliver_at=now_ms() + 60_000)
@@ -277,7 +277,7 @@ async def test_messages_are_scheduled_and_canceled_by_http(cluster):
         assert (view["count"], view["problem"], view["late"]) == (0, "", {})
 
 
-async def test_the_command_line_sends_messages_for_a_later_delivery(cluster):
+async def test_command_line_sends_messages_for_a_later_delivery(cluster):
     """One message, and the lines of the input; a line with a key is refused."""
     route = await cluster.create("by-command")
 
@@ -335,7 +335,7 @@ def test_verify_reads_the_scheduled_messages_of_a_folder(tmp_path):
     assert journal.read_bytes() == data
 
 
-async def test_an_evacuated_broker_delivers_its_scheduled_messages_elsewhere(tmp_path):
+async def test_evacuated_broker_delivers_its_scheduled_messages_elsewhere(tmp_path):
     """Its partitions are at another broker when the time comes."""
     with Cluster(tmp_path, brokers=2) as cluster:
         route = await cluster.create("moved")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, alert_cluster, eventually, pause, silent
 from support.lost_database import rebuild_lost_database
+from support.server_process import run_keylane
 
 SENDING = ProducerSettings(call_timeout_ms=1_000)
 ALONE = ConsumerSettings(ttl_ms=1_500)
@@ -32,10 +32,7 @@ KEYS = [b"k%d" % number for number in range(20)]
 
 
 async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "keylane.cli", *words, "--meta", cluster.meta]
-    return await asyncio.to_thread(
-        subprocess.run, command, check=False, capture_output=True, text=True, timeout=60
-    )
+    return await asyncio.to_thread(run_keylane, *words, "--meta", cluster.meta)
 
 
 async def send_all(producer: Producer, value: bytes) -> list[Receipt]:

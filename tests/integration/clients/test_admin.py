@@ -309,8 +309,11 @@ async def test_argument_out_of_range_is_refused_with_its_name(admin):
         for mistake in mistakes:
             with pytest.raises(InvalidRequestError, match=word):
                 await mistake
-    with pytest.raises(PartitionUnknownError):
+    with pytest.raises(PartitionUnknownError) as unknown:
         await admin.split(999_999)
+    assert unknown.value.partition_id == 999_999
+    with pytest.raises(InvalidRequestError, match="at consume_strategy: one of exclusive, shared"):
+        await admin.switch_group("admin-args", "g", "alone")
 
 
 async def test_admin_works_only_while_it_is_open(shared_cluster):

@@ -45,7 +45,7 @@ async def fill(cluster: Cluster, subject: str, count: int) -> list[bytes]:
     return values
 
 
-async def test_a_consumer_loses_its_partitions_when_it_is_cut_off_from_the_metaserver(
+async def test_consumer_loses_its_partitions_when_it_is_cut_off_from_the_metaserver(
     shared_cluster: Cluster,
 ):
     """It still reaches the broker, and yet the next owner has the partition within a ttl and detection."""
@@ -82,7 +82,7 @@ async def test_a_consumer_loses_its_partitions_when_it_is_cut_off_from_the_metas
     assert {message.value for each in handled.values() for _, message in each} == set(values)
 
 
-async def test_a_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cluster):
+async def test_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cluster):
     """Cut off from the metaserver, its consumer cancels it before the lease ends; the next owner gets the message."""
     await fill(shared_cluster, "cancelled", 1)
     network = CutNetwork()
@@ -114,7 +114,7 @@ async def test_a_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cl
     assert again[0].fencing_token > 1
 
 
-async def test_a_handler_may_take_longer_than_the_lease(shared_cluster: Cluster):
+async def test_handler_may_take_longer_than_the_lease(shared_cluster: Cluster):
     """While heartbeats are answered it is neither cancelled nor started a second time."""
     patient = ConsumerSettings(ttl_ms=2 * TTL_MS, concurrency=4)  # a loaded machine may be slow
     await fill(shared_cluster, "long-handler", 2)

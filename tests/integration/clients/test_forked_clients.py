@@ -54,7 +54,7 @@ def created(cluster: Cluster, subject: str, *, partitions: int = 2) -> None:
 
 
 @pytest.mark.parametrize("rng", [None, random.Random(7)], ids=["system", "seeded"])
-def test_a_producer_made_before_a_fork_stores_what_each_process_sends(
+def test_producer_made_before_a_fork_stores_what_each_process_sends(
     shared_cluster: Cluster, rng: random.Random | None
 ):
     """As under gunicorn --preload: the object is copied into every worker, and each of them opens it."""
@@ -69,7 +69,7 @@ def test_a_producer_made_before_a_fork_stores_what_each_process_sends(
     asyncio.run(assert_stored(shared_cluster, subject, ["one", "two", "parent"]))
 
 
-def test_a_producer_that_a_process_of_multiprocessing_gets_stores_everything(
+def test_producer_that_a_process_of_multiprocessing_gets_stores_everything(
     shared_cluster: Cluster,
 ):
     """With the context "fork" arguments are not pickled: the child has the parent's object."""
@@ -102,7 +102,7 @@ async def test_producers_with_equal_generators_store_everything(shared_cluster: 
     await assert_stored(shared_cluster, "seeded", ["one", "two"])
 
 
-async def test_a_producer_stores_everything_when_it_is_opened_again(shared_cluster: Cluster):
+async def test_producer_stores_everything_when_it_is_opened_again(shared_cluster: Cluster):
     """Each opening is a producer of its own to the brokers."""
     await shared_cluster.create("reopened", partitions=1)
     producer = Producer(shared_cluster.meta)
@@ -113,7 +113,7 @@ async def test_a_producer_stores_everything_when_it_is_opened_again(shared_clust
     await assert_stored(shared_cluster, "reopened", names)
 
 
-def test_a_forked_producer_sends_nothing_when_it_was_open(shared_cluster: Cluster):
+def test_forked_producer_sends_nothing_when_it_was_open(shared_cluster: Cluster):
     """The child's calls are refused, and the parent's connections are as they were."""
     created(shared_cluster, "open-fork", partitions=1)
     loop = asyncio.new_event_loop()
@@ -194,7 +194,7 @@ def waited_for(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def test_a_consumer_made_before_a_fork_has_a_session_in_each_process(
+def test_consumer_made_before_a_fork_has_a_session_in_each_process(
     shared_cluster: Cluster, tmp_path: Path
 ):
     """Each process is a member of the group: partitions are shared out, and each message is handled by one of them."""
@@ -237,7 +237,7 @@ def test_a_consumer_made_before_a_fork_has_a_session_in_each_process(
     assert second
 
 
-def test_a_forked_consumer_handles_nothing_when_it_was_open(shared_cluster: Cluster):
+def test_forked_consumer_handles_nothing_when_it_was_open(shared_cluster: Cluster):
     """The child's calls are refused, it has no partition, and the parent handles on under its lease."""
     loop = asyncio.new_event_loop()
     seen: list[bytes] = []
@@ -276,7 +276,7 @@ def test_a_forked_consumer_handles_nothing_when_it_was_open(shared_cluster: Clus
     assert sorted(seen) == sorted([*sent, b"later"])
 
 
-async def test_a_consumer_continues_when_it_is_opened_again(shared_cluster: Cluster):
+async def test_consumer_continues_when_it_is_opened_again(shared_cluster: Cluster):
     """With a handler and without: the second opening gets what came since, under a session of its own."""
     await shared_cluster.create("again", partitions=2)
     seen: list[bytes] = []
@@ -310,7 +310,7 @@ async def test_a_consumer_continues_when_it_is_opened_again(shared_cluster: Clus
     assert len(set().union(*sessions)) == 3
 
 
-async def test_an_open_consumer_is_not_opened_again(shared_cluster: Cluster):
+async def test_open_consumer_is_not_opened_again(shared_cluster: Cluster):
     """It is refused, and the client works on."""
     sent = await filled(shared_cluster, "open-twice", 50)
     seen: list[bytes] = []
@@ -326,7 +326,7 @@ async def test_an_open_consumer_is_not_opened_again(shared_cluster: Cluster):
         await eventually(lambda: set(seen) == sent)
 
 
-async def test_a_consumer_used_in_another_event_loop_is_refused(shared_cluster: Cluster):
+async def test_consumer_used_in_another_event_loop_is_refused(shared_cluster: Cluster):
     """Waiting, iterating, acking and closing in a thread with a loop of its own are told at once."""
     await filled(shared_cluster, "elsewhere", 4, partitions=1)
     consumer = Consumer(shared_cluster.meta, subject="elsewhere", group="g", settings=QUICK)

@@ -41,7 +41,7 @@ async def linked() -> AsyncIterator[tuple[Forwarder, asyncio.StreamReader, async
 
 
 @pytest.mark.parametrize("cut", [{"up": True, "down": False}, {"up": False, "down": True}])
-async def test_a_cut_forwarder_holds_the_bytes_that_are_sent(cut: dict[str, bool]):
+async def test_cut_forwarder_holds_the_bytes_that_are_sent(cut: dict[str, bool]):
     """Nothing comes through while one direction is cut; after the healing everything does, in order."""
     async with linked() as (way, reader, writer):
         writer.write(b"one")
@@ -55,7 +55,7 @@ async def test_a_cut_forwarder_holds_the_bytes_that_are_sent(cut: dict[str, bool
         assert await asyncio.wait_for(reader.readexactly(8), 60) == b"twothree"
 
 
-async def test_a_reset_breaks_the_connections_that_were_cut():
+async def test_reset_breaks_the_connections_that_were_cut():
     """The other side hears of it, and a new connection passes."""
     async with linked() as (way, reader, writer):
         writer.write(b"one")
@@ -71,7 +71,7 @@ async def test_a_reset_breaks_the_connections_that_were_cut():
         writer_again.close()
 
 
-async def test_a_connection_breaks_when_no_server_listens():
+async def test_connection_breaks_when_no_server_listens():
     """Where no program listens, the caller's connection ends at once."""
     async with echoing() as address:
         pass

@@ -12,7 +12,7 @@ from keylane.protocol.errors import NotSentError
 from support.cluster import Cluster, eventually
 
 
-async def test_a_client_that_could_not_be_opened_may_be_opened_again(tmp_path: Path):
+async def test_client_that_could_not_be_opened_may_be_opened_again(tmp_path: Path):
     """While the metaserver restarts nothing waits: the error says that nothing was done, and the next opening works."""
     cluster = Cluster(tmp_path, 1)
     handled: list[Message] = []

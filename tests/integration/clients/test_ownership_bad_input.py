@@ -81,7 +81,7 @@ async def test_requests_are_refused_when_their_token_is_above_the_fence(
     await network.close()
 
 
-async def test_a_metaserver_catches_up_when_a_fence_is_above_its_tokens(
+async def test_metaserver_catches_up_when_a_fence_is_above_its_tokens(
     shared_cluster: Cluster,
 ) -> None:
     """A fence above every token granted, as after a database was restored from a copy, stops a group for a moment."""
@@ -106,7 +106,7 @@ async def test_a_metaserver_catches_up_when_a_fence_is_above_its_tokens(
     await network.close()
 
 
-async def test_a_heartbeat_is_refused_when_the_session_has_ended(shared_cluster: Cluster) -> None:
+async def test_heartbeat_is_refused_when_the_session_has_ended(shared_cluster: Cluster) -> None:
     """A session whose ttl has passed cannot renew, report or release anything, and is not brought back by trying."""
     await shared_cluster.create("dead", partitions=2)
     network = HttpNetwork()
@@ -205,7 +205,7 @@ async def test_leases_do_not_end_early_when_the_database_clock_runs_backwards(
         assert min(token for _, token in last.values()) > max(token for _, token in first.values())
 
 
-def test_a_fence_stays_when_the_broker_clock_runs_backwards() -> None:
+def test_fence_stays_when_the_broker_clock_runs_backwards() -> None:
     """The lock may seem to live longer, the fence does not move: the older owner stays out, a newer gets in."""
     lock = PullLock()
     raise_fence(lock, token=4, session=A)
@@ -219,7 +219,7 @@ def test_a_fence_stays_when_the_broker_clock_runs_backwards() -> None:
     assert decide_acquire(lock, token=6, session=A, ttl_ms=1_000)
 
 
-async def test_a_creation_is_refused_when_two_operators_create_a_subject_at_once(
+async def test_creation_is_refused_when_two_operators_create_a_subject_at_once(
     shared_cluster: Cluster,
 ) -> None:
     """Two creations of one name with different settings: one stands, the other is refused, nothing is mixed."""

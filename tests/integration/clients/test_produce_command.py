@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from keylane.protocol.routing import Route
 from support.cluster import Cluster
+from support.server_process import run_keylane
 
 TIMEOUT_S = 60
 
 
 async def keylane(cluster: Cluster, *arguments: str, text: str = "") -> tuple[int, str, str]:
     """Status, standard output and standard error of `keylane ARGUMENTS`."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "keylane.cli", *arguments, "--meta", cluster.meta),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    done = await asyncio.to_thread(
+        run_keylane, *arguments, "--meta", cluster.meta, text=text, timeout_s=TIMEOUT_S
     )
-    async with asyncio.timeout(TIMEOUT_S):
-        out, errors = await process.communicate(text.encode())
-    assert process.returncode is not None
-    return process.returncode, out.decode(), errors.decode()
+    return done.returncode, done.stdout, done.stderr
 
 
 async def values_by_key(cluster: Cluster, route: Route) -> dict[bytes, list[bytes]]:
@@ -112,7 +106,7 @@ async def test_lines_of_ndjson_are_stored_as_they_are(shared_cluster: Cluster):
         ("a.jsonl", "hello\n", "line 1: not a JSON object"),
     ],
 )
-async def test_a_bad_file_is_told_with_its_line(
+async def test_bad_file_is_told_with_its_line(
     shared_cluster: Cluster, tmp_path: Path, name: str, text: str, why: str
 ):
     """Nothing is stored, and nothing hangs."""

@@ -81,14 +81,14 @@ async def test_properties_and_large_messages_arrive(shared_cluster: Cluster):
 
 
 @pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 300, "", "ü"])
-async def test_an_illegal_name_is_refused_at_once(shared_cluster: Cluster, name: str):
+async def test_illegal_name_is_refused_at_once(shared_cluster: Cluster, name: str):
     """A name that is none never reaches the metaserver."""
     async with Producer(shared_cluster.meta) as producer:
         with pytest.raises(InvalidNameError):
             producer.send(name, b"v")
 
 
-async def test_an_unknown_subject_is_told_by_the_future(shared_cluster: Cluster):
+async def test_unknown_subject_is_told_by_the_future(shared_cluster: Cluster):
     """The future of a message to no subject raises, and the producer sends other messages."""
     await shared_cluster.create("known")
     async with Producer(shared_cluster.meta) as producer:
@@ -112,14 +112,14 @@ async def test_another_strategy_than_the_stored_is_refused(shared_cluster: Clust
     assert not any((await shared_cluster.log(route)).values())
 
 
-async def test_a_value_is_refused_when_it_is_not_bytes(shared_cluster: Cluster):
+async def test_value_is_refused_when_it_is_not_bytes(shared_cluster: Cluster):
     """Text is not encoded behind the user's back."""
     async with Producer(shared_cluster.meta) as producer:
         with pytest.raises(InvalidRequestError):
             producer.send("known", "text")
 
 
-async def test_a_send_raises_when_the_queue_is_full(shared_cluster: Cluster):
+async def test_send_raises_when_the_queue_is_full(shared_cluster: Cluster):
     """The queue has a limit; `drain` waits for room, and every message that was queued is stored."""
     route = await shared_cluster.create("narrow", partitions=1)
     settings = ProducerSettings(queue_bytes=1 << 20)
@@ -140,14 +140,14 @@ async def test_a_send_raises_when_the_queue_is_full(shared_cluster: Cluster):
     assert len(messages) == 100
 
 
-async def test_an_unreachable_metaserver_is_told_at_open():
+async def test_unreachable_metaserver_is_told_at_open():
     """Opening a producer where no metaserver listens says what to do."""
     with pytest.raises(NotSentError, match="keylane dev"):
         async with Producer("127.0.0.1:1"):
             pass
 
 
-async def test_a_closed_producer_takes_nothing(shared_cluster: Cluster):
+async def test_closed_producer_takes_nothing(shared_cluster: Cluster):
     """Sending before open or after close is a mistake of the caller's."""
     producer = Producer(shared_cluster.meta)
     with pytest.raises(ClosedError):
@@ -251,7 +251,7 @@ async def test_best_tried_gives_up_after_its_time(cluster: Cluster):
 
 
 @pytest.mark.crash
-async def test_a_producer_waits_and_says_so_when_it_started_beside_a_silent_broker(
+async def test_producer_waits_and_says_so_when_it_started_beside_a_silent_broker(
     cluster: Cluster,
 ):
     """STRICT: keyed messages for the silent broker wait in sight, all others are acked; nothing waits once it is back."""

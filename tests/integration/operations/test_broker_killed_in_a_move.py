@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 @pytest.mark.crash
 @pytest.mark.parametrize("victim", PLACES)
 @pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
-async def test_a_broker_killed_after_any_step(cluster: Cluster, step: str, victim: str):
+async def test_broker_killed_after_any_step(cluster: Cluster, step: str, victim: str):
     """Stop the metaserver at a step and kill the broker there; restart both, the broker last."""
     subject = f"{step}-{victim}"
     route = await cluster.create(subject, partitions=2)

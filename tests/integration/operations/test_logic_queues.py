@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -26,6 +25,7 @@ from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 from support.load import Load
+from support.server_process import run_keylane
 
 
 async def move(cluster: Cluster, reader: QueueReader, queue: int, to: str) -> None:
@@ -210,10 +210,7 @@ async def test_bad_requests(shared_cluster: Cluster):
 
 
 async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "keylane.cli", *words, "--meta", cluster.meta]
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False
-    )
+    return await asyncio.to_thread(run_keylane, *words, "--meta", cluster.meta)
 
 
 async def answer(cluster: Cluster, *words: str) -> Any:
@@ -222,7 +219,7 @@ async def answer(cluster: Cluster, *words: str) -> Any:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-async def test_the_commands(shared_cluster: Cluster):
+async def test_queue_commands_make_move_show_and_read(shared_cluster: Cluster):
     """A static subject is made, moved, shown and read from the command line."""
     done = await keylane(shared_cluster, "subject", "create", "cmd", "--static", "--queues", "1")
     assert done.returncode == 0, done.stderr

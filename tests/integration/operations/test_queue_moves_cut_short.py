@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,6 +25,7 @@ from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import ALERT, Cluster, done_operation, eventually
 from support.load import Load
+from support.server_process import run_keylane
 
 TTL_MS = 20_000
 """No consumer loses its lease, and handles anything twice, because a program takes long to start again."""
@@ -79,7 +78,7 @@ async def check(cluster: Cluster, load: Load, subject: str) -> None:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
-async def test_a_metaserver_killed_after_any_step(cluster: Cluster, step: str):
+async def test_metaserver_killed_after_any_step(cluster: Cluster, step: str):
     """The move continues in its state, a second move is refused meanwhile, and no logic offset is missing."""
     await cluster.create("cut", partitions=1, static=True)
     program = cluster.meta_program
@@ -175,12 +174,9 @@ async def test_static_queue_survives_a_lost_database(tmp_path: Path):
             before = await reader.queues()
             cluster.meta_program.kill()
             shutil.rmtree(tmp_path / "meta-0")
-            command = [sys.executable, "-m", "keylane.cli", "meta", "rebuild", "--output=json"]
-            command += [f"--data={tmp_path / 'meta-0'}"]
-            command += [f"--broker={broker.address}" for broker in cluster.brokers]
-            done = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, check=False
-            )
+            where = [f"--data={tmp_path / 'meta-0'}"]
+            where += [f"--broker={broker.address}" for broker in cluster.brokers]
+            done = await asyncio.to_thread(run_keylane, "meta", "rebuild", "--output=json", *where)
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)
             cluster.meta_program.restart()

@@ -3,20 +3,17 @@
 import asyncio
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.cluster import Cluster, pause, resume
+from support.server_process import run_keylane
 
 
 async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "keylane.cli", "subject", *words, "--meta", cluster.meta]
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False
-    )
+    return await asyncio.to_thread(run_keylane, "subject", *words, "--meta", cluster.meta)
 
 
 async def answer(cluster: Cluster, *words: str) -> Any:

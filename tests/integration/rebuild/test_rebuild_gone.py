@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from keylane import Consumer, Message, Producer
@@ -15,19 +14,13 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
+from support.server_process import run_keylane
 
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
 
 
 async def keylane(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "keylane.cli", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return await asyncio.to_thread(run_keylane, *arguments)
 
 
 async def test_cluster_continues_without_a_removed_broker(cluster: Cluster, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -35,6 +34,7 @@ from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo, SetCursor
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import ALERT, Cluster, Program, eventually
+from support.server_process import run_keylane
 
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
 VALUES = [b"%d" % number for number in range(40)]
@@ -327,10 +327,7 @@ def restart_to_die_at_its_next_sync(broker: Program) -> None:
 
 
 async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "keylane.cli", "group", *words, "--meta", cluster.meta]
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False
-    )
+    return await asyncio.to_thread(run_keylane, "group", *words, "--meta", cluster.meta)
 
 
 async def test_reset_command_sets_what_describe_shows(shared_cluster: Cluster):

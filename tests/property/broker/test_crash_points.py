@@ -130,7 +130,7 @@ async def check(disk: SimDisk, known: Known) -> None:
     assert values == list(range(3 * BATCHES))
 
 
-def test_a_crash_at_every_operation():
+def test_crash_at_every_operation():
     """No operation on the disk is a bad moment to crash, whatever of the unsynced bytes survives."""
     whole = SimDisk()
     assert run_until_crash(whole, Known())
@@ -142,7 +142,7 @@ def test_a_crash_at_every_operation():
             asyncio.run(check(disk.after_crash(random.Random(seed)), known))
 
 
-def test_a_crash_during_recovery():
+def test_crash_during_recovery():
     """Recovery may crash as well, any number of times; the final state is the same."""
     whole = SimDisk()
     run_until_crash(whole, Known())

@@ -69,7 +69,7 @@ def operations() -> int:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_crash_at_every_operation(seed: int):
+def test_crash_at_every_operation(seed: int):
     """An answered reset is kept; one without an answer may be kept or not; a fresh token sets the cursor in either case."""
     for crash_at in range(1, operations() + 1):
         disk = SimDisk()

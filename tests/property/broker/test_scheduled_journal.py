@@ -37,7 +37,7 @@ u64 = st.integers(0, 2**64 - 1)
 
 @given(st.lists(records, max_size=4), u64, u64, st.binary(max_size=20), st.binary(max_size=20))
 @settings(deadline=None)
-def test_a_frame_reads_back_where_it_was_written_and_nowhere_else(
+def test_frame_reads_back_where_it_was_written_and_nowhere_else(
     written, segment, position, before, after
 ):
     frame = encode_frame(written, segment=segment, position=position)
@@ -61,7 +61,7 @@ def test_no_changed_bit_of_a_frame_is_read(written, data):
 
 @given(frames, st.data())
 @settings(deadline=None)
-def test_a_cut_segment_has_the_frames_before_the_cut(groups, data):
+def test_cut_segment_has_the_frames_before_the_cut(groups, data):
     """Whatever byte it is cut at, no frame is made up, and none is taken for damage."""
     segment, starts = b"", []
     for group in groups:

@@ -105,7 +105,7 @@ def bodies(sent: list[bytes]) -> list[bytes]:
 PATH = segment_path(0)
 
 
-def test_a_log_cut_at_any_byte_keeps_every_whole_record():
+def test_log_cut_at_any_byte_keeps_every_whole_record():
     """Truncated at every byte of its last records, none of them known to be durable, the log starts with the whole ones."""
     disk, sent = written(3)
     data = bytes(disk.contents[PATH].data)
@@ -183,7 +183,7 @@ def test_blocks_that_are_not_where_they_belong_are_found(what):
         assert stored(untold(broken)) == bodies(sent[:kept])
 
 
-def test_a_hole_in_a_commit_that_never_finished_is_cut():
+def test_hole_in_a_commit_that_never_finished_is_cut():
     """An unfinished commit may lack any record; its whole records behind the hole were never acked, and are kept aside."""
     disk, sent = written(1)
     before = bytes(disk.contents[PATH].data)
@@ -201,7 +201,7 @@ def test_a_hole_in_a_commit_that_never_finished_is_cut():
     assert bytes(broken.contents[kept[0]].data) == hurt[start:]
 
 
-def test_a_damaged_or_missing_older_segment_is_never_cut():
+def test_damaged_or_missing_older_segment_is_never_cut():
     """At damage in a segment that is not the last, or between two segments, reading stops, and no byte changes."""
     disk, sent = written(60, segment_bytes=4096)
     bases = segment_bases(disk)
@@ -233,7 +233,7 @@ def test_other_files_in_the_log_folder_are_left_alone():
 
 @pytest.mark.parametrize("stop", ["clean", "crash"])
 @pytest.mark.parametrize("hurt", [None, b"", b"garbage" * 100, bytes(64)])
-def test_a_damaged_index_is_rebuilt(hurt, stop):
+def test_damaged_index_is_rebuilt(hurt, stop):
     """The index is derived: deleted, damaged or stale, it comes back from the log."""
     disk, sent = written(300)
 
@@ -277,7 +277,7 @@ def newer(record: bytes, *, at: int, value: int) -> bytes:
 
 
 @pytest.mark.parametrize(("at", "value"), [(12, 2), (13, 77)], ids=["version", "kind"])
-def test_a_log_of_a_newer_broker_is_refused(at, value):
+def test_log_of_a_newer_broker_is_refused(at, value):
     """A record of a newer version or an unknown kind is no damage: the start is refused, and nothing is changed."""
     disk, sent = written(4)
     data = bytes(disk.contents[PATH].data)
@@ -291,7 +291,7 @@ def test_a_log_of_a_newer_broker_is_refused(at, value):
         assert bytes(broken.contents[PATH].data) == changed
 
 
-def test_a_gap_after_a_lost_end_stays_a_gap():
+def test_gap_after_a_lost_end_stays_a_gap():
     """After a lost end the log continues in a new segment behind it; later starts tell the same loss, and no other."""
     disk, sent = written(6)
     data = bytes(disk.contents[PATH].data)

@@ -111,7 +111,7 @@ def outcome(plan, strategy: OrderStrategy, seed: int):
 
 @settings(max_examples=200, deadline=None)
 @given(plan=steps, seed=st.integers(0, 1_000))
-def test_an_inversion_is_due_and_declared_under_best_tried(plan, seed):
+def test_inversion_is_due_and_declared_under_best_tried(plan, seed):
     """
     Two messages of a key are stored in another order than they were sent only if one of them says so, and only after
     a message of their partition, not newer than both, has waited for `leave_after_ms`.

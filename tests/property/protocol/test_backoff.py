@@ -18,7 +18,7 @@ from keylane.protocol.backoff import Backoff
     st.integers(0, 2**32),
 )
 @settings(deadline=None)
-def test_a_wait_is_between_half_a_step_and_the_whole(first_ms, max_ms, factor, attempt, seed):
+def test_wait_is_between_half_a_step_and_the_whole(first_ms, max_ms, factor, attempt, seed):
     """The wait is at least half of its step and at least 1 ms, and never above the step or the limit."""
     backoff = Backoff(first_ms=first_ms, max_ms=max_ms, factor=factor)
     step = min(max_ms, first_ms * factor ** min(attempt - 1, 32))
@@ -40,7 +40,7 @@ def test_pauses_follow_the_failures_in_a_row(steps, seed):
         assert pauses.failures == failures
 
 
-def test_the_same_rng_give_the_same_waits():
+def test_same_rng_give_the_same_waits():
     """Nothing but the generator passed in decides: a simulation can replay it."""
     first, again = random.Random(7), random.Random(7)
     waits = [Backoff().wait_ms(attempt, first) for attempt in range(1, 50)]

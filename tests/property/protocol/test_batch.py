@@ -38,7 +38,7 @@ def slices(blob: bytes, edges: list[int]) -> list[bytes]:
 
 @given(messages, u64, u64, st.integers(0, 2**32 - 1), u64, blobs, blobs)
 @settings(deadline=None)
-def test_a_batch_reads_back_as_it_was_written(
+def test_batch_reads_back_as_it_was_written(
     rows, partition_id, producer, epoch, sequence, pre, post
 ):
     """Whatever the messages, the batch gives back their columns, wherever it lies in a buffer."""
@@ -87,7 +87,7 @@ def test_any_bytes_are_a_record_or_short_or_wrong(data, start):
 
 @given(st.binary(max_size=300), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 @settings(deadline=None)
-def test_a_record_with_right_checksums_and_any_body_is_columns_or_a_typed_error(
+def test_record_with_right_checksums_and_any_body_is_columns_or_a_typed_error(
     body, count, partition
 ):
     """A hostile sender can make the checksums right, and still gets no further than a typed error."""
@@ -137,7 +137,7 @@ any_frame = st.one_of(
 
 @given(u64, any_frame, blobs)
 @settings(deadline=None)
-def test_a_request_reads_back_as_it_was_written(number, request, payload):
+def test_request_reads_back_as_it_was_written(number, request, payload):
     """Whatever its fields, a request and its payload arrive as they were sent."""
     data = frames.encode_frame(number, request, payload)
     assert frames.decode_request(data) == (number, request, payload)

@@ -114,7 +114,7 @@ async def told_of(caplog, monkeypatch, errors, *, take_ms=0, more=()):
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-async def test_a_start_is_no_trouble(caplog, monkeypatch):
+async def test_start_is_no_trouble(caplog, monkeypatch):
     """A metaserver that starts a moment later than the broker causes no warning; one that goes away later does."""
     silent = NotSentError("no answer")
     told = await told_of(caplog, monkeypatch, [silent] * 3, more=[silent] * 2)
@@ -126,7 +126,7 @@ async def test_a_start_is_no_trouble(caplog, monkeypatch):
     ]
 
 
-async def test_a_start_that_lasts_is_trouble(caplog, monkeypatch):
+async def test_start_that_lasts_is_trouble(caplog, monkeypatch):
     """After some seconds without a metaserver the broker warns, once."""
     told = await told_of(caplog, monkeypatch, [NotSentError("no answer")] * 9, take_ms=1_000)
     assert told == [
@@ -136,7 +136,7 @@ async def test_a_start_that_lasts_is_trouble(caplog, monkeypatch):
     ]
 
 
-async def test_a_refusal_is_trouble_at_once(caplog, monkeypatch):
+async def test_refusal_is_trouble_at_once(caplog, monkeypatch):
     """What the metaserver refuses is warned of at once."""
     told = await told_of(caplog, monkeypatch, [WrongBrokerError("another folder")])
     assert told[0] == ("WARNING", "not registered: another folder")
@@ -157,7 +157,7 @@ class ThreeMetaservers:
         return BrokerWelcome(heartbeat_ms=1_000, ttl_ms=10_000)
 
 
-def test_a_broker_is_heard_within_its_ttl_while_all_metaservers_but_one_hang():
+def test_broker_is_heard_within_its_ttl_while_all_metaservers_but_one_hang():
     """Each of three has a share of the ttl, so none is silent for the others."""
     loop = SimLoop(random.Random(1))
 

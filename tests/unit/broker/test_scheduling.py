@@ -111,14 +111,14 @@ def one(*, key: bytes = b"", value: bytes = b"v", properties: bytes = b"", count
     )
 
 
-async def test_a_frame_is_kept_with_its_message():
+async def test_frame_is_kept_with_its_message():
     calls = Calls()
     packed = pack_properties({"kind": "reminder"})
     assert await calls.frame(value=b"later", properties=packed) == Scheduled("g1", "fsync")
     assert calls.messages.kept == [Waits(ID, NOW_MS + 1, "s", 17, b"later", packed)]
 
 
-async def test_a_frame_with_a_key_is_refused():
+async def test_frame_with_a_key_is_refused():
     calls = Calls()
     with pytest.raises(DeliverAtKeyError):
         await calls.frame(key=b"k")
@@ -140,28 +140,28 @@ async def test_a_frame_with_a_key_is_refused():
         ({"value": bytes(1 << 20), "properties": b"x"}, MessageTooLargeError),
     ],
 )
-async def test_a_bad_frame_is_refused_and_nothing_is_kept(frame, error):
+async def test_bad_frame_is_refused_and_nothing_is_kept(frame, error):
     calls = Calls()
     with pytest.raises(error):
         await calls.frame(**frame)
     assert calls.messages.kept == []
 
 
-async def test_a_frame_that_is_a_little_late_is_kept():
+async def test_frame_that_is_a_little_late_is_kept():
     """Its producer has checked the time before it tried."""
     calls = Calls()
     await calls.frame(at_ms=NOW_MS - LATE_MS_MAX)
     assert len(calls.messages.kept) == 1
 
 
-async def test_a_broker_that_takes_no_messages_keeps_none():
+async def test_broker_that_takes_no_messages_keeps_none():
     calls = Calls()
     calls.read_only = True
     with pytest.raises(BrokerReadOnlyError):
         await calls.frame()
 
 
-async def test_a_posted_body_is_kept_with_an_id_for_each_message():
+async def test_posted_body_is_kept_with_an_id_for_each_message():
     calls = Calls()
     body = b'[{"value": "a", "properties": {"n": "1"}}, {"value": {"b": 2}}]'
     receipts = await calls.post(body, **{CONTENT_TYPE: JSON})
@@ -172,7 +172,7 @@ async def test_a_posted_body_is_kept_with_an_id_for_each_message():
     ]
 
 
-async def test_a_repeated_post_with_an_idempotency_key_has_the_same_ids():
+async def test_repeated_post_with_an_idempotency_key_has_the_same_ids():
     """Other messages, another time and another key have other ids."""
     calls = Calls()
     first = await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"})
@@ -197,19 +197,19 @@ async def test_a_repeated_post_with_an_idempotency_key_has_the_same_ids():
         ({IDEMPOTENCY_KEY: ""}, b"v", InvalidRequestError),
     ],
 )
-async def test_a_bad_post_is_refused_and_nothing_is_kept(params, body, error):
+async def test_bad_post_is_refused_and_nothing_is_kept(params, body, error):
     calls = Calls()
     with pytest.raises(error):
         await calls.post(body, **params)
     assert calls.messages.kept == []
 
 
-async def test_a_post_without_a_time_is_refused():
+async def test_post_without_a_time_is_refused():
     with pytest.raises(DeliverAtError, match="missing"):
         await Calls().scheduling.post(b"v", {"subject": "s"})
 
 
-async def test_a_cancel_names_a_message():
+async def test_cancel_names_a_message():
     calls = Calls()
     answer, _ = await calls.scheduling.cancel(CancelScheduled(ID), memoryview(b""))
     assert answer == ScheduledCanceled("canceled")

@@ -74,7 +74,7 @@ async def test_after_a_refused_batch_the_following_are_refused(desk):
     assert [answer.duplicate for answer in again] == [True, False, False, False]
 
 
-async def test_a_duplicate_is_answered_only_when_the_first_is_durable(desk):
+async def test_duplicate_is_answered_only_when_the_first_is_durable(desk):
     """A batch sent twice at once is stored once, and neither is answered before the sync."""
     first, second = await asyncio.gather(desk.append(batch()), desk.append(batch()))
     assert (first.duplicate, second.duplicate) == (False, True)
@@ -82,7 +82,7 @@ async def test_a_duplicate_is_answered_only_when_the_first_is_durable(desk):
     assert desk.store.state.partition(1).next_offset == 2
 
 
-async def test_a_duplicate_waits_for_the_sync_of_the_first(desk):
+async def test_duplicate_waits_for_the_sync_of_the_first(desk):
     """While the first is at the disk, the answer to the second is held back as well."""
     gate = asyncio.Event()
 
@@ -125,7 +125,7 @@ async def test_bad_appends_store_nothing(desk, data, partition_id, error):
     assert (await desk.append(batch())).base_offset == 0
 
 
-async def test_a_sealed_partition_takes_no_append(desk):
+async def test_sealed_partition_takes_no_append(desk):
     """After the seal an append is told to look for a new route; a duplicate is still known; readers see the end."""
     await desk.append(batch())
     _, durable = desk.store.seal(1)
@@ -200,7 +200,7 @@ async def test_impossible_limits_are_refused(desk, bytes_max, wait_ms):
         await desk.pull(1, 0, bytes_max=bytes_max, wait_ms=wait_ms)
 
 
-async def test_a_waiting_pull_is_woken_by_the_commit(desk):
+async def test_waiting_pull_is_woken_by_the_commit(desk):
     """A long poll at the end is answered as soon as a batch is durable."""
     await desk.acquire(1)
     waiting = asyncio.create_task(desk.pull(1, 0, wait_ms=30_000))
@@ -213,14 +213,14 @@ async def test_a_waiting_pull_is_woken_by_the_commit(desk):
     assert len(payload) == len(batch())
 
 
-async def test_a_pull_with_nothing_to_give_is_empty(desk):
+async def test_pull_with_nothing_to_give_is_empty(desk):
     """When the wait is over without a message, the answer is empty and says where the partition stands."""
     await desk.acquire(1)
     answer, payload = await desk.pull(1, 0, wait_ms=5)
     assert (answer.upto, answer.next_offset, payload) == (0, 0, b"")
 
 
-async def test_a_pull_at_the_end_of_a_sealed_partition_does_not_wait(desk):
+async def test_pull_at_the_end_of_a_sealed_partition_does_not_wait(desk):
     """Who drained a sealed partition learns it at once, also when it is sealed during the wait."""
     await desk.append(batch())
     await desk.acquire(1)
@@ -233,7 +233,7 @@ async def test_a_pull_at_the_end_of_a_sealed_partition_does_not_wait(desk):
 
 
 # ── the pull lock ─────────────────────────────────────────────────────────────────────────────────────
-async def test_the_fence_is_durable_before_the_cursor_is_told():
+async def test_fence_is_durable_before_the_cursor_is_told():
     """When Acquire is answered, a broker started from that very disk refuses the owner before."""
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)
@@ -252,7 +252,7 @@ async def test_the_fence_is_durable_before_the_cursor_is_told():
     assert (await reopened.ack(2, (1, 2), session=OTHER)).cursor == 2
 
 
-async def test_a_newer_owner_ends_the_waiting_pulls_of_the_older(desk):
+async def test_newer_owner_ends_the_waiting_pulls_of_the_older(desk):
     """A waiting pull of a lower token is refused at the moment of the newer grant, with nothing delivered."""
     await desk.acquire(1)
     waiting = asyncio.create_task(desk.pull(1, 0, wait_ms=30_000))
@@ -264,7 +264,7 @@ async def test_a_newer_owner_ends_the_waiting_pulls_of_the_older(desk):
         await desk.release(1)
 
 
-async def test_a_pull_that_reads_while_it_is_fenced_is_refused():
+async def test_pull_that_reads_while_it_is_fenced_is_refused():
     """The fence is looked at again after a read from the disk."""
     clock = ManualClock()
     store = open_store(SimDisk(), clock=clock, cache_bytes=0)
@@ -315,7 +315,7 @@ async def test_tokens_of_the_future_and_unknown_groups_are_refused(desk):
             await desk.acquire(1)
 
 
-async def test_a_released_lock_is_free(desk):
+async def test_released_lock_is_free(desk):
     """After a release the broker shows no holder, and the old owner's pulls and acks are refused."""
     await desk.append(batch())
     await desk.acquire(1)
@@ -379,7 +379,7 @@ async def test_bad_ack_ranges_change_nothing(desk, bad):
     assert (await desk.ack(1)).cursor == 0
 
 
-async def test_a_fenced_owner_cannot_move_the_cursor(desk):
+async def test_fenced_owner_cannot_move_the_cursor(desk):
     """An ack that arrives after the newer grant is refused, however early it was sent."""
     await desk.append(batch())
     await desk.acquire(1)
@@ -407,7 +407,7 @@ async def test_only_appends_have_a_payload(desk, request_):
         await desk.say(request_, b"x")
 
 
-async def test_an_unknown_partition_is_refused_everywhere(desk):
+async def test_unknown_partition_is_refused_everywhere(desk):
     """Every request for a partition that is not hosted here asks for a new route."""
     for request in (
         Read(5, 0, 100),

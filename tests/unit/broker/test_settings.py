@@ -51,7 +51,7 @@ def test_several_metaservers():
 
 
 @pytest.mark.parametrize("text", ["group = ", "\ufffd\x00", 'group = "g1"\nport = true\n'])
-def test_an_unreadable_file_is_a_config_error(tmp_path, text):
+def test_unreadable_file_is_a_config_error(tmp_path, text):
     """A file that is no TOML, or has wrong types, is told by name."""
     config = tmp_path / "broker.toml"
     config.write_text(text)

@@ -65,7 +65,7 @@ async def test_sessions_share_a_partition_under_one_token(desk):
     assert (await desk.ack_shared(5, (0, 7))).cursor == 20
 
 
-async def test_a_silent_session_is_replaced_at_its_deadline(desk):
+async def test_silent_session_is_replaced_at_its_deadline(desk):
     """When its deadline passes on the broker's clock, the messages it did not ack go to the next session that asks."""
     await desk.join(5)
     await desk.take(5, count_max=4)
@@ -76,7 +76,7 @@ async def test_a_silent_session_is_replaced_at_its_deadline(desk):
     assert (await desk.take(5, OTHER, count_max=4)).ranges == ((0, 1), (2, 4), (6, 7))
 
 
-async def test_a_dead_session_is_replaced_after_its_ttl(desk):
+async def test_dead_session_is_replaced_after_its_ttl(desk):
     """Not when its messages would be late: one that waits gets them as soon as the broker has not heard it so long."""
     await desk.join(5)
     await desk.take(5, hold_ms=60_000)
@@ -91,7 +91,7 @@ async def test_a_dead_session_is_replaced_after_its_ttl(desk):
     assert (await desk.take(5, OTHER)).ranges == ((0, 20),)
 
 
-async def test_a_session_with_slow_handlers_is_alive_by_its_acks(desk):
+async def test_session_with_slow_handlers_is_alive_by_its_acks(desk):
     """Empty acks are enough; without one for its ttl it has nothing any more, and acks of others' messages still count."""
     await desk.join(5)
     await desk.take(5, hold_ms=60_000)
@@ -119,7 +119,7 @@ async def test_released_is_handed_out_at_once_to_who_waits(desk):
     assert (await desk.take(5)).ranges == ()
 
 
-async def test_a_pull_of_who_has_left_takes_nothing(desk):
+async def test_pull_of_who_has_left_takes_nothing(desk):
     """A session's own waiting pull does not take what the session gives back."""
     await desk.join(5)
     await desk.take(5)
@@ -144,7 +144,7 @@ async def test_after_a_restart_all_that_is_not_acked_is_handed_out(desk, disk):
     assert (await again.ack_shared(5, (3, 6))).cursor == 8
 
 
-async def test_a_switch_fences_in_both_directions(desk):
+async def test_switch_fences_in_both_directions(desk):
     """The first new Acquire refuses every old owner: exclusive to shared, and shared to exclusive."""
     await desk.acquire(5)
     await desk.pull(5, 0)
@@ -165,7 +165,7 @@ async def test_a_switch_fences_in_both_directions(desk):
     assert (await desk.acquire(7)).cursor == 0
 
 
-async def test_a_token_is_refused_when_it_was_acquired_for_the_other_strategy(desk):
+async def test_token_is_refused_when_it_was_acquired_for_the_other_strategy(desk):
     """A token brought as shared is no exclusive owner's, and the other way round."""
     await desk.join(5)
     with pytest.raises(FencedError):
@@ -179,7 +179,7 @@ async def test_a_token_is_refused_when_it_was_acquired_for_the_other_strategy(de
         await desk.join(6)
 
 
-async def test_a_waiting_pull_is_fenced_at_once(desk):
+async def test_waiting_pull_is_fenced_at_once(desk):
     """A pull that waits under the old token is told of the switch without waiting on."""
     await desk.join(5)
     await desk.take(5)
@@ -190,7 +190,7 @@ async def test_a_waiting_pull_is_fenced_at_once(desk):
         await waiting
 
 
-async def test_the_end_is_told_to_who_waits(desk):
+async def test_end_is_told_to_who_waits(desk):
     """When the last of a sealed partition is acked, the waiting sessions hear of it."""
     await desk.join(5)
     await desk.take(5)
@@ -214,7 +214,7 @@ async def test_impossible_pulls_are_refused(desk, changes):
     assert (await desk.take(5)).ranges == ((0, 20),)
 
 
-async def test_a_session_is_refused_when_its_name_is_the_shared_one(desk):
+async def test_session_is_refused_when_its_name_is_the_shared_one(desk):
     """The name that stands for all sessions is no session's."""
     with pytest.raises(InvalidRequestError):
         await desk.acquire(5, "*")

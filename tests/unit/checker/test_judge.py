@@ -126,7 +126,7 @@ BAD = {
 }  # fmt: skip
 
 
-def test_a_good_run_is_clean():
+def test_good_run_is_clean():
     """Nothing is found where nothing is wrong."""
     findings = check_history(good())
     assert not findings.total, findings.examples
@@ -278,7 +278,7 @@ def test_lost_partition_is_not_owed_after_the_loss_is_accepted():
     assert "starvation" in _kinds(_around_a_lost_partition(*first))
 
 
-def test_a_message_of_a_lost_partition_is_not_begun_behind_a_newer_message():
+def test_message_of_a_lost_partition_is_not_begun_behind_a_newer_message():
     """A consumer that still has some of it handles that first, or not at all."""
     first = [started(0, offset=0), ended(0, offset=0), AcceptedLost(2)]
     history = _around_a_lost_partition(*first)
@@ -287,7 +287,7 @@ def test_a_message_of_a_lost_partition_is_not_begun_behind_a_newer_message():
 
 
 @pytest.mark.slow
-def test_a_million_events_are_one_pass():
+def test_million_events_are_one_pass():
     """A long history is judged whole, within seconds: the one fault at its end is found."""
     count = 200_000
     keys = [b"key%d" % (number % 500) for number in range(count)]

@@ -21,7 +21,7 @@ JSON = LineFormat(as_json=True)
     st.binary() | TEXT.map(str.encode),
     st.dictionaries(TEXT, TEXT),
 )
-def test_a_message_comes_back_from_its_json(key, value, properties):
+def test_message_comes_back_from_its_json(key, value, properties):
     """Whatever its bytes are; the line has no control character, so it is one line."""
     packed = pack_properties(properties)
     message = Message("s", key, value, 5, 2, 7, packed_properties=packed)

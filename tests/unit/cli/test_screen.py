@@ -17,7 +17,7 @@ EVIL = "\x1b[2J\r\n\t\x9b31m\u202e\x7f[bold]\udcff"
 SHOWN = r"\x1b[2J\r\n\t\x9b31m\u202e\x7f[bold]\udcff"
 
 
-def test_a_table_has_no_control_character_of_its_cells(capsys: pytest.CaptureFixture[str]):
+def test_table_has_no_control_character_of_its_cells(capsys: pytest.CaptureFixture[str]):
     """Title and cells alike."""
     show_table(make_table(EVIL, ("name", "count#"), [(EVIL, 1)]))
     printed = capsys.readouterr().out
@@ -25,7 +25,7 @@ def test_a_table_has_no_control_character_of_its_cells(capsys: pytest.CaptureFix
     assert printed.replace("\n", "").isprintable()
 
 
-def test_a_table_keeps_its_own_colours():
+def test_table_keeps_its_own_colours():
     """On a terminal the title is bold, by a code of ours."""
     screen = io.StringIO()
     table = make_table("title", ("name",), [(EVIL,)])

@@ -23,7 +23,7 @@ from keylane.outbox import (
 from keylane.outbox.assignment import Capacity, capacity_table
 from keylane.outbox.batches import SendSession
 from keylane.outbox.lease import TokenPassedError
-from keylane.outbox.round import RoundOrder, RoundOutcome, Settled, run_round
+from keylane.outbox.round import RoundOrder, RoundOutcome, SettledBatches, run_round
 from keylane.outbox.tables import VERSION, OutboxTables
 from keylane.outbox.upkeep import read_status, redrive
 from keylane.protocol.errors import (
@@ -63,7 +63,7 @@ def add(engine, outbox, *values: bytes, key: bytes = b"k") -> list[int]:
 def do(
     engine,
     token: int | None,
-    settled: Settled | None = None,
+    settled: SettledBatches | None = None,
     *,
     owner: str = "a",
     batches: int = 5,
@@ -75,7 +75,7 @@ def do(
     order = RoundOrder(
         owner=owner,
         token=token,
-        settled=settled or Settled(),
+        settled=settled or SettledBatches(),
         sending=sending,
         tables={"s": capacity_table([1] * 1024, {1: capacity} if batches else {}, [])},
         halted_keys=set(halted),
@@ -98,7 +98,7 @@ def test_stored_batches_are_deleted_and_the_lease_is_released(engine, outbox):
     outcome = do(engine, None)
     assert ids(outcome) == [[first, second], [third]]
     assert do(engine, None, owner="b").token is None, "it is another's"
-    outcome = do(engine, outcome.token, Settled(stored=outcome.recorded))
+    outcome = do(engine, outcome.token, SettledBatches(stored=outcome.recorded))
     assert outcome.token is None
     assert (count(engine), count(engine, "keylane_outbox_batch")) == (0, 0)
     assert do(engine, None, owner="b").token is None, "nothing waits, so it is released again"
@@ -118,7 +118,7 @@ def test_token_of_an_earlier_holder_changes_nothing(engine, outbox):
     zombie = do(engine, None)
     do(engine, None)
     with pytest.raises(TokenPassedError):
-        do(engine, zombie.token, Settled(stored=zombie.recorded))
+        do(engine, zombie.token, SettledBatches(stored=zombie.recorded))
     assert count(engine) == 1
 
 
@@ -126,7 +126,7 @@ def test_returned_rows_wait_again_and_are_recorded_in_order(engine, outbox):
     first, second = add(engine, outbox, b"1", b"2")
     outcome = do(engine, None, batches=1)
     (third,) = add(engine, outbox, b"3")
-    outcome = do(engine, outcome.token, Settled(returned=outcome.recorded))
+    outcome = do(engine, outcome.token, SettledBatches(returned=outcome.recorded))
     assert ids(outcome) == [[first, second], [third]]
 
 
@@ -135,10 +135,10 @@ def test_rows_behind_a_failed_one_of_their_key_wait_for_an_operator(engine, outb
     outcome = do(engine, None)
     (later,) = add(engine, outbox, b"3")
     (other,) = add(engine, outbox, b"4", key=b"other")
-    outcome = do(engine, outcome.token, Settled(failed={outcome.recorded[0]: "lost"}))
+    outcome = do(engine, outcome.token, SettledBatches(failed={outcome.recorded[0]: "lost"}))
     assert ids(outcome) == [[other]]
     outcome = do(
-        engine, outcome.token, Settled(stored=outcome.recorded), halted=outcome.halted_keys
+        engine, outcome.token, SettledBatches(stored=outcome.recorded), halted=outcome.halted_keys
     )
     assert outcome.token is None
     (newer,) = add(engine, outbox, b"5")
@@ -156,7 +156,7 @@ async def test_purge_lets_newer_rows_go(engine, outbox):
     add(engine, outbox, b"1")
     outcome = do(engine, None)
     (later,) = add(engine, outbox, b"2")
-    do(engine, outcome.token, Settled(failed={outcome.recorded[0]: "lost"}))
+    do(engine, outcome.token, SettledBatches(failed={outcome.recorded[0]: "lost"}))
     assert (await outbox_status(engine)).rows == 2
     assert await purge_failed(engine, subject="another") == 0
     assert await purge_failed(engine, subject="s") == 1
@@ -178,7 +178,7 @@ def test_bytes_limit_what_one_round_reads(engine, outbox):
     order = RoundOrder(
         owner="a",
         token=None,
-        settled=Settled(),
+        settled=SettledBatches(),
         sending=False,
         tables={"s": capacity_table([1] * 1024, {1: capacity}, [])},
         halted_keys=set(),

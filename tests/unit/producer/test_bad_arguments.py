@@ -28,7 +28,7 @@ class SilentNetwork:
 
 
 @pytest.mark.parametrize("meta", [5, None, [], [5], "", [""], b"127.0.0.1:7000"])
-def test_an_address_is_refused_when_it_is_malformed(meta):
+def test_address_is_refused_when_it_is_malformed(meta):
     """Both clients refuse a malformed address at once."""
     with pytest.raises(ConfigError, match="host:port"):
         Producer(meta)
@@ -36,7 +36,7 @@ def test_an_address_is_refused_when_it_is_malformed(meta):
         Consumer(meta, subject="s", group="g")
 
 
-def test_a_strategy_is_refused_when_it_does_not_exist():
+def test_strategy_is_refused_when_it_does_not_exist():
     """An unknown strategy is refused; the error names those that exist."""
     with pytest.raises(ConfigError, match="strict or best_tried, not 'bogus'"):
         Producer("127.0.0.1:7000", order_strategy="bogus")
@@ -44,7 +44,7 @@ def test_a_strategy_is_refused_when_it_does_not_exist():
         Consumer("127.0.0.1:7000", subject="s", group="g", consume_strategy="bogus")
 
 
-def test_a_handler_is_refused_when_it_cannot_be_called():
+def test_handler_is_refused_when_it_cannot_be_called():
     """A handler that cannot be called is refused."""
     with pytest.raises(ConfigError, match="handler"):
         Consumer("127.0.0.1:7000", subject="s", group="g", handler=5)
@@ -85,7 +85,7 @@ def test_pauses_are_refused_when_they_cannot_be_counted(values):
 
 
 @pytest.mark.parametrize("name", [5, b"name", "n" * 513, "a\0b", "a\ud800"])
-def test_a_name_is_refused_when_no_metaserver_takes_it(name):
+def test_name_is_refused_when_no_metaserver_takes_it(name):
     """A consumer refuses such a name when it is made, not when it joins."""
     with pytest.raises(ConfigError, match="name must be text of at most 512 characters"):
         Consumer("127.0.0.1:7000", subject="s", group="g", name=name)
@@ -112,7 +112,7 @@ def test_a_name_is_refused_when_no_metaserver_takes_it(name):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-async def test_a_send_is_refused_when_its_arguments_are_malformed(arguments, kind, words):
+async def test_send_is_refused_when_its_arguments_are_malformed(arguments, kind, words):
     """`send` itself refuses a malformed message."""
     producer = Producer("meta:1", _environment=Environment(network=SilentNetwork()))
     await producer.__aenter__()

@@ -21,7 +21,7 @@ def after(*events: ExecutorEvent, start: ExecutorState = START) -> ExecutorState
     return state
 
 
-def test_an_executor_is_available_again_when_its_broker_answers():
+def test_executor_is_available_again_when_its_broker_answers():
     assert START.available
     assert not after(E.FAILED).available
     assert not after(E.FAILED, E.FAILED).available
@@ -29,13 +29,13 @@ def test_an_executor_is_available_again_when_its_broker_answers():
     assert after(E.FAILED, E.ROUTE_NEEDED, E.ANSWERED) == START
 
 
-def test_an_executor_refuses_until_its_next_try_when_a_route_is_needed():
+def test_executor_refuses_until_its_next_try_when_a_route_is_needed():
     assert after(E.FAILED, E.ROUTE_NEEDED).refuses
     assert not after(E.FAILED, E.ROUTE_NEEDED, E.FAILED).refuses
     assert not after(E.FAILED).refuses
 
 
-def test_an_executor_that_a_route_left_is_never_open_again():
+def test_executor_that_a_route_left_is_never_open_again():
     """A route that lists it again says that its broker is there again, and nothing more."""
     left, gone = after(E.CLOSED_IN_ROUTE), after(E.NOT_IN_ROUTE)
     assert (left.left, left.gone) == (True, False)
@@ -46,7 +46,7 @@ def test_an_executor_that_a_route_left_is_never_open_again():
     assert after(E.OPEN_IN_ROUTE) == START
 
 
-def test_an_executor_with_an_accepted_loss_ends_when_its_messages_have_left():
+def test_executor_with_an_accepted_loss_ends_when_its_messages_have_left():
     lost = after(E.LOSS_ACCEPTED)
     assert lost.lost
     assert lost.in_use
@@ -56,7 +56,7 @@ def test_an_executor_with_an_accepted_loss_ends_when_its_messages_have_left():
     assert after(E.LOSS_ACCEPTED, start=ended) == ended
 
 
-def test_an_event_changes_one_part_of_the_state():
+def test_event_changes_one_part_of_the_state():
     """Every combination can be reached; two of them take messages of other partitions."""
     reached, fresh = {START}, [START]
     while fresh:

@@ -81,13 +81,13 @@ def test_best_tried_gives_up_after_its_time_and_its_tries(error):
 
 @pytest.mark.parametrize("error", [StaleRouteError, PartitionUnknownError])
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
-def test_a_sealed_partition_asks_for_a_new_route(error, strategy):
+def test_sealed_partition_asks_for_a_new_route(error, strategy):
     """Under both strategies a route change moves messages without declaring them reordered."""
     assert decide(error, strategy, failing_ms=30_000) is Step.NEW_ROUTE
 
 
 @pytest.mark.parametrize("error", PASSING)
-def test_a_batch_that_is_not_stored_leaves_when_the_route_has_left_its_partition(error):
+def test_batch_that_is_not_stored_leaves_when_the_route_has_left_its_partition(error):
     """Only a doubtful batch waits for the broker of a partition that the route has left."""
     for strategy in (STRICT, BEST_TRIED):
         assert decide(error, strategy, left=True) is Step.NEW_ROUTE
@@ -100,7 +100,7 @@ def test_a_batch_that_is_not_stored_leaves_when_the_route_has_left_its_partition
 
 
 @pytest.mark.parametrize("error", [PartitionUnknownError, WrongBrokerError])
-def test_a_doubtful_batch_stays_when_a_wrong_broker_refuses_it(error):
+def test_doubtful_batch_stays_when_a_wrong_broker_refuses_it(error):
     """Only the right broker recognizes a repeated batch; when the partition is gone for good, no broker does."""
     assert decide(error, STRICT, tries=1_000, doubtful=True) is Step.AGAIN
     assert decide(error, STRICT, doubtful=True, hopeless=True) is Step.GIVE_UP
@@ -120,7 +120,7 @@ def test_batch_is_given_up_when_no_retry_mends_it(strategy):
 
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
-def test_a_batch_is_sent_again_when_its_producer_id_is_shared(strategy):
+def test_batch_is_sent_again_when_its_producer_id_is_shared(strategy):
     """A batch that is not stored is sent again under another id; no broker would recognize a doubtful one."""
     for error in (SequenceReusedError, ProducerFencedError):
         assert decide(error, strategy) is Step.AGAIN

@@ -93,7 +93,7 @@ async def test_awaited_sends_never_raise_when_the_queue_is_full():
         ]
 
 
-async def test_a_task_whose_wait_was_cancelled_is_refused_when_the_queue_is_full():
+async def test_task_whose_wait_was_cancelled_is_refused_when_the_queue_is_full():
     """Waits with a time-out over and over add one message to the queue, not one for each time-out."""
     async with producer_of_slow_broker() as (network, producer):
         queued = fill(producer)
@@ -131,7 +131,7 @@ async def test_sends_of_many_tasks_raise_when_too_many_of_them_await_nothing():
         assert all(error is None for error in outcomes if error not in refused)
 
 
-async def test_a_send_that_raises_over_the_limit_counts_for_nothing():
+async def test_send_that_raises_over_the_limit_counts_for_nothing():
     """After a malformed message, or one of a halted key, the task may still queue its one message over the limit."""
     async with producer_of_slow_broker() as (network, producer):
         fill(producer)

@@ -30,7 +30,7 @@ async def send_some(producer: Producer, *values: bytes) -> None:
         assert not (await future).duplicate
 
 
-async def test_a_producer_id_does_not_repeat_when_the_users_random_generator_does():
+async def test_producer_id_does_not_repeat_when_the_users_random_generator_does():
     """Two producers with equal generators store what each of them sends."""
     network = ScriptedNetwork()
     for value in (b"0", b"1"):
@@ -44,7 +44,7 @@ async def test_a_producer_id_does_not_repeat_when_the_users_random_generator_doe
     assert random.Random(7).getrandbits(63) | 1 not in ids_at(network)
 
 
-async def test_a_second_opening_begins_anew(caplog):
+async def test_second_opening_begins_anew(caplog):
     """The second opening has its own id, counts and queue; messages given up by the first are not counted in it."""
     network = ScriptedNetwork()
     producer = producer_on(network)
@@ -63,7 +63,7 @@ async def test_a_second_opening_begins_anew(caplog):
     assert "used by another producer" not in caplog.text
 
 
-async def test_an_open_producer_is_not_opened_again():
+async def test_open_producer_is_not_opened_again():
     """It is refused while the producer is open or closing; the first opening still works."""
     producer = producer_on(ScriptedNetwork())
     async with producer:
@@ -109,7 +109,7 @@ def refusals(producer: Producer) -> list[str]:
     return [*errors, error_of(lambda: producer.send("s", b"elsewhere", key=b"k"))]
 
 
-def test_a_forked_producer_is_refused():
+def test_forked_producer_is_refused():
     """In the child no message is sent and `close` does nothing; the parent sends its queued messages."""
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
@@ -213,7 +213,7 @@ async def test_batches_behind_a_refused_batch_are_not_stored_when_an_id_is_share
     assert network.stored == {1: [b"a0", b"b0", b"b1", b"b2"]}
 
 
-def test_a_send_in_another_thread_is_refused_while_a_batch_gathers():
+def test_send_in_another_thread_is_refused_while_a_batch_gathers():
     """Two threads that fill a batch could give a message the key of another: every send of the second thread raises."""
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
@@ -238,7 +238,7 @@ def test_a_send_in_another_thread_is_refused_while_a_batch_gathers():
     assert network.stored == {1: [b"0", b"1"]}
 
 
-def test_a_future_awaited_in_another_loop_tells_an_unknown_fate():
+def test_future_awaited_in_another_loop_tells_an_unknown_fate():
     """The message is in flight: a caller that reads "not stored" would send it twice."""
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()

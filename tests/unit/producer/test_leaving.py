@@ -36,7 +36,7 @@ def leaving_after(milliseconds: int, **more) -> ProducerSettings:
     return ProducerSettings(backoff=QUICK.backoff, leave_after_ms=milliseconds, **more)
 
 
-async def test_a_restart_of_a_broker_reorders_nothing():
+async def test_restart_of_a_broker_reorders_nothing():
     """BEST_TRIED: a partition that fails for less than `leave_after_ms` keeps its messages, the newer ones too."""
     network = network_of(BEST_TRIED)
     async with producer_on(network, leaving_after(600_000)) as producer:
@@ -75,7 +75,7 @@ async def test_newer_messages_wait_for_the_decision_about_older_ones():
     assert not home.reordered
 
 
-async def test_a_receipt_is_reordered_only_for_messages_that_left_when_a_batch_mixes_them():
+async def test_receipt_is_reordered_only_for_messages_that_left_when_a_batch_mixes_them():
     """Messages in their own partition are not declared reordered when they share a batch with others."""
     network = network_of(BEST_TRIED)
     async with producer_on(network, leaving_after(20)) as producer:
@@ -92,7 +92,7 @@ async def test_a_receipt_is_reordered_only_for_messages_that_left_when_a_batch_m
     assert [receipt.reordered for receipt in receipts] == [True, False, False, True, False]
 
 
-async def test_a_message_may_be_stored_twice_when_its_first_home_had_it():
+async def test_message_may_be_stored_twice_when_its_first_home_had_it():
     """A receipt declares a possible duplicate if the message was sent without an answer before it left, and only then."""
     network = network_of(BEST_TRIED)
     settings = leaving_after(60, in_flight_max=1)
@@ -142,7 +142,7 @@ async def test_messages_without_a_key_pass_over_a_partition_that_does_not_answer
     assert network.stored[1] == [b"0", b"keyed"]
 
 
-async def test_a_message_without_a_key_stays_when_it_may_be_stored():
+async def test_message_without_a_key_stays_when_it_may_be_stored():
     """STRICT: a message that was sent without an answer waits for its broker, so that it is stored once."""
     network = network_of(STRICT)
     settings = leaving_after(0)
@@ -158,7 +158,7 @@ async def test_a_message_without_a_key_stays_when_it_may_be_stored():
     assert sum(values.count(b"1") for values in network.stored.values()) == 1
 
 
-async def test_a_static_subject_keeps_keyed_messages_in_their_queue():
+async def test_static_subject_keeps_keyed_messages_in_their_queue():
     """Also under BEST_TRIED, and however long it takes."""
     network = network_of(BEST_TRIED, static=True)
     async with producer_on(network, leaving_after(0)) as producer:
@@ -211,7 +211,7 @@ async def test_receipts_of_healthy_partitions_come_when_another_is_silent_from_t
         assert (await asyncio.wait_for(futures[LEFT], 30)).partition_id == 1
 
 
-async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
+async def test_sealed_partition_is_not_waited_for_when_it_refused_for_good():
     """STRICT: a refused message is not doubtful, so it does not wait for the silent broker of the next partition."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -233,7 +233,7 @@ async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
     assert (receipt.partition_id, receipt.duplicate) == (3, False)
 
 
-async def test_a_wait_is_logged_after_seconds_and_once_when_it_is_over(caplog, monkeypatch):
+async def test_wait_is_logged_after_seconds_and_once_when_it_is_over(caplog, monkeypatch):
     """A WARNING says where, why and how many strict messages wait; short waits are not logged."""
     monkeypatch.setattr("keylane.producer.waiting.FIRST_MS", 50)
     network = network_of(STRICT)

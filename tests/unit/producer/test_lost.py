@@ -39,7 +39,7 @@ def replace_route(network: ScriptedNetwork) -> None:
 
 
 @pytest.mark.parametrize("strategy", OrderStrategy)
-async def test_a_message_is_told_as_lost_when_the_new_broker_answers_before_the_metaserver(
+async def test_message_is_told_as_lost_when_the_new_broker_answers_before_the_metaserver(
     strategy,
 ):
     """The broker that replaced the lost one is empty; the history says why."""
@@ -62,7 +62,7 @@ async def test_a_message_is_told_as_lost_when_the_new_broker_answers_before_the_
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
-async def test_a_doubtful_message_fails_as_unknown_when_its_partition_is_gone():
+async def test_doubtful_message_fails_as_unknown_when_its_partition_is_gone():
     """No broker knows any more whether it was stored: its future raises that, and newer messages are sent."""
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
@@ -79,7 +79,7 @@ async def test_a_doubtful_message_fails_as_unknown_when_its_partition_is_gone():
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
-async def test_a_message_waits_for_the_history_when_the_metaserver_is_silent():
+async def test_message_waits_for_the_history_when_the_metaserver_is_silent():
     """The metaserver is asked repeatedly; the message of a partition that only expired then fails as unknown."""
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
@@ -98,7 +98,7 @@ async def test_a_message_waits_for_the_history_when_the_metaserver_is_silent():
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
-async def test_a_message_is_sent_to_the_moved_broker_when_another_has_its_address():
+async def test_message_is_sent_to_the_moved_broker_when_another_has_its_address():
     """The refusal of a broker of another group decides nothing: the broker that has the partition stored the message."""
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
@@ -122,7 +122,7 @@ async def test_a_message_is_sent_to_the_moved_broker_when_another_has_its_addres
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
-async def test_a_message_waits_for_a_silent_broker_when_another_has_its_address():
+async def test_message_waits_for_a_silent_broker_when_another_has_its_address():
     """The history has no address of the broker that stored the message, until that broker is back at a new address."""
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):

@@ -23,7 +23,7 @@ def filled(count: int) -> OutgoingBatch:
     return batch
 
 
-async def test_a_packed_batch_keeps_its_bytes():
+async def test_packed_batch_keeps_its_bytes():
     """A later call with another sequence returns the same bytes."""
     batch = filled(3)
     first = batch.pack(partition_id=7, producer_id=1, producer_epoch=0, sequence=5)
@@ -58,7 +58,7 @@ async def test_receipts_count_up_from_the_first_offset():
     assert [(await future).offset for future in futures] == [100, 101, 102]
 
 
-async def test_an_unknown_offset_stays_unknown():
+async def test_unknown_offset_stays_unknown():
     """A duplicate whose offset the broker no longer knows does not get an invented one."""
     batch = filled(2)
     batch.settle(Receipt(7, -1, "fsync", duplicate=True))
@@ -66,7 +66,7 @@ async def test_an_unknown_offset_stays_unknown():
     assert (await BatchFuture(batch, 1)).offset == -1
 
 
-async def test_a_future_gives_its_own_receipt_when_its_batch_was_split_twice():
+async def test_future_gives_its_own_receipt_when_its_batch_was_split_twice():
     """After a route change split a batch twice, each future has the receipt of its own message."""
     batch = filled(4)
     futures = [BatchFuture(batch, index) for index in range(4)]
@@ -104,7 +104,7 @@ async def test_other_waiters_continue_when_one_is_cancelled():
         await waiters[0]
 
 
-async def test_a_future_wakes_when_its_own_message_is_settled():
+async def test_future_wakes_when_its_own_message_is_settled():
     """The waiter of a message that was moved into another batch is woken by that message only."""
     batch = filled(3)
 
@@ -125,7 +125,7 @@ async def test_a_future_wakes_when_its_own_message_is_settled():
         assert [waiter.done() for waiter in waiters].count(True) == (1, 2, 0).index(index) + 1
 
 
-async def test_a_doubtful_message_fails_as_unknown_when_it_left_its_partition():
+async def test_doubtful_message_fails_as_unknown_when_it_left_its_partition():
     """After a try without an answer, a later refusal of another partition does not prove that the message is not stored."""
     origin, other = filled(2), filled(1)
     origin.doubtful = True
@@ -145,7 +145,7 @@ async def test_a_doubtful_message_fails_as_unknown_when_it_left_its_partition():
         assert caught.value.fate is fate
 
 
-async def test_a_message_is_no_duplicate_when_its_partition_refused_it_for_good():
+async def test_message_is_no_duplicate_when_its_partition_refused_it_for_good():
     """A message that the right broker refused is not stored there, even if an earlier try had no answer."""
     origin = filled(1)
     origin.doubtful = True
@@ -156,7 +156,7 @@ async def test_a_message_is_no_duplicate_when_its_partition_refused_it_for_good(
     assert origin.receipt(0) == Receipt(2, 5, "fsync", duplicate=False, reordered=False)
 
 
-async def test_a_receipt_declares_its_own_message_when_a_batch_mixes_them():
+async def test_receipt_declares_its_own_message_when_a_batch_mixes_them():
     """`reordered` and `duplicate` are declared for the messages they are true of, also in a mixed batch."""
     doubtful, moved_only, home = filled(1), filled(1), filled(1)
     doubtful.doubtful = True
@@ -174,7 +174,7 @@ async def test_a_receipt_declares_its_own_message_when_a_batch_mixes_them():
     ]
 
 
-async def test_a_message_without_a_key_is_never_reordered():
+async def test_message_without_a_key_is_never_reordered():
     """A message without a key has no order to lose."""
     batch = new_batch()
     for key in (b"", b"k"):

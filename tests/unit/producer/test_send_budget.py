@@ -91,7 +91,7 @@ async def test_flush_counts_every_batch_when_hundreds_are_given_up():
     assert told.messages == 100
 
 
-async def test_an_error_is_new_for_each_future_when_a_batch_is_given_up():
+async def test_error_is_new_for_each_future_when_a_batch_is_given_up():
     """Each caller gets an error object of its own, with the fate of its message."""
     budget = SendBudget(1 << 20)
     doubtful, certain = entered(budget, 2), entered(budget, 1)

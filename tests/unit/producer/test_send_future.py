@@ -9,7 +9,7 @@ from keylane.protocol.errors import InvalidRequestError
 from support.scripted_network import ScriptedNetwork, producer_on
 
 
-async def test_a_future_has_its_result_when_it_is_done():
+async def test_future_has_its_result_when_it_is_done():
     async with producer_on(ScriptedNetwork()) as producer:
         future = producer.send("s", b"v", key=b"k")
         assert not future.done()
@@ -22,7 +22,7 @@ async def test_a_future_has_its_result_when_it_is_done():
         assert future.result() == receipt
 
 
-async def test_a_result_raises_when_the_message_was_given_up():
+async def test_result_raises_when_the_message_was_given_up():
     """`flush` does not tell again what a `result` has told."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:

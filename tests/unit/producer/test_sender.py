@@ -60,7 +60,7 @@ async def test_newer_messages_wait_for_the_refusal_when_a_new_route_comes_first(
     assert network.stored == {1: [b"0"], 2: [b"1", b"2", b"3"]}
 
 
-async def test_a_batch_without_an_answer_is_settled_before_newer_ones():
+async def test_batch_without_an_answer_is_settled_before_newer_ones():
     """A broker remembers the latest batches only: an older batch sent again behind them would be stored twice."""
     network = ScriptedNetwork()
     network.mute_offset = 0
@@ -75,7 +75,7 @@ async def test_a_batch_without_an_answer_is_settled_before_newer_ones():
     assert network.stored[1] == values
 
 
-async def test_a_sealed_partition_is_asked_once():
+async def test_sealed_partition_is_asked_once():
     """Messages that a sealed partition refused are held until there is a newer route, and not sent there again."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -92,7 +92,7 @@ async def test_a_sealed_partition_is_asked_once():
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
-async def test_a_left_partition_is_asked_at_the_new_address_of_its_broker():
+async def test_left_partition_is_asked_at_the_new_address_of_its_broker():
     """A partition that was sealed while its broker moved still answers its batches; newer messages follow."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -161,7 +161,7 @@ async def test_retries_are_kept_when_their_partition_leaves_the_route():
     assert producer.stats.retries >= retries
 
 
-async def test_a_route_is_ignored_when_it_is_older():
+async def test_route_is_ignored_when_it_is_older():
     """A lower version, from a metaserver that lags, changes nothing."""
     network = ScriptedNetwork()
     network.route = network.route_to(2, version=2)
@@ -174,7 +174,7 @@ async def test_a_route_is_ignored_when_it_is_older():
     assert network.stored == {2: [b"0", b"1"]}
 
 
-async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
+async def test_metaserver_with_older_routes_is_asked_with_pauses(caplog):
     """A metaserver with a restored database has only older routes: a WARNING says so once; a newer route is followed."""
     network = ScriptedNetwork()
     network.route = network.route_to(2, version=9)
@@ -204,7 +204,7 @@ async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
     assert sum("older than 9" in message for message in caplog.messages) == 1
 
 
-async def test_a_partition_that_was_left_knows_new_messages_from_old():
+async def test_partition_that_was_left_knows_new_messages_from_old():
     """After a restored route leads back to a sealed partition, its refusal counts: no new message is stored there."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -225,7 +225,7 @@ async def test_a_partition_that_was_left_knows_new_messages_from_old():
     assert (receipt.partition_id, receipt.offset, receipt.duplicate) == (2, 0, False)
 
 
-async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers():
+async def test_doubtful_batch_keeps_its_sequence_when_another_broker_answers():
     """A broker at the address of another does not have the partition; the repeated batch is stored once, in order."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1)
@@ -249,7 +249,7 @@ async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers()
     assert not any(receipt.reordered for receipt in receipts)
 
 
-async def test_the_metaserver_is_asked_rarely_when_a_partition_fails_often():
+async def test_metaserver_is_asked_rarely_when_a_partition_fails_often():
     """However often a partition fails and recovers, the next call for the route waits for the answer of the last."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -264,7 +264,7 @@ async def test_the_metaserver_is_asked_rarely_when_a_partition_fails_often():
     assert network.route_asks < 10
 
 
-async def test_a_moved_broker_is_found_when_the_route_does_not_list_it():
+async def test_moved_broker_is_found_when_the_route_does_not_list_it():
     """Only that broker knows whether its batch is stored; the message is sent elsewhere if not, and newer ones behind it."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, call_timeout_ms=50)

@@ -14,7 +14,7 @@ from support.cluster import eventually
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
-async def test_an_error_has_the_message_when_it_times_out():
+async def test_error_has_the_message_when_it_times_out():
     """The error has the message and says that it is not stored; newer messages of its key fail, other keys continue."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -46,7 +46,7 @@ async def test_an_error_has_the_message_when_it_times_out():
     assert network.stored == {1: [b"0", b"1", b"1", b"2", b"3"]}
 
 
-async def test_a_message_in_flight_fails_as_unknown_when_it_times_out():
+async def test_message_in_flight_fails_as_unknown_when_it_times_out():
     """It cannot be taken out of its batch: its fate is unknown, the other messages are acked, and order holds."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -77,7 +77,7 @@ async def test_a_message_in_flight_fails_as_unknown_when_it_times_out():
     assert network.stored == {1: [b"0", b"1", b"1", b"2"]}
 
 
-async def test_a_held_message_fails_when_it_times_out():
+async def test_held_message_fails_when_it_times_out():
     """It fails while there is no route; a message without a key fails too, and halts no key."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -118,7 +118,7 @@ async def test_flush_counts_unawaited_messages_when_they_time_out():
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, "5", 0.5, True, float("nan"), 10**13])
-async def test_a_time_out_is_refused_when_it_is_not_a_duration(timeout_ms):
+async def test_time_out_is_refused_when_it_is_not_a_duration(timeout_ms):
     """The message is not queued."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:

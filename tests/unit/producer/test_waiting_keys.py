@@ -60,7 +60,7 @@ async def test_keys_are_listed_with_counts_and_advice_when_a_broker_is_away():
         assert (producer.waiting().messages, producer.waiting().keys) == (0, ())
 
 
-async def test_the_list_of_keys_is_bounded_when_many_wait():
+async def test_list_of_keys_is_bounded_when_many_wait():
     """The oldest keys are listed; the others are counted."""
     network = ScriptedNetwork()
     network.unreachable.add("broker-1")
@@ -157,7 +157,7 @@ def test_advice_names_the_remedy_of_a_failure():
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "10", None])
-async def test_a_limit_is_refused_when_it_is_no_positive_number(limit):
+async def test_limit_is_refused_when_it_is_no_positive_number(limit):
     """A limit is how many keys are listed."""
     async with producer_on(ScriptedNetwork()) as producer:
         with pytest.raises(InvalidRequestError, match="limit is 1 or more"):

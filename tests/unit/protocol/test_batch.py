@@ -75,7 +75,7 @@ def test_every_flipped_bit_after_a_cut_is_still_no_batch():
             assert not isinstance(read_record(damaged[:length]), Header)
 
 
-def test_a_batch_in_the_middle_of_other_bytes_is_read_at_its_start():
+def test_batch_in_the_middle_of_other_bytes_is_read_at_its_start():
     """`start` points at a batch among others; nothing before it matters."""
     data = b"junk!" + batch(3) + batch(1, sequence=3)
     header = check_batch(data, 5)
@@ -117,7 +117,7 @@ def test_batches_one_after_another_are_all_found():
         batch_starts(data[:-1])
 
 
-def test_the_largest_message_fits_a_batch():
+def test_largest_message_fits_a_batch():
     """One message of the largest size makes a batch that is let through."""
     assert check_batch(batch(1, value=bytes(MESSAGE_BYTES_MAX - 2 - 5))).length <= BATCH_BYTES_MAX
 
@@ -147,7 +147,7 @@ def too_long() -> bytes:
     ],
     ids=range(8),
 )
-def test_a_whole_record_that_is_no_message_batch_is_refused(record, reason):
+def test_whole_record_that_is_no_message_batch_is_refused(record, reason):
     """Right checksums do not make a batch: kind, codec, count and length have to fit as well."""
     with pytest.raises(CorruptBatchError, match=reason):
         check_batch(record)

@@ -44,7 +44,7 @@ SESSION = "0123456789abcdef"
     ],
     ids=range(17),
 )
-def test_a_body_outside_its_limits_is_refused(kind, body):
+def test_body_outside_its_limits_is_refused(kind, body):
     """What a type forbids never reaches a handler."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(body), type=kind)
@@ -77,7 +77,7 @@ def test_bodies_come_back_as_they_were_sent():
         assert msgspec.json.decode(encode_json(body), type=type(body)) == body
 
 
-def test_an_error_body_with_nothing_but_a_code_and_a_text_is_enough():
+def test_error_body_with_nothing_but_a_code_and_a_text_is_enough():
     """Another implementation may leave out hint, fate and details."""
     body = msgspec.json.decode(
         b'{"code":1110,"name":"SubjectUnknownError","message":"no such subject","newer":[1]}',

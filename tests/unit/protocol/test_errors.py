@@ -10,6 +10,7 @@ import pytest
 from keylane.protocol import errors
 from keylane.protocol.control import ErrorBody, encode_json
 from keylane.protocol.errors import (
+    TEXT_CHARS_MAX,
     FencedError,
     FlushFailedError,
     InvalidRequestError,
@@ -18,8 +19,8 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     Retry,
     StaleRouteError,
+    error_from_wire,
 )
-from keylane.protocol.errors.wire import TEXT_CHARS_MAX, error_from_wire
 from keylane.protocol.frames import (
     Refused,
     decode_answer,
@@ -67,7 +68,7 @@ def test_every_error_survives_every_way(kind, way):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_the_fate_of_one_error_goes_before_that_of_its_class(way):
+def test_fate_of_one_error_goes_before_that_of_its_class(way):
     """An error whose fate its sender knows better than its class arrives with that fate."""
     sent = StaleRouteError("sealed in mid-append")
     sent.fate = errors.Fate.UNKNOWN
@@ -75,12 +76,12 @@ def test_the_fate_of_one_error_goes_before_that_of_its_class(way):
     assert StaleRouteError("another").fate is errors.Fate.NOT_DONE
 
 
-def test_a_fate_of_a_newer_protocol_is_unknown():
+def test_fate_of_a_newer_protocol_is_unknown():
     """A fate that this version does not know is not taken for "nothing was done"."""
     assert refusal_error(Refused(1120, "sealed", {}, "perhaps")).fate is errors.Fate.UNKNOWN
 
 
-def test_an_unknown_code_is_a_plain_refusal():
+def test_unknown_code_is_a_plain_refusal():
     """A code of a newer peer becomes a RefusedError that is not retried."""
     error = error_from_wire(1999, "something new", {"depth": 3})
     assert type(error) is errors.RefusedError
@@ -112,13 +113,13 @@ def test_details_of_any_kind_cross_the_wire(way, value, arrives):
 
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
-def test_an_error_that_quotes_a_huge_input_is_cut(way):
+def test_error_that_quotes_a_huge_input_is_cut(way):
     """An error stays small enough to be sent, whatever it quotes."""
     error = way(InvalidRequestError("é" * FRAME_BYTES_MAX + "\udcff"))
     assert error.message == "é" * TEXT_CHARS_MAX
 
 
-def test_the_text_of_an_error_names_its_class_code_and_advice():
+def test_text_of_an_error_names_its_class_code_and_advice():
     """What a person reads has the summary, the details, the class, the code and the hint."""
     assert str(FencedError(partition_id=7, token=5)) == (
         "a newer owner has this partition (partition_id=7, token=5) [FencedError 1130]\n"

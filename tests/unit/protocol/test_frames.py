@@ -62,18 +62,18 @@ def framed(header: object, payload: bytes = b"", length: int | None = None) -> b
     ],
     ids=lambda data: f"{len(data)}-{data[:12].hex()}",
 )
-def test_a_frame_that_is_none_is_refused(data):
+def test_frame_that_is_none_is_refused(data):
     """A lying length, an unknown type, or fields that do not fit: a FrameError, nothing else."""
     with pytest.raises(FrameError):
         decode_request(data)
 
 
-def test_the_frame_those_were_made_of_is_good():
+def test_frame_those_were_made_of_is_good():
     """The frame that the refused ones differ from is taken."""
     assert decode_request(framed([1, 5, 7]))[:2] == (5, Append(7))
 
 
-def test_an_answer_is_no_request_and_a_request_no_answer():
+def test_answer_is_no_request_and_a_request_no_answer():
     """The two directions do not take each other's types."""
     with pytest.raises(FrameError):
         decode_request(encode_frame(1, Acked(2)))
@@ -86,7 +86,7 @@ def test_fields_of_a_newer_protocol_are_left_out():
     assert decode_request(framed([6, 5, 7, 0, 100, "newer", {"a": 1}]))[:2] == (5, Read(7, 0, 100))
 
 
-def test_a_deeply_nested_answer_is_refused():
+def test_deeply_nested_answer_is_refused():
     """Details nested deeper than a stack goes are a FrameError, not a crash of the reader."""
     deep = b"\x91" * 100_000 + b"\x90"
     header = b"\x95\x7f\x01\x01\xa1x\x81\xa1a" + deep
@@ -94,14 +94,14 @@ def test_a_deeply_nested_answer_is_refused():
         decode_answer(struct.pack("<I", len(header)) + header)
 
 
-def test_the_payload_is_not_copied():
+def test_payload_is_not_copied():
     """The payload is a view of the frame received."""
     data = encode_frame(1, Append(2), b"payload")
     _, _, payload = decode_request(data)
     assert payload.obj is data
 
 
-def test_a_frame_over_the_limit_is_not_made():
+def test_frame_over_the_limit_is_not_made():
     """What the other side would close the connection over is refused before it is sent."""
     room = FRAME_BYTES_MAX - len(encode_frame(1, Append(2)))
     assert len(encode_frame(1, Append(2), bytes(room))) == FRAME_BYTES_MAX
@@ -112,7 +112,7 @@ def test_a_frame_over_the_limit_is_not_made():
         encode_frame(1, Ack(2, "g", "s", 3, ranges))
 
 
-def test_the_largest_allowed_of_everything_fits_a_frame():
+def test_largest_allowed_of_everything_fits_a_frame():
     """Ranges, batches and pulls at their limits fit the limit of a frame."""
     high = 2**63 - 1
     ranges = tuple((high - 2 * number - 1, high - 2 * number) for number in range(ACK_RANGES_MAX))

@@ -15,7 +15,7 @@ from keylane.protocol.ids import (
 
 
 @pytest.mark.parametrize("name", ["a", "0", "A.b_c-9", "x" * 200, "flights", "9lives"])
-def test_a_legal_name_comes_back_as_it_is(name):
+def test_legal_name_comes_back_as_it_is(name):
     """A name of the documented form passes unchanged."""
     assert check_name("subject", name) == name
 
@@ -28,7 +28,7 @@ def test_a_legal_name_comes_back_as_it_is(name):
     ],
     ids=lambda name: repr(name)[:20],
 )  # fmt: skip
-def test_an_illegal_name_is_refused(name):
+def test_illegal_name_is_refused(name):
     """Paths, NUL, blanks, signs, other scripts, 300 characters and other types are no names."""
     with pytest.raises(InvalidNameError) as caught:
         check_name("subject", name)
@@ -37,7 +37,7 @@ def test_an_illegal_name_is_refused(name):
 
 
 @pytest.mark.parametrize("offset", [0, 1, MAX_I64])
-def test_an_offset_within_its_range_passes(offset):
+def test_offset_within_its_range_passes(offset):
     """Offsets are whole numbers in [0, 2**63)."""
     assert check_offset(offset) == offset
 
@@ -59,3 +59,10 @@ def test_partition_number_reads_what_partition_name_wrote(number):
 @pytest.mark.parametrize("name", ["flights", "flights.p", "flights.px", "flights.p1234567890"])
 def test_partition_number_is_none_in_another_name(name):
     assert partition_number(name) is None
+
+
+def test_illegal_name_is_quoted_in_the_text_and_plain_in_the_attribute():
+    with pytest.raises(InvalidNameError) as caught:
+        check_name("subject", "a b\n")
+    assert caught.value.message == "illegal name (kind=subject, name='a b\\n')"
+    assert (caught.value.kind, caught.value.name) == ("subject", "a b\n")

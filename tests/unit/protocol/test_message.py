@@ -64,7 +64,7 @@ def test_sizes_up_to_the_limits_pass_and_one_more_does_not():
         check_message_size(KEY_BYTES_MAX, MESSAGE_BYTES_MAX - KEY_BYTES_MAX - 5, 6)
 
 
-def test_a_message_prints_short_however_large_it_is():
+def test_message_prints_short_however_large_it_is():
     """Where it is, the first bytes of key and value with their lengths, and the attempt."""
     small = Message("orders", b"customer-7", b"paid", 17, 3, 2, attempt=4)
     assert (

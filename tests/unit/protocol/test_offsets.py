@@ -33,7 +33,7 @@ def test_add_joins_ranges_when_they_touch():
     assert not acked.add(0, 12)
 
 
-def test_the_cursor_never_falls():
+def test_cursor_never_falls():
     """Acks below the cursor are no news."""
     acked = AckedOffsets(10)
     assert not acked.add(0, 10)

@@ -36,7 +36,7 @@ def route(*partitions: Partition) -> Route:
     return Route(subject="s", version=1, order_strategy=OrderStrategy.STRICT, partitions=partitions)
 
 
-def test_the_split_is_exact_for_every_number_of_partitions():
+def test_split_is_exact_for_every_number_of_partitions():
     """For every k in 1..1024 the ranges cover [0, 1024) without gap or overlap and differ by at most one."""
     for count in range(1, PARTITIONS_MAX + 1):
         ranges = split_ranges(count)
@@ -57,7 +57,7 @@ def test_no_other_number_of_partitions_is_split(count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 1000, 1024])
-def test_the_table_sends_each_logical_partition_to_its_range(count):
+def test_table_sends_each_logical_partition_to_its_range(count):
     """The table names, for each logical partition, the OPEN partition whose range holds it."""
     parts = [partition(n + 1, a, b) for n, (a, b) in enumerate(split_ranges(count))]
     table = route_table(route(*reversed(parts)))
@@ -93,7 +93,7 @@ def test_sealed_planned_and_expired_partitions_take_nothing():
         ([(0, 1024), (9, 5)], "not a range"),
     ],
 )
-def test_a_route_that_is_not_exact_is_refused(ranges, text):
+def test_route_that_is_not_exact_is_refused(ranges, text):
     """A route with a gap, an overlap or an impossible range is a typed error, never a wrong table."""
     with pytest.raises(InvalidRequestError, match=text):
         route_table(route(*(partition(n + 1, a, b) for n, (a, b) in enumerate(ranges))))

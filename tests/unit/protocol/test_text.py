@@ -3,26 +3,35 @@
 import subprocess
 import unicodedata
 
+import msgspec
 import pytest
 
-from keylane.protocol.text import counted, key_digest, listed, printable, seconds
+from keylane.protocol.control import CreateSubject, SwitchGroup
+from keylane.protocol.text import (
+    counted,
+    key_digest,
+    listed,
+    printable,
+    refused_value,
+    seconds,
+)
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 messages"), (1, "1 message"), (2, "2 messages"), (26_385, "26385 messages")],
 )
-def test_a_count_agrees_with_its_noun(count, text):
+def test_count_agrees_with_its_noun(count, text):
     """One has no s."""
     assert counted(count, "message") == text
 
 
-def test_an_irregular_plural_is_given():
+def test_irregular_plural_is_given():
     """A noun that takes more than an s."""
     assert (counted(1, "try", "tries"), counted(2, "try", "tries")) == ("1 try", "2 tries")
 
 
-def test_a_long_list_is_cut():
+def test_long_list_is_cut():
     """With how much is left out."""
     assert (listed([]), listed([7]), listed([1, 2])) == ("none", "7", "1, 2")
     assert listed(range(1, 13)) == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, … and 2 more"
@@ -45,7 +54,7 @@ def test_printable_text_has_no_control_character():
     assert printable("\x1b[31m\t\r\n\0\x9b\u202e\udcff") == r"\x1b[31m\t\r\n\x00\x9b\u202e\udcff"
 
 
-def test_a_key_digest_is_what_b2sum_prints():
+def test_key_digest_is_what_b2sum_prints():
     """An operator who knows a key finds its messages in the log."""
     done = subprocess.run(
         ["b2sum", "-l", "64"], input=b"customer-7", check=True, capture_output=True
@@ -57,3 +66,22 @@ def test_a_key_digest_is_what_b2sum_prints():
 def test_seconds_have_a_decimal_below_ten():
     """From ten seconds on the decimal is left out."""
     assert (seconds(50), seconds(9_949), seconds(61_999)) == ("0.1 s", "9.9 s", "61 s")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "ending"),
+    [
+        (SwitchGroup, {"strategy": "alone"}, "`$.strategy`: one of exclusive, shared"),
+        (
+            CreateSubject,
+            {"subject": "s", "partitions": 1, "retention": "never"},
+            "`$.retention`: one of acked, time",
+        ),
+        (CreateSubject, {"subject": "s", "partitions": "four"}, "`$.partitions`"),
+        (CreateSubject, {}, "missing required field `subject`"),
+    ],
+)
+def test_refused_value_names_the_allowed_ones(kind, given, ending):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(given, kind)
+    assert refused_value(caught.value, kind).endswith(ending)

@@ -16,7 +16,7 @@ def asks(share, *sizes: int) -> list[asyncio.Task[None]]:
     return [asyncio.create_task(share.take(size)) for size in sizes]
 
 
-async def test_a_connection_waits_for_its_own_room_only():
+async def test_connection_waits_for_its_own_room_only():
     """An answer beyond a connection's bytes waits until earlier ones are taken, and no other connection does."""
     room = AnswerRoom(connection_bytes_max=10)
     slow, other = room.share(), room.share()
@@ -62,7 +62,7 @@ async def test_connections_take_turns_where_the_server_has_no_room():
     assert not room.short
 
 
-async def test_an_answer_larger_than_all_room_is_made_alone():
+async def test_answer_larger_than_all_room_is_made_alone():
     """Room that is empty takes any answer: none waits for ever."""
     room = AnswerRoom(bytes_max=10, connection_bytes_max=10)
     share = room.share()

@@ -35,7 +35,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_payload_goes_there_and_back(channel):
+async def test_payload_goes_there_and_back(channel):
     """Header and payload of a call and of its answer arrive whole, empty and large ones too."""
     for payload in (b"", b"x", bytes(range(256)) * 4_000):
         answer, rest = await channel.call(Append(1), payload, timeout_ms=5_000)
@@ -54,7 +54,7 @@ async def test_calls_arrive_in_the_order_they_were_made(channel, desk):
     assert [answer.base_offset for answer, _ in answers] == list(range(400))
 
 
-async def test_a_held_call_does_not_hold_up_those_after_it(channel, desk):
+async def test_held_call_does_not_hold_up_those_after_it(channel, desk):
     """Answers come in any order: a call the server holds back lets later ones pass."""
     held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
     await until(lambda: desk.arrived)
@@ -90,7 +90,7 @@ async def test_more_calls_than_fit_in_flight_wait_their_turn(channel, desk):
     assert [answer.next_offset for answer, _ in answers] == list(range(count))
 
 
-async def test_a_refusal_is_the_same_error_here(channel):
+async def test_refusal_is_the_same_error_here(channel):
     """The error a handler raises is raised by the call, with code, details and fate."""
     with pytest.raises(FencedError) as caught:
         await channel.call(Append(13), timeout_ms=5_000)
@@ -98,7 +98,7 @@ async def test_a_refusal_is_the_same_error_here(channel):
     assert caught.value.fate is Fate.NOT_DONE
 
 
-async def test_a_fault_of_the_server_is_told_without_its_secrets(channel, caplog):
+async def test_fault_of_the_server_is_told_without_its_secrets(channel, caplog):
     """A handler that breaks is an InternalError of unknown fate; its text stays in the server's log."""
     with pytest.raises(InternalError) as caught:
         await channel.call(Append(14), timeout_ms=5_000)
@@ -121,7 +121,7 @@ async def test_no_answer_in_time_leaves_the_outcome_unknown(channel, desk):
     assert not channel.closed
 
 
-async def test_a_cancelled_call_leaves_the_channel_whole(channel, desk):
+async def test_cancelled_call_leaves_the_channel_whole(channel, desk):
     """A caller that gives up takes nothing with it."""
     held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
     await until(lambda: desk.arrived)
@@ -132,7 +132,7 @@ async def test_a_cancelled_call_leaves_the_channel_whole(channel, desk):
     await channel.call(Append(1), timeout_ms=5_000)
 
 
-async def test_a_frame_over_the_limit_is_refused_before_it_is_sent(channel, desk):
+async def test_frame_over_the_limit_is_refused_before_it_is_sent(channel, desk):
     """A call too large for the other side is refused here; the connection and its other calls go on."""
     with pytest.raises(MessageTooLargeError) as caught:
         await channel.call(Append(1), bytes(FRAME_BYTES_MAX), timeout_ms=5_000)
@@ -141,7 +141,7 @@ async def test_a_frame_over_the_limit_is_refused_before_it_is_sent(channel, desk
     await channel.call(Append(1), timeout_ms=5_000)
 
 
-async def test_an_answer_over_the_limit_is_refused_by_the_server(channel, desk):
+async def test_answer_over_the_limit_is_refused_by_the_server(channel, desk):
     """A handler's answer too large for a frame becomes a typed refusal; the connection stays open."""
     desk.let_go.set()
     with pytest.raises(MessageTooLargeError):
@@ -149,7 +149,7 @@ async def test_an_answer_over_the_limit_is_refused_by_the_server(channel, desk):
     await channel.call(Append(1), timeout_ms=5_000)
 
 
-async def test_a_server_that_stops_leaves_outcomes_unknown(channel, server, desk):
+async def test_server_that_stops_leaves_outcomes_unknown(channel, server, desk):
     """Calls under way at the stop of the server fail with OutcomeUnknownError, later ones were not sent."""
     held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
     await until(lambda: desk.arrived)
@@ -162,7 +162,7 @@ async def test_a_server_that_stops_leaves_outcomes_unknown(channel, server, desk
     assert caught.value.fate is Fate.NOT_DONE
 
 
-async def test_a_cut_wire_leaves_outcomes_unknown(network, wire, desk):
+async def test_cut_wire_leaves_outcomes_unknown(network, wire, desk):
     """A connection that breaks without a goodbye ends its calls at once, not at their deadline."""
     channel = await network.open_channel(wire.address, timeout_ms=2_000)
     calls = [asyncio.create_task(channel.call(Read(1, n, 0), timeout_ms=60_000)) for n in range(3)]
@@ -188,7 +188,7 @@ async def test_closing_ends_the_calls_under_way(network, server, desk):
     await channel.close()
 
 
-async def test_a_channel_closed_before_its_first_step_lets_the_connection_go(network, server):
+async def test_channel_closed_before_its_first_step_lets_the_connection_go(network, server):
     """A channel opened and closed at once leaves no connection behind."""
     channel = await network.open_channel(server.address, timeout_ms=2_000)
     channel._reader.cancel()
@@ -225,7 +225,7 @@ async def test_listener_that_is_no_broker_is_told_as_not_sent(network):
         other.close()
 
 
-async def test_a_broker_client_comes_back_by_itself(network, wire, desk):
+async def test_broker_client_comes_back_by_itself(network, wire, desk):
     """After its connection broke, the next call of a BrokerClient opens another."""
     client = BrokerClient(network, wire.address)
     assert (await client.call(Append(1)))[0].base_offset == 0
@@ -237,7 +237,7 @@ async def test_a_broker_client_comes_back_by_itself(network, wire, desk):
     await client.close()
 
 
-async def test_a_broker_client_keeps_the_order_of_its_calls_while_it_opens(network, wire, desk):
+async def test_broker_client_keeps_the_order_of_its_calls_while_it_opens(network, wire, desk):
     """Calls made while the channel opens arrive in the order they were made, none overtaken by later ones."""
     client = BrokerClient(network, wire.address)
     tasks = []
@@ -265,7 +265,7 @@ async def test_calls_of_a_broker_client_that_cannot_open_were_not_sent(network):
     await client.close()
 
 
-async def test_an_overloaded_handler_is_just_a_refusal(network):
+async def test_overloaded_handler_is_just_a_refusal(network):
     """An error that says "later" reaches the caller as that, and the connection stays open."""
 
     async def busy(_request, _payload):

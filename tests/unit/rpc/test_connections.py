@@ -14,7 +14,7 @@ async def appended(connections: Connections, address: str) -> None:
     await connections.broker_at(address).call(Append(1))
 
 
-async def test_a_broker_has_one_client(server, serve):
+async def test_broker_has_one_client(server, serve):
     """However often it is asked for; another address has another."""
     connections = Connections(None, timeout_ms=5_000)
     connections.open()

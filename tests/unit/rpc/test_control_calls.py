@@ -94,7 +94,7 @@ def client(network: HttpNetwork, server) -> MetaClient:
     return MetaClient(network, [server.address], timeout_ms=2_000)
 
 
-async def test_a_call_gets_its_answer(client, meta):
+async def test_call_gets_its_answer(client, meta):
     """A body arrives as it was sent, and the answer as it was given."""
     assert await client.health() == Health(program="metaserver", ready=True)
     assert await client.leave(Leave(session="s")) == Done()
@@ -110,7 +110,7 @@ async def test_names_in_paths_arrive_whole(client, meta):
         assert meta.asked[-1][1] == {"subject": name}
 
 
-async def test_the_queries_of_a_route_arrive(client, meta):
+async def test_queries_of_a_route_arrive(client, meta):
     """Version and wait of a route are in its query."""
     with pytest.raises(SubjectUnknownError):
         await client.route("s", known_version=3, wait_ms=10)
@@ -132,7 +132,7 @@ async def test_the_queries_of_a_route_arrive(client, meta):
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_an_error_has_its_status_and_comes_back_typed(client, meta, server, error, status):
+async def test_error_has_its_status_and_comes_back_typed(client, meta, server, error, status):
     """Each error is answered with its HTTP status, and is the same error for the caller."""
     meta.error = error
     assert status_of(error) == status
@@ -148,7 +148,7 @@ async def test_an_error_has_its_status_and_comes_back_typed(client, meta, server
     assert (caught.value.details, caught.value.fate) == (error.details, error.fate)
 
 
-async def test_a_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
+async def test_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
     """A handler that breaks answers 500 with a typed body, and its text stays in the server's log."""
     meta.error = ZeroDivisionError("a secret of the server")
     with pytest.raises(InternalError) as caught:
@@ -201,7 +201,7 @@ async def test_bad_input_is_a_typed_answer(
     assert (await client.health()).ready
 
 
-async def test_a_body_over_the_limit_is_a_typed_error_for_the_caller(client, meta):
+async def test_body_over_the_limit_is_a_typed_error_for_the_caller(client, meta):
     """A call whose body is too large is refused before it is sent."""
     with pytest.raises(MessageTooLargeError):
         await client.leave(Leave(session="x" * (CONTROL_BYTES_MAX + 1)))
@@ -216,7 +216,7 @@ async def test_no_answer_in_time_leaves_the_outcome_unknown(network, server, met
     meta.wait.set()
 
 
-async def test_a_server_that_dies_leaves_the_outcome_unknown(network, wire, meta):
+async def test_server_that_dies_leaves_the_outcome_unknown(network, wire, meta):
     """A connection that breaks in mid-call raises OutcomeUnknownError."""
     meta.wait = asyncio.Event()
     call = asyncio.create_task(MetaClient(network, [wire.address]).leave(Leave(session="s")))
@@ -229,7 +229,7 @@ async def test_a_server_that_dies_leaves_the_outcome_unknown(network, wire, meta
     meta.wait.set()
 
 
-async def test_a_call_waits_longer_when_the_server_may(network, server, meta):
+async def test_call_waits_longer_when_the_server_may(network, server, meta):
     """The deadline of a long poll is its wait and the time of a call together."""
     meta.wait = asyncio.Event()
     asyncio.get_running_loop().call_later(0.15, meta.wait.set)
@@ -305,7 +305,7 @@ async def test_next_metaserver_is_asked_when_another_program_answers(
 
 
 @pytest.mark.parametrize(("program", "other"), [("metaserver", "broker"), ("broker", "metaserver")])
-async def test_the_health_of_another_program_is_told(network, serve, program, other):
+async def test_health_of_another_program_is_told(network, serve, program, other):
     """An address of a broker is none of a metaserver, though both have a health, and the other way round."""
     server = await serve(*Meta(other).routes())
     client = MetaClient(network, [server.address])
@@ -318,7 +318,7 @@ async def test_the_health_of_another_program_is_told(network, serve, program, ot
     )
 
 
-async def test_a_call_that_the_server_does_not_have_is_told(network, server):
+async def test_call_that_the_server_does_not_have_is_told(network, server):
     """As that of a metaserver, made to a broker's address."""
     with pytest.raises(InvalidRequestError, match="404 Not Found; this server is another program"):
         await MetaClient(network, [server.address]).verify()
@@ -330,7 +330,7 @@ async def test_call_raises_foreign_server_error_when_the_answer_has_another_shap
         await network.control("GET", server.address, "/v1/health", SubjectList, timeout_ms=2_000)
 
 
-async def test_the_next_address_is_asked_when_one_is_not_there(network, server, meta):
+async def test_next_address_is_asked_when_one_is_not_there(network, server, meta):
     """Addresses are tried in turn, and the one that answered is asked first from then on."""
     client = MetaClient(network, ["127.0.0.1:1", "127.0.0.1:2", server.address])
     assert (await client.health()).ready
@@ -362,7 +362,7 @@ async def pair(serve, server) -> tuple[list[str], Meta]:
     return [server.address, second.address], other
 
 
-async def test_an_unknown_outcome_is_not_tried_elsewhere(network, pair, meta):
+async def test_unknown_outcome_is_not_tried_elsewhere(network, pair, meta):
     """What may have been done is not done twice: the caller decides, and finds a metaserver that answers."""
     addresses, other = pair
     meta.wait = asyncio.Event()
@@ -388,7 +388,7 @@ async def test_repeatable_call_is_answered_by_another_metaserver_when_one_hangs(
     meta.wait.set()
 
 
-async def test_a_metaserver_without_its_database_is_asked_last(network, pair, meta):
+async def test_metaserver_without_its_database_is_asked_last(network, pair, meta):
     """What it cannot say, another can."""
     addresses, other = pair
     meta.error = StorageError("cannot reach the database", operation="connect")
@@ -400,7 +400,7 @@ async def test_a_metaserver_without_its_database_is_asked_last(network, pair, me
         await client.health()
 
 
-async def test_a_machine_that_takes_no_connection_was_sent_nothing(network, monkeypatch):
+async def test_machine_that_takes_no_connection_was_sent_nothing(network, monkeypatch):
     """A call to a machine that is switched off never left: a full queue of connections answers as little."""
     monkeypatch.setattr("keylane.rpc.http_network.CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
@@ -415,7 +415,7 @@ async def test_a_machine_that_takes_no_connection_was_sent_nothing(network, monk
             waiter.close()
 
 
-async def test_a_broker_answers_control_calls_on_the_same_port(network, serve):
+async def test_broker_answers_control_calls_on_the_same_port(network, serve):
     """Data plane and control calls share one address."""
     server = await serve(*Meta("broker").routes())
     client = BrokerClient(network, server.address)
@@ -425,7 +425,7 @@ async def test_a_broker_answers_control_calls_on_the_same_port(network, serve):
     await client.close()
 
 
-async def test_a_heartbeat_is_json_of_its_type():
+async def test_heartbeat_is_json_of_its_type():
     """What is sent is what the drawing in protocol/control.py says."""
     assert encode_json(Heartbeat(session="s", drained=(1,))) == (
         b'{"session":"s","known_version":-1,"drained":[1],"holding":null,"wait_ms":0,"suspended":null}'

@@ -28,7 +28,7 @@ async def opened(client: Connections) -> None:
     client.open()
 
 
-def test_a_home_is_entered_once():
+def test_home_is_entered_once():
     """An open client is not opened again; a closed one is."""
 
     async def twice() -> None:
@@ -95,7 +95,7 @@ async def test_another_thread_is_refused_by_name():
     assert errors == ["OtherLoopError", "OtherLoopError"]
 
 
-def test_a_fork_is_refused_by_name():
+def test_fork_is_refused_by_name():
     """In the child nothing can be done with what was open, and closing it does nothing; the parent uses it on."""
     client, other = connections(), connections()
     told: list[str] = []
@@ -121,7 +121,7 @@ def test_a_fork_is_refused_by_name():
     loop.close()
 
 
-def test_a_fork_of_what_was_closed_may_be_opened():
+def test_fork_of_what_was_closed_may_be_opened():
     """What was open once and is no more is as one that never was."""
     client = connections()
 

@@ -53,7 +53,7 @@ async def waited(network: StartingNetwork, wait_s: float) -> None:
     await MetaClient(network, [ADDRESS]).wait_until_ready(wait_s)
 
 
-async def test_the_wait_ends_when_a_metaserver_is_ready():
+async def test_wait_ends_when_a_metaserver_is_ready():
     """It may refuse connections first, then answer nothing, then have no database yet."""
     starting = Health(program="metaserver", ready=False, reason="no database")
     network = StartingNetwork(NotSentError(), OutcomeUnknownError(), starting, READY)
@@ -61,7 +61,7 @@ async def test_the_wait_ends_when_a_metaserver_is_ready():
     assert network.asked == 4
 
 
-async def test_the_last_failure_is_raised_when_the_wait_is_over():
+async def test_last_failure_is_raised_when_the_wait_is_over():
     """The error is that of the last try, not a time-out."""
     network = StartingNetwork(OutcomeUnknownError("first"), NotSentError("last"))
     started = time.monotonic()
@@ -71,19 +71,19 @@ async def test_the_last_failure_is_raised_when_the_wait_is_over():
     assert network.asked > 1
 
 
-async def test_a_metaserver_without_an_answer_is_told_when_the_wait_is_over():
+async def test_metaserver_without_an_answer_is_told_when_the_wait_is_over():
     """A call that hangs is cut off at the end of the wait."""
     with pytest.raises(OutcomeUnknownError, match=r"within 0\.2 s"):
         await asyncio.wait_for(waited(StartingNetwork(None), 0.2), 30)
 
 
-async def test_an_opening_continues_when_the_metaserver_answers_and_is_not_ready():
+async def test_opening_continues_when_the_metaserver_answers_and_is_not_ready():
     """What the client asks next says why."""
     await waited(StartingNetwork(Health(program="metaserver", ready=False, reason="empty")), 0.2)
 
 
 @pytest.mark.parametrize("answer", [ForeignServerError(), Health(program="broker", ready=True)])
-async def test_the_wait_ends_at_once_when_another_program_answers(answer):
+async def test_wait_ends_at_once_when_another_program_answers(answer):
     """Waiting makes no metaserver of it."""
     network = StartingNetwork(answer)
     with pytest.raises((ForeignServerError, InvalidRequestError)):
@@ -102,7 +102,7 @@ def clients(network: StartingNetwork, wait_s: float):
 
 
 @pytest.mark.parametrize("index", range(3))
-async def test_a_client_is_closed_when_its_wait_was_in_vain(index):
+async def test_client_is_closed_when_its_wait_was_in_vain(index):
     """It may be opened again, which raises the same."""
     client = clients(StartingNetwork(NotSentError()), 0.05)[index]
     for _ in range(2):
@@ -111,7 +111,7 @@ async def test_a_client_is_closed_when_its_wait_was_in_vain(index):
         assert "closed" in repr(client)
 
 
-async def test_an_admin_is_closed_when_its_wait_was_in_vain():
+async def test_admin_is_closed_when_its_wait_was_in_vain():
     """Nothing listens on port 1."""
     admin = Admin("127.0.0.1:1", wait_s=0.05)
     with pytest.raises(NotSentError):
@@ -120,7 +120,7 @@ async def test_an_admin_is_closed_when_its_wait_was_in_vain():
 
 
 @pytest.mark.parametrize("index", range(3))
-async def test_a_client_is_closed_when_its_wait_is_cancelled(index):
+async def test_client_is_closed_when_its_wait_is_cancelled(index):
     """As by a time-out of the caller."""
     network = StartingNetwork(NotSentError())
     client = clients(network, 3_600)[index]
@@ -156,7 +156,7 @@ async def test_run_returns_when_a_signal_comes_during_the_wait():
 
 
 @pytest.mark.parametrize("wait_s", [-1, math.nan, math.inf, 86_401, "60", None, True])
-def test_a_wait_is_refused_when_it_is_no_time(wait_s):
+def test_wait_is_refused_when_it_is_no_time(wait_s):
     """Each client says which values there are."""
     makers = [
         lambda: clients(StartingNetwork(READY), wait_s),

@@ -41,7 +41,7 @@ def test_foreign_origins(origin: str):
         check_origins(["http://127.0.0.1:7000", origin], "127.0.0.1", 7000)
 
 
-def test_a_long_origin_is_told_shortened():
+def test_long_origin_is_told_shortened():
     """What a stranger sent fills no log."""
     with pytest.raises(OriginError) as caught:
         check_origins(["http://" + "a" * 5_000], "127.0.0.1", 7000)

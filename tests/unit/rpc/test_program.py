@@ -15,7 +15,7 @@ from keylane.protocol.errors import AddressError
 from keylane.rpc.program import run_program, say_ready
 
 
-def test_a_program_that_returns_exits_with_zero(capfd):
+def test_program_that_returns_exits_with_zero(capfd):
     """The end of main is status 0 and no output."""
 
     async def main(stop: asyncio.Event) -> None:
@@ -26,7 +26,7 @@ def test_a_program_that_returns_exits_with_zero(capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_asks_main_to_stop(number):
+def test_signal_asks_main_to_stop(number):
     """SIGTERM and SIGINT set the event; main ends in its own time."""
     cleaned = []
 
@@ -39,7 +39,7 @@ def test_a_signal_asks_main_to_stop(number):
     assert cleaned
 
 
-def test_an_error_of_ours_is_a_sentence_and_status_one(capfd):
+def test_error_of_ours_is_a_sentence_and_status_one(capfd):
     """A KeylaneError ends the program with its text and advice on standard error, no traceback."""
 
     async def main(stop: asyncio.Event) -> None:
@@ -55,7 +55,7 @@ def test_an_error_of_ours_is_a_sentence_and_status_one(capfd):
 
 
 @pytest.mark.parametrize(("hard", "expected"), [(4_096, 4_096), (256, 256)])
-def test_a_program_may_have_many_connections(hard, expected):
+def test_program_may_have_many_connections(hard, expected):
     """A server begun with few files allowed takes as many as its user may have."""
     code = f"""
 import resource

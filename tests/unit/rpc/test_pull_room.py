@@ -96,7 +96,7 @@ def ack(channel):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_an_ack_is_answered_however_many_pulls_wait(channel, broker, shared):
+async def test_ack_is_answered_however_many_pulls_wait(channel, broker, shared):
     """Also where more pulls wait than a connection has room for other calls."""
     count = IN_FLIGHT_PER_CONNECTION_MAX + 100
     with started(*(pull(channel, number, shared=shared) for number in range(count))):
@@ -121,7 +121,7 @@ async def test_pulls_beyond_their_limit_are_refused(channel, broker, monkeypatch
             await until(lambda: 5 in broker.pulled)
 
 
-async def test_a_clients_pulls_take_turns(network, server, broker, monkeypatch):
+async def test_clients_pulls_take_turns(network, server, broker, monkeypatch):
     """Of many partitions some wait at the broker, each for a short time, and every one comes in soon."""
     monkeypatch.setattr(client_module, "PULLS_AT_ONCE_MAX", 4)
     monkeypatch.setattr(client_module, "PULL_TURN_MS", 50)

@@ -65,7 +65,7 @@ async def still_serves(network, server, neighbour) -> None:
         "http",
     ],
 )
-async def test_a_bad_frame_is_refused_and_ends_its_connection_only(
+async def test_bad_frame_is_refused_and_ends_its_connection_only(
     network, server, session, desk, caplog, frame
 ):
     """The sender of a bad frame gets a typed refusal and a closed connection; everybody else is served on."""
@@ -83,7 +83,7 @@ async def test_a_bad_frame_is_refused_and_ends_its_connection_only(
     await neighbour.close()
 
 
-async def test_a_message_over_the_limit_ends_its_connection_only(network, server, session, desk):
+async def test_message_over_the_limit_ends_its_connection_only(network, server, session, desk):
     """A WebSocket message larger than any frame is not read to its end, and the others are served on."""
     neighbour = await network.open_channel(server.address, timeout_ms=2_000)
     async with session.ws_connect(f"http://{server.address}{DATA_PATH}") as bad:
@@ -96,7 +96,7 @@ async def test_a_message_over_the_limit_ends_its_connection_only(network, server
     await neighbour.close()
 
 
-async def test_the_word_of_a_server_that_hangs_up_reaches_the_caller(network, server, desk):
+async def test_word_of_a_server_that_hangs_up_reaches_the_caller(network, server, desk):
     """Calls under way when the server refuses a frame learn what it refused."""
     channel = await network.open_channel(server.address, timeout_ms=2_000)
     held = asyncio.create_task(channel.call(Read(1, 0, 0), timeout_ms=5_000))
@@ -150,7 +150,7 @@ async def test_client_that_leaves_before_its_answer_disturbs_no_other(
     await neighbour.close()
 
 
-async def test_a_frame_is_the_same_in_one_piece_and_in_many(server):
+async def test_frame_is_the_same_in_one_piece_and_in_many(server):
     """A WebSocket message that arrives byte by byte is one frame."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(
@@ -191,7 +191,7 @@ async def test_other_addresses_are_not_bound(host):
     await server.stop()
 
 
-async def test_a_port_in_use_is_told(server):
+async def test_port_in_use_is_told(server):
     """A port in use is an AddressError that names it."""
     second = Server([])
     with pytest.raises(
@@ -202,7 +202,7 @@ async def test_a_port_in_use_is_told(server):
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, 10**9])
-async def test_an_impossible_port_is_told(port):
+async def test_impossible_port_is_told(port):
     """A number that is no port is an AddressError."""
     with pytest.raises(AddressError, match=f"ports are 0 to 65535, not {port}"):
         await Server([]).start("127.0.0.1", port)
@@ -222,7 +222,7 @@ async def test_asked_before(server):
     check_free("127.0.0.1", port)
 
 
-async def test_a_port_is_free_again_at_once(serve, network):
+async def test_port_is_free_again_at_once(serve, network):
     """A server that stopped leaves its port to the next one, though connections were open."""
     first = await serve()
     channel = await network.open_channel(first.address, timeout_ms=2_000)
@@ -232,7 +232,7 @@ async def test_a_port_is_free_again_at_once(serve, network):
     await channel.close()
 
 
-async def test_the_address_of_an_ipv6_server_can_be_dialled(network, desk):
+async def test_address_of_an_ipv6_server_can_be_dialled(network, desk):
     """An IPv6 address is written with brackets, as clients need it."""
     if not socket.has_ipv6:
         return

@@ -92,7 +92,7 @@ async def test_answers_that_are_not_taken_are_not_made(session, network):
     await server.stop()
 
 
-async def test_a_client_that_takes_nothing_is_told_and_let_go(session, caplog, monkeypatch):
+async def test_client_that_takes_nothing_is_told_and_let_go(session, caplog, monkeypatch):
     """After its time it gets a word of what was wrong as its last frame, and the connection ends."""
     monkeypatch.setattr(data_plane, "GOODBYE_S", 60.0)
     caplog.set_level(logging.WARNING, "keylane.rpc")
@@ -110,7 +110,7 @@ async def test_a_client_that_takes_nothing_is_told_and_let_go(session, caplog, m
     await server.stop()
 
 
-async def test_a_client_that_never_comes_back_is_cut_off(session, caplog, monkeypatch):
+async def test_client_that_never_comes_back_is_cut_off(session, caplog, monkeypatch):
     """The connection of a client that does not even take the last word ends all the same."""
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
     server = await serving(Shop(), stuck_s=0.4)
@@ -122,7 +122,7 @@ async def test_a_client_that_never_comes_back_is_cut_off(session, caplog, monkey
     await server.stop()
 
 
-async def test_a_slow_client_is_no_stuck_one(session):
+async def test_slow_client_is_no_stuck_one(session):
     """A client that takes a little now and then keeps its connection, however long its answers take."""
     server = await serving(Shop(), stuck_s=1.5)
     socket, transport = await stuck_client(session, server, reads=60)

@@ -35,7 +35,7 @@ async def told(signals: StopSignals) -> None:
 
 @BOTH
 @LOOPS
-def test_a_signal_sets_the_event_and_the_handler_before_stands_again(number, new_loop):
+def test_signal_sets_the_event_and_the_handler_before_stands_again(number, new_loop):
     """On both event loops, and for a loop that waits for nothing else."""
 
     async def main() -> None:
@@ -73,7 +73,7 @@ def test_handlers_of_the_users_loop_are_called_too(number, new_loop):
 
 
 @BOTH
-async def test_a_python_handler_is_called_for_each_signal(number):
+async def test_python_handler_is_called_for_each_signal(number):
     """A handler of the user's gets the first signal and, alone, the second."""
     calls: list[int] = []
     with handled_by(number, lambda got, _frame: calls.append(got)), StopSignals() as signals:
@@ -84,7 +84,7 @@ async def test_a_python_handler_is_called_for_each_signal(number):
         assert calls == [number, number]
 
 
-async def test_an_ignored_signal_stays_ignored():
+async def test_ignored_signal_stays_ignored():
     """A process that was started to ignore it (nohup) is not ended by it."""
     with handled_by(signal.SIGTERM, signal.SIG_IGN), StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
@@ -106,7 +106,7 @@ async def test_every_open_one_is_told_and_the_last_puts_the_handler_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-async def test_a_handler_installed_meanwhile_stays():
+async def test_handler_installed_meanwhile_stays():
     """What the user installs while it is open is not taken away at the end."""
     before = signal.getsignal(signal.SIGTERM)
 
@@ -156,7 +156,7 @@ asyncio.run(main())
 
 
 @BOTH
-def test_the_second_signal_ends_the_process(number):
+def test_second_signal_ends_the_process(number):
     """At once, also where a task ignores that `asyncio.run` cancels it."""
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -69,7 +69,7 @@ def test_every_option_is_understood():
     ],
     ids=lambda value: str(value)[:20],
 )  # fmt: skip
-def test_a_value_that_cannot_be_is_refused_by_its_name(name, value):
+def test_value_that_cannot_be_is_refused_by_its_name(name, value):
     """A bad value is a ConfigError that names the option and stays short."""
     with pytest.raises(ConfigError) as caught:
         parse_options(LEAST | {name: value})

@@ -95,7 +95,7 @@ def test_each_partition_has_one_pinned_range(chosen, ranges):
     ],
     ids=str,
 )
-def test_an_offset_that_is_not_there_is_refused(chosen, details):
+def test_offset_that_is_not_there_is_refused(chosen, details):
     """A range asked for by number is read whole or refused, with the numbers it could have had."""
     with pytest.raises(OffsetOutOfRangeError) as caught:
         planned(options(**chosen))
@@ -105,7 +105,7 @@ def test_an_offset_that_is_not_there_is_refused(chosen, details):
 @pytest.mark.parametrize(
     "chosen", [{"partitions": frozenset({3, 9})}, {"start": {9: 0}}, {"end": {9: 0}}], ids=str
 )
-def test_an_unknown_partition_is_refused(chosen):
+def test_unknown_partition_is_refused(chosen):
     """A partition that the subject has not is a typed error that names it."""
     with pytest.raises(PartitionUnknownError) as caught:
         planned(options(**chosen))
@@ -122,13 +122,13 @@ def test_partitions_without_data_are_left_out():
         select_partitions(table, options(partitions=frozenset({4})))
 
 
-def test_a_subject_without_partitions_plans_nothing():
+def test_subject_without_partitions_plans_nothing():
     """No partitions, no ranges, no error."""
     assert select_partitions(route(), options()) == []
     assert plan_ranges([], {}, options()) == []
 
 
-def test_a_partition_whose_broker_is_away_is_told_at_planning():
+def test_partition_whose_broker_is_away_is_told_at_planning():
     """Reading part of a subject in silence is worse than not reading it."""
     with pytest.raises(NotSentError, match="broker group g3 is not available"):
         select_partitions(route(partition(3, address=None), partition(4)), options())
@@ -138,7 +138,7 @@ def test_a_partition_whose_broker_is_away_is_told_at_planning():
     assert [partition.partition_id for partition in left] == [4]
 
 
-def test_a_partition_no_broker_knows_is_told_at_planning():
+def test_partition_no_broker_knows_is_told_at_planning():
     """A partition of the route that its broker does not host is a typed error."""
     with pytest.raises(PartitionUnknownError):
         plan_ranges([partition(3)], {}, options())

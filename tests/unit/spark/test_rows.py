@@ -61,7 +61,7 @@ def plain(count: int, at: int = 0) -> list[Sent]:
     return [(b"k%d" % n, b"v%d" % n, n * 1_000, {}) for n in range(at, at + count)]
 
 
-def test_the_schema_is_sparks_to_the_letter():
+def test_schema_is_sparks_to_the_letter():
     """The Arrow schema equals what Spark derives from the schema we tell it, whole and for chosen columns."""
     for columns in (COLUMNS, ("value", "offset"), ("properties", "timestamp", "key")):
         assert to_arrow_schema(spark_schema(columns), timezone="UTC").equals(arrow_schema(columns))
@@ -82,7 +82,7 @@ messages = st.tuples(
     st.data(),
 )
 @settings(deadline=None)
-def test_the_rows_are_the_messages_of_the_range(batches, base, data):
+def test_rows_are_the_messages_of_the_range(batches, base, data):
     """Whatever the batches, cuts, joins and frames, the rows are the messages of the range in order."""
     total = sum(len(batch) for batch in batches)
     start = base + data.draw(st.integers(0, len(batches[0]) - 1), label="start")

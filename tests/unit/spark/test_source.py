@@ -95,7 +95,7 @@ def test_each_physical_partition_is_one_task(filled):
     assert filled.calls == ["route", "partitions"]
 
 
-def test_the_rows_are_what_was_sent(filled):
+def test_rows_are_what_was_sent(filled):
     """Every message comes once, in order of offset within its partition, with all its columns."""
     source = reader(filled, batchRows="128")
     batches = [record_batch for part in source.partitions() for record_batch in source.read(part)]
@@ -113,14 +113,14 @@ def test_the_rows_are_what_was_sent(filled):
         assert dict(row["properties"]) == sent.properties
 
 
-def test_a_range_is_read_to_the_row(filled):
+def test_range_is_read_to_the_row(filled):
     """Start and end in the midst of batches cut exactly there."""
     table = rows(reader(filled, partitions="3", start='{"3": 13}', end='{"3": 777}'))
     assert table["offset"].to_pylist() == list(range(13, 777))
     assert table["value"].to_pylist() == [message(number).value for number in range(13, 777)]
 
 
-def test_a_large_range_takes_several_reads(shelves, monkeypatch):
+def test_large_range_takes_several_reads(shelves, monkeypatch):
     """A range larger than one answer is read piece by piece, the next asked for before rows are built."""
     for number in range(60):
         shelves.shelf(3).put(*[Sent(b"k", bytes(100_000))] * 2, Sent(b"k", b"%d" % number))
@@ -138,7 +138,7 @@ def test_a_large_range_takes_several_reads(shelves, monkeypatch):
     assert len(shelves.reads) == -(-60 * 200_000 // PULL_BYTES_MAX)
 
 
-def test_an_empty_range_yields_nothing_and_asks_nothing(filled):
+def test_empty_range_yields_nothing_and_asks_nothing(filled):
     """No rows, no batch, no call to the broker."""
     source = reader(filled)
     assert list(source.read(source.partitions()[1])) == []
@@ -154,7 +154,7 @@ def test_empty_list_of_partitions_reads_as_no_rows(shelves):
     assert list(source.read(None)) == []
 
 
-def test_the_snapshot_is_pinned_at_load_and_survives_pickling(filled):
+def test_snapshot_is_pinned_at_load_and_survives_pickling(filled):
     """Messages stored after load() are in no later plan, also when the source travels as bytes."""
     made = source(filled)
     schema = made.schema()
@@ -177,13 +177,13 @@ def test_reader_and_partitions_survive_pickling(filled):
     )
 
 
-def test_the_schema_follows_the_columns(filled):
+def test_schema_follows_the_columns(filled):
     """The schema told to Spark is that of the columns asked for, in their order."""
     assert source(filled).schema() == spark_schema()
     assert source(filled, columns="value,offset").schema().names == ["value", "offset"]
 
 
-def test_a_schema_of_the_users_own_is_refused(filled):
+def test_schema_of_the_users_own_is_refused(filled):
     """Spark hands over a schema the user gave: another than ours is refused with the way to do it."""
     made = source(filled)
     with pytest.raises(ConfigError, match="choose columns with the option `columns`"):
@@ -206,7 +206,7 @@ def test_bad_options_are_told_with_code_and_json(shelves):
     assert told(caught).details.keys() == {"topics", "batchRows"}
 
 
-def test_an_unknown_subject_is_told_with_code_and_json(shelves):
+def test_unknown_subject_is_told_with_code_and_json(shelves):
     """The metaserver's word on the subject passes through, marked."""
     with pytest.raises(SubjectUnknownError) as caught:
         KeylaneSource({"meta": shelves.address, "subject": "flight"}).schema()
@@ -286,7 +286,7 @@ def stranger(_request, answer, payload):
 
 
 @pytest.mark.parametrize("spoil", [cut, flip, skip, stop_short, go_too_far, stand_still, stranger])
-def test_a_broker_that_sends_something_else_is_found_out(filled, quick, spoil):
+def test_broker_that_sends_something_else_is_found_out(filled, quick, spoil):
     """Damage, a hole, a lie about the end or another partition's batch: CorruptBatchError, no row too few."""
     filled.spoil = spoil
     start = '{"3": 700}' if spoil is skip else "earliest"
@@ -296,7 +296,7 @@ def test_a_broker_that_sends_something_else_is_found_out(filled, quick, spoil):
     told(caught)
 
 
-def test_a_log_shorter_than_planned_is_told(filled):
+def test_log_shorter_than_planned_is_told(filled):
     """A broker that no longer has the end of the range gives an error, not fewer rows."""
     source = reader(filled, partitions="3")
     del filled.shelf(3).batches[-3:]
@@ -328,7 +328,7 @@ def test_persistent_error_is_raised_after_the_last_try(filled, quick):
     assert len(filled.reads) == TRIES_MAX + 1
 
 
-def test_a_broker_started_again_in_mid_read_is_ridden_out(shelves):
+def test_broker_started_again_in_mid_read_is_ridden_out(shelves):
     """A broker that goes away between two reads and comes back at the same place loses no row."""
     for number in range(40):
         shelves.shelf(3).put(Sent(b"k", bytes(100_000)), Sent(b"k", b"%d" % number))
@@ -341,7 +341,7 @@ def test_a_broker_started_again_in_mid_read_is_ridden_out(shelves):
     assert offsets == list(range(80))
 
 
-def test_a_partition_whose_broker_moved_is_found_again(filled, quick):
+def test_partition_whose_broker_moved_is_found_again(filled, quick):
     """A reader planned with an old address asks the metaserver where the broker is now."""
     source = reader(filled, partitions="3", columns="offset")
     filled.hang_up()
@@ -351,7 +351,7 @@ def test_a_partition_whose_broker_moved_is_found_again(filled, quick):
     assert rows(source)["offset"].to_pylist() == list(range(ROWS))
 
 
-def test_a_reader_that_is_left_early_lets_its_connections_go(shelves):
+def test_reader_that_is_left_early_lets_its_connections_go(shelves):
     """A task that stops after a few rows, as LIMIT does, leaves nothing running."""
     for _ in range(40):
         shelves.shelf(3).put(Sent(b"k", bytes(200_000)))

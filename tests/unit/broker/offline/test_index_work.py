@@ -60,7 +60,7 @@ async def read_all(files, kind):
     return end
 
 
-async def test_a_stopped_broker_is_whole(folder):
+async def test_stopped_broker_is_whole(folder):
     """What a clean stop leaves agrees with the log, to the last batch."""
     files, kind = folder
     (report,) = verify_indexes(files)
@@ -68,7 +68,7 @@ async def test_a_stopped_broker_is_whole(folder):
     assert not report.problems
 
 
-async def test_a_rebuilt_index_is_the_same(folder):
+async def test_rebuilt_index_is_the_same(folder):
     """From the log alone comes the index that was there."""
     files, kind = folder
     (before,) = verify_indexes(files)
@@ -106,7 +106,7 @@ async def test_both_are_compared(folder):
     assert any("offset" in text or "log has" in text for text in wrong[kind])
 
 
-async def test_a_broker_may_be_started_with_the_other_index(folder):
+async def test_broker_may_be_started_with_the_other_index(folder):
     """The other index is made at start, the one left behind is not trusted again."""
     files, kind = folder
     await fill(files, OTHER[kind], BATCHES)
@@ -115,7 +115,7 @@ async def test_a_broker_may_be_started_with_the_other_index(folder):
     assert await read_all(files, OTHER[kind]) == 2 * BATCHES
 
 
-async def test_an_unfinished_index_is_made_again(folder):
+async def test_unfinished_index_is_made_again(folder):
     """An index whose making was cut short is not used."""
     files, kind = folder
     (Path(files.name()) / f"unfinished-{kind}").touch()
@@ -126,7 +126,7 @@ async def test_an_unfinished_index_is_made_again(folder):
     assert report.problems == []
 
 
-async def test_a_deleted_index_is_made_again(folder):
+async def test_deleted_index_is_made_again(folder):
     """An index of which nothing is left comes back from the log."""
     files, kind = folder
     for name in files.list("index" if kind == "file" else "rocksdb"):
@@ -168,7 +168,7 @@ async def test_no_index_at_all_is_told(folder):
     assert "no index" in report.problems[0]
 
 
-def test_a_newer_journal_is_refused():
+def test_newer_journal_is_refused():
     """A whole frame of a later format is left as it is, and the broker says so; a damaged magic is damage."""
     disk = SimDisk()
     queues = FileConsumeQueues(disk)

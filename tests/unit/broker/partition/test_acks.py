@@ -11,7 +11,7 @@ from keylane.protocol.offsets import AckedOffsets
 
 
 @pytest.mark.parametrize("bad", [(3, 3), (4, 3), (-1, 2), (5, 11), (0, 2**70)])
-def test_a_bad_range_refuses_the_whole_ack(bad):
+def test_bad_range_refuses_the_whole_ack(bad):
     """One range that is empty, reversed or beyond the stored messages refuses the request."""
     with pytest.raises(InvalidRequestError):
         decide_ack(AckedOffsets(), [(0, 1), bad], next_offset=10)
@@ -31,7 +31,7 @@ def test_ranges_above_the_cursor_are_limited():
     assert acked.cursor == 4
 
 
-def test_an_ack_said_twice_changes_nothing():
+def test_ack_said_twice_changes_nothing():
     """Acking what is acked tells that nothing was new."""
     acked = AckedOffsets()
     assert apply_ack(acked, [(0, 3), (5, 7)])

@@ -41,14 +41,14 @@ def stored(*batches: tuple[int, int], epoch: int = 0) -> ProducerState:
     return state
 
 
-def test_the_next_sequence_is_stored():
+def test_next_sequence_is_stored():
     """A batch that begins where the one before ended is stored; the first begins at 0."""
     assert decide_append(None, header(0)) is None
     assert decide_append(stored((0, 2)), header(2)) is None
 
 
 @pytest.mark.parametrize(("sequence", "count", "offset"), [(0, 2, 100), (2, 3, 102), (5, 1, 105)])
-def test_a_batch_sent_again_gets_its_offset_back(sequence, count, offset):
+def test_batch_sent_again_gets_its_offset_back(sequence, count, offset):
     """A batch that was stored is a duplicate at its old offset."""
     duplicate = decide_append(stored((0, 2), (2, 3), (5, 1)), header(sequence, count))
 
@@ -56,7 +56,7 @@ def test_a_batch_sent_again_gets_its_offset_back(sequence, count, offset):
 
 
 @pytest.mark.parametrize("stamps", [{"base_offset": 77}, {"position": 77}, {"appended_at_ms": 77}])
-def test_a_repeat_is_known_by_what_its_producer_made(stamps):
+def test_repeat_is_known_by_what_its_producer_made(stamps):
     """What the broker stamps into a stored batch has no part in the comparison."""
     assert decide_append(stored((0, 2)), replace(header(0), **stamps)) == Duplicate(100)
 
@@ -70,13 +70,13 @@ def test_another_batch_under_a_stored_sequence_is_refused():
 
 
 @pytest.mark.parametrize(("sequence", "count"), [(3, 1), (1, 1), (1, 3), (0, 5), (2, 4), (0, 6)])
-def test_a_batch_across_stored_ones_is_refused(sequence, count):
+def test_batch_across_stored_ones_is_refused(sequence, count):
     """A repeat has the bounds of its first sending: a part of a stored batch, or several of them, is none."""
     with pytest.raises(SequenceReusedError):
         decide_append(stored((0, 2), (2, 3), (5, 1)), header(sequence, count))
 
 
-def test_a_batch_older_than_all_remembered_is_refused():
+def test_batch_older_than_all_remembered_is_refused():
     """What was stored under its sequence is no longer known."""
     state = stored(*((number * 2, 2) for number in range(REMEMBERED_BATCHES + 1)))
 
@@ -86,7 +86,7 @@ def test_a_batch_older_than_all_remembered_is_refused():
         decide_append(state, header(0))
 
 
-def test_a_batch_of_unknown_checksum_is_known_by_its_count():
+def test_batch_of_unknown_checksum_is_known_by_its_count():
     """States written before checksums were kept go on to recognise what was under way."""
     state = stored((0, 2))
     (batch,) = state.latest
@@ -97,7 +97,7 @@ def test_a_batch_of_unknown_checksum_is_known_by_its_count():
         decide_append(state, header(0, 1))
 
 
-def test_an_epoch_used_twice_stores_nothing_more():
+def test_epoch_used_twice_stores_nothing_more():
     """What is stored is still told to be; a newer epoch begins again."""
     state = stored((0, 2), (2, 3))
     with pytest.raises(SequenceReusedError):
@@ -108,7 +108,7 @@ def test_an_epoch_used_twice_stores_nothing_more():
 
 
 @pytest.mark.parametrize("sequence", [1, 4, 100])
-def test_a_gap_is_refused(sequence):
+def test_gap_is_refused(sequence):
     """A batch that leaves a gap is refused with the sequence that is expected."""
     state = None if sequence == 1 else stored((0, 2))
     with pytest.raises(SequenceGapError) as caught:
@@ -117,7 +117,7 @@ def test_a_gap_is_refused(sequence):
     assert caught.value.expected == (0 if state is None else 2)
 
 
-def test_a_batch_across_the_end_is_refused():
+def test_batch_across_the_end_is_refused():
     """A batch under a sequence of which a part is stored is refused whole."""
     with pytest.raises(SequenceReusedError) as caught:
         decide_append(stored((0, 2)), header(1, 2))
@@ -125,12 +125,12 @@ def test_a_batch_across_the_end_is_refused():
     assert caught.value.expected == 2
 
 
-def test_a_producer_may_begin_with_any_epoch():
+def test_producer_may_begin_with_any_epoch():
     """Epochs rise over all partitions of a subject, so the first that one of them sees is any."""
     assert decide_append(None, header(0, epoch=7)) is None
 
 
-def test_a_higher_epoch_begins_again():
+def test_higher_epoch_begins_again():
     """A new epoch starts at sequence 0 and fences the epochs before it."""
     state = stored((0, 2))
     assert decide_append(state, header(0, epoch=1)) is None
@@ -143,7 +143,7 @@ def test_a_higher_epoch_begins_again():
     assert newer.latest == ((0, 2, 200, header(0, epoch=1).body_crc),)
 
 
-def test_a_sequence_beyond_all_numbers_is_refused():
+def test_sequence_beyond_all_numbers_is_refused():
     """A sequence that would not fit 63 bits is refused."""
     with pytest.raises(InvalidRequestError):
         decide_append(None, header(MAX_I64 - 1))

@@ -30,7 +30,7 @@ def test_losses_side_by_side_are_one():
     assert partition.lost == (Lost(0, 200_000, 500),)
 
 
-def test_the_ranges_are_what_was_lost():
+def test_ranges_are_what_was_lost():
     """In any order, overlapping or not, the ranges cover the lost offsets and no other."""
     rng = random.Random(5)
     for _ in range(200):
@@ -97,7 +97,7 @@ def filled(count: int, **settings) -> SimDisk:
     return disk
 
 
-def test_a_large_hole_is_told_in_parts(monkeypatch):
+def test_large_hole_is_told_in_parts(monkeypatch):
     """A lost segment is told a few records at a time, and comes to one range for each partition."""
     monkeypatch.setattr(recovery, "TRACES_MAX", 10)
     disk = filled(200, segment_bytes=8_000)

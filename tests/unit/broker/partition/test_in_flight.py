@@ -47,7 +47,7 @@ def test_acked_messages_are_never_handed_out():
     assert hand_out(messages, acked, count_max=5) == [(3, 5), (7, 9), (10, 11)]
 
 
-def test_a_silent_session_delays_only_what_it_has():
+def test_silent_session_delays_only_what_it_has():
     """At its deadline that is free again, and nothing before; the others go on meanwhile."""
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked, A, hold_ms=1_000)
@@ -104,7 +104,7 @@ def test_there_is_no_deadline_when_no_message_is_in_flight():
     assert messages.due_ms == NEVER_MS
 
 
-def test_a_session_has_a_limit():
+def test_session_has_a_limit():
     """One session cannot take everything."""
     messages, acked = InFlight(1), AckedOffsets()
     much = 10 * IN_FLIGHT_PER_SESSION_MAX
@@ -135,7 +135,7 @@ def test_ranges_in_flight_have_a_limit(monkeypatch: pytest.MonkeyPatch):
     assert hand_out(messages, acked, count_max=1, now_ms=1_000) == [(0, 1)]
 
 
-def test_a_silent_session_has_nothing_after_its_ttl():
+def test_silent_session_has_nothing_after_its_ttl():
     """All that it has is free then, however long it may be in flight; what others have is not."""
     messages, acked = InFlight(1), AckedOffsets()
     messages.enter(A, ttl_ms=300, now_ms=0)
@@ -149,7 +149,7 @@ def test_a_silent_session_has_nothing_after_its_ttl():
     assert messages.due_ms == 5_000
 
 
-def test_a_session_that_is_heard_keeps_what_it_has():
+def test_session_that_is_heard_keeps_what_it_has():
     """Each pull and each ack counts, an empty one too; the messages' own deadline stands all the same."""
     messages, acked = InFlight(1), AckedOffsets()
     messages.enter(A, ttl_ms=300, now_ms=0)
@@ -160,7 +160,7 @@ def test_a_session_that_is_heard_keeps_what_it_has():
     assert hand_out(messages, acked, B, now_ms=1_000, count_max=1) == [(0, 1)]
 
 
-def test_a_session_that_is_heard_again_has_the_ttl_of_its_last_acquire():
+def test_session_that_is_heard_again_has_the_ttl_of_its_last_acquire():
     """One that did not acquire since it was silent has the ttl that it is given."""
     messages, acked = InFlight(1), AckedOffsets()
     messages.hear(A, ttl_ms=700, now_ms=0)

@@ -48,7 +48,7 @@ async def test_waits_end_in_the_order_in_which_they_began():
     assert order == list(range(8))
 
 
-async def test_the_longest_waiting_session_gets_the_first_message(desk):
+async def test_longest_waiting_session_gets_the_first_message(desk):
     """Sessions of a shared group are served in the order of asking, one message each."""
     order: list[str] = []
     await desk.say(AcquireShared(1, "audit", SESSIONS[0], 5, 2_000))
@@ -81,7 +81,7 @@ async def test_waiting_asks_for_nothing(desk, monkeypatch):
     assert looks == 2 * len(SESSIONS)
 
 
-async def test_a_higher_token_takes_a_held_lock_at_once(desk):
+async def test_higher_token_takes_a_held_lock_at_once(desk):
     """A newer owner waits for no ttl, and the older one's waiting pull ends now."""
     await desk.acquire(5, SESSIONS[0], ttl_ms=600_000)
     waiting = asyncio.create_task(desk.pull(5, 0, SESSIONS[0], wait_ms=30_000))
@@ -93,7 +93,7 @@ async def test_a_higher_token_takes_a_held_lock_at_once(desk):
     assert (group.holder, group.token) == (SESSIONS[1], 6)
 
 
-async def test_the_lock_is_kept_by_pull_ack_and_empty_ack(desk):
+async def test_lock_is_kept_by_pull_ack_and_empty_ack(desk):
     """Each of them renews it for its ttl; without any it runs out, and the owner's next call has it again."""
 
     def holder() -> str | None:

@@ -24,12 +24,12 @@ def held(token: int = 5, session: str = "s1") -> PullLock:
     return lock
 
 
-def test_a_higher_token_raises_the_fence():
+def test_higher_token_raises_the_fence():
     """A newer grant takes the lock at once, also from a session that holds it."""
     assert decide_acquire(held(), token=6, session="s2", ttl_ms=100)
 
 
-def test_the_same_owner_takes_the_lock_again():
+def test_same_owner_takes_the_lock_again():
     """Acquiring again under the same token and session needs no new fence."""
     assert not decide_acquire(held(), token=5, session="s1", ttl_ms=100)
 
@@ -44,7 +44,7 @@ def test_session_that_does_not_hold_the_token_is_fenced(token, session):
         check_holder(lock, token=token, session=session)
 
 
-def test_a_token_from_the_future_is_unknown():
+def test_token_from_the_future_is_unknown():
     """A pull or ack under a token that never acquired is refused."""
     with pytest.raises(TokenUnknownError):
         check_holder(held(), token=6, session="s1")
@@ -52,7 +52,7 @@ def test_a_token_from_the_future_is_unknown():
         check_holder(PullLock(), token=1, session="s1")
 
 
-def test_the_lock_expires_and_comes_back():
+def test_lock_expires_and_comes_back():
     """After its ttl no session holds the lock; the owner's next call takes it again, because no newer owner came."""
     lock = held()
     assert lock.holder(1099) == "s1"
@@ -63,7 +63,7 @@ def test_the_lock_expires_and_comes_back():
     assert lock.holder(2099) == "s1"
 
 
-def test_a_released_lock_has_to_be_acquired_again():
+def test_released_lock_has_to_be_acquired_again():
     """After a release the owner's pulls are refused until it acquires."""
     lock = held()
     release(lock)

@@ -49,7 +49,7 @@ async def office() -> Office:
     return office
 
 
-async def test_a_broker_that_holds_messages_back_seals(office):
+async def test_broker_that_holds_messages_back_seals(office):
     """A disk too full for messages has room for a seal; it could be sealed, and is, and says so after a restart."""
     office.store.commit.refuse_messages("the disk is 90 % full")
     with pytest.raises(BrokerReadOnlyError):
@@ -78,7 +78,7 @@ async def test_describe_says_why_a_partition_cannot_be_sealed(office):
     assert await office.unsealable() == refused.value.message
 
 
-async def test_a_full_disk_says_so_until_there_is_room(office):
+async def test_full_disk_says_so_until_there_is_room(office):
     """A write that found no room holds seals up too, and no longer than that."""
     office.disk.room = 0
     with pytest.raises(KeylaneError):
@@ -90,7 +90,7 @@ async def test_a_full_disk_says_so_until_there_is_room(office):
     assert await office.seal() is PartitionState.SEALED
 
 
-async def test_a_seal_has_room_where_messages_have_none(office):
+async def test_seal_has_room_where_messages_have_none(office):
     """However much producers have waiting for the disk, a partition is sealed behind it."""
     office.store.commit._queued_bytes_max = 1
     sending = office.store.append(1, memoryview(batch()))[0]
@@ -100,7 +100,7 @@ async def test_a_seal_has_room_where_messages_have_none(office):
     assert sending.done()
 
 
-async def test_a_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
+async def test_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
     """More waits for the disk than it takes at once: that passes by itself, and is no reason to wait with a plan."""
     monkeypatch.setattr(group_commit, "OWN_QUEUED_BYTES_MAX", 0)
     office.store.commit._queued_bytes_max = 1
@@ -112,7 +112,7 @@ async def test_a_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
     assert await office.seal() is PartitionState.SEALED
 
 
-async def test_a_partition_with_messages_is_not_sealed_when_it_should_be_empty(office):
+async def test_partition_with_messages_is_not_sealed_when_it_should_be_empty(office):
     """Who takes back what it had hosted, and meets another's partition of that number, changes nothing there."""
     await office.desk.append(batch())
     with pytest.raises(PartitionInUseError):
@@ -121,13 +121,13 @@ async def test_a_partition_with_messages_is_not_sealed_when_it_should_be_empty(o
     assert await office.seal() is PartitionState.SEALED
 
 
-async def test_an_empty_partition_is_sealed_when_it_should_be_empty(office):
+async def test_empty_partition_is_sealed_when_it_should_be_empty(office):
     for _ in range(2):
         status = await office.control.seal(None, {"id": "1", "empty": "1"})
         assert (status.state, status.next_offset) == (PartitionState.SEALED, 0)
 
 
-async def test_a_partition_takes_no_more_messages_than_it_may_hold(office, monkeypatch):
+async def test_partition_takes_no_more_messages_than_it_may_hold(office, monkeypatch):
     """Logic offsets behind a loss rest on it.  A batch that does not fit is refused whole, and what is stored is told."""
     monkeypatch.setattr(partition, "PARTITION_MESSAGES_MAX", 5)
     await office.desk.append(batch(count=4))

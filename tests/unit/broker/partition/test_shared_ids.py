@@ -68,7 +68,7 @@ async def test_batches_are_told_apart_after_a_restart():
     await assert_told_apart(again, stored)
 
 
-async def test_an_epoch_that_is_shared_stores_nothing_more():
+async def test_epoch_that_is_shared_stores_nothing_more():
     """Else what the refused one sends next might be stored in front of what was refused; a new epoch begins again."""
     desk = await opened(SimDisk(), stored=2)
     with pytest.raises(SequenceReusedError):
@@ -84,7 +84,7 @@ async def test_an_epoch_that_is_shared_stores_nothing_more():
     assert desk.store.state.partition(1).next_offset == 10
 
 
-async def test_a_producer_that_is_forgotten_is_no_longer_shared(monkeypatch):
+async def test_producer_that_is_forgotten_is_no_longer_shared(monkeypatch):
     """What is known of a shared id goes with the rest that is known of it."""
     monkeypatch.setattr("keylane.broker.partition.partition.PRODUCERS_PER_PARTITION_MAX", 2)
     desk = await opened(SimDisk(), stored=1)

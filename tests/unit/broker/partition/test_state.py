@@ -22,7 +22,7 @@ def test_bodies_round_trip(body):
     assert decode_body(header, memoryview(record)[HEADER_BYTES:]) == body
 
 
-async def test_a_restart_finds_what_service_had():
+async def test_restart_finds_what_service_had():
     """Offsets, times, producers, fences, sessions, cursors and seals are the same after a restart."""
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
@@ -65,7 +65,7 @@ async def test_times_within_a_partition_never_fall():
     assert times == sorted(times)
 
 
-async def test_the_producer_silent_longest_is_forgotten(monkeypatch):
+async def test_producer_silent_longest_is_forgotten(monkeypatch):
     """A partition remembers a limited number of producers, and a restart remembers the same ones."""
     monkeypatch.setattr("keylane.broker.partition.partition.PRODUCERS_PER_PARTITION_MAX", 3)
     disk, clock = SimDisk(), ManualClock()

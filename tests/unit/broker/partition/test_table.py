@@ -37,7 +37,7 @@ def same(partition: HostedPartition, other: HostedPartition) -> bool:
     return image_of(partition) == image_of(other) and partition.facts == other.facts
 
 
-def test_an_image_is_all_of_a_partition():
+def test_image_is_all_of_a_partition():
     """Nothing of a partition is missing in its image, nor changed by it."""
     was = full()
     now = partition_of(9, image_of(was))
@@ -52,7 +52,7 @@ def test_an_image_is_all_of_a_partition():
     assert now.lost == (Lost(20, 25, 777),)
 
 
-def test_an_image_has_every_fact():
+def test_image_has_every_fact():
     """Whatever is told of a partition is in its image, also what has been added to the facts since."""
     values = {
         OrderStrategy | None: OrderStrategy.STRICT,
@@ -71,7 +71,7 @@ def test_an_image_has_every_fact():
     assert told.partition.state is PartitionState.OPEN
 
 
-def test_a_million_partitions_are_a_few_objects():
+def test_million_partitions_are_a_few_objects():
     """Beyond the limit the oldest are kept as bytes, and every one is found as it was."""
     table = PartitionTable(warm_max=10)
     for number in range(1, 200):
@@ -86,7 +86,7 @@ def test_a_million_partitions_are_a_few_objects():
     assert 200 not in table
 
 
-def test_a_cooled_partition_is_the_same_object_while_it_is_referenced():
+def test_cooled_partition_is_the_same_object_while_it_is_referenced():
     """A partition that cooled while it was in use is the same object when it is asked for again."""
     table = PartitionTable(warm_max=2)
     held = full(1)
@@ -102,7 +102,7 @@ def test_a_cooled_partition_is_the_same_object_while_it_is_referenced():
     assert same(table[1], full(1))
 
 
-def test_a_partition_stays_warm_while_work_on_it_is_under_way():
+def test_partition_stays_warm_while_work_on_it_is_under_way():
     """A lock that is held, an append or a fence on its way to the disk keep a partition as it is."""
     table = PartitionTable(lambda: 100, warm_max=1)
     locked, appending, fencing, sealing = (full(number) for number in (1, 2, 3, 4))
@@ -118,7 +118,7 @@ def test_a_partition_stays_warm_while_work_on_it_is_under_way():
         assert table._warm[partition.partition_id] is partition
 
 
-def test_a_new_partition_is_taken_back_wherever_it_is():
+def test_new_partition_is_taken_back_wherever_it_is():
     """A partition that could not be made durable is gone, whether it has cooled or not."""
     table = PartitionTable(warm_max=1)
     for number in (1, 2, 3):

@@ -100,7 +100,7 @@ async def test_old_segments_go_and_first_offsets_rise():
     await house.agrees()
 
 
-async def test_the_last_segment_stays():
+async def test_last_segment_stays():
     """However old it is, the segment that is written to stays, and the broker goes on."""
     house = House()
     await house.fill(batches=50)
@@ -113,7 +113,7 @@ async def test_the_last_segment_stays():
     await house.desk.append(batch(sequence=102))
 
 
-async def test_a_group_that_lags_keeps_its_messages():
+async def test_group_that_lags_keeps_its_messages():
     """What a consumer group has not acked stays and is told; when it has acked, it goes."""
     house = House()
     await house.fill(batches=100)
@@ -146,7 +146,7 @@ async def test_time_alone_counts_where_the_subject_says_so():
     await house.agrees()
 
 
-async def test_a_new_group_begins_at_the_first_message_there_is():
+async def test_new_group_begins_at_the_first_message_there_is():
     """A group that comes after retention is not sent to messages that are gone."""
     house = House()
     await house.fill(batches=100)
@@ -165,7 +165,7 @@ async def test_size():
     await house.agrees()
 
 
-async def test_a_full_disk_stops_messages_and_heals():
+async def test_full_disk_stops_messages_and_heals():
     """At 90 % messages are refused, what consumers do is not; once there is room they are taken again."""
     house = House()
     await house.fill(batches=30)
@@ -185,7 +185,7 @@ async def test_a_full_disk_stops_messages_and_heals():
 
 
 @pytest.mark.parametrize("path_of", [trail_path, segment_path])
-async def test_a_segment_whose_removal_fails_goes_before_any_later_one(path_of):
+async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     """While a file of the first segment cannot be removed, no other segment goes, its offsets are not read, and the problem is told."""
     house = House()
     await house.fill(batches=100)
@@ -230,7 +230,7 @@ async def test_a_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     await house.desk.append(batch(sequence=200))
 
 
-async def test_a_removal_that_failed_is_finished_though_nothing_else_is_due():
+async def test_removal_that_failed_is_finished_though_nothing_else_is_due():
     """The next check removes the file, and a start from the log alone finds no gap."""
     house = House()
     await house.fill(batches=100)
@@ -246,7 +246,7 @@ async def test_a_removal_that_failed_is_finished_though_nothing_else_is_due():
     assert not house.store.log.leaving
 
 
-async def test_a_reader_that_is_overtaken_is_told():
+async def test_reader_that_is_overtaken_is_told():
     """A read whose bytes go while it waits for its turn is out of range, not damage."""
     house = House()
     await house.fill(batches=100)
@@ -283,7 +283,7 @@ async def test_producers_are_remembered_when_their_segments_go():
     await house.agrees()
 
 
-async def test_a_reader_that_hangs_delays_no_append():
+async def test_reader_that_hangs_delays_no_append():
     """Appends, acks and other readers go on while a read waits for its disk."""
     house = House()
     await house.fill(batches=40)

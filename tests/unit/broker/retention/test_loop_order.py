@@ -118,7 +118,7 @@ class House:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_kill_at_every_operation(kind, tmp_path):
+async def test_kill_at_every_operation(kind, tmp_path):
     """Killed anywhere in its first retention, the broker comes up with first offsets, index and log that agree."""
     kills = 0
     while True:
@@ -186,7 +186,7 @@ async def test_readers_while_it_works(kind, tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["decided", "written"])
-async def test_a_group_that_comes_while_it_is_decided(moment):
+async def test_group_that_comes_while_it_is_decided(moment):
     """A group that registers while retention decides keeps what it was told of, and the next check looks at it."""
     disk = SimDisk()
     house = House(disk)
@@ -212,7 +212,7 @@ async def test_a_group_that_comes_while_it_is_decided(moment):
     assert (await house.desk.pull(1, 0))[0].upto > 0
 
 
-async def test_a_group_that_is_set_back_while_it_is_decided():
+async def test_group_that_is_set_back_while_it_is_decided():
     """A group that an operator sets back to its first message while retention decides keeps that message."""
     house = House(SimDisk())
     await house.fill()
@@ -234,7 +234,7 @@ async def test_a_group_that_is_set_back_while_it_is_decided():
 
 
 @pytest.mark.parametrize("told", [True, False])
-async def test_a_group_that_is_made_known_while_it_is_decided(told):
+async def test_group_that_is_made_known_while_it_is_decided(told):
     """A group that was made known in time finds its first message when it comes; no group loses messages."""
     house = House(SimDisk())
     await house.fill()
@@ -252,7 +252,7 @@ async def test_a_group_that_is_made_known_while_it_is_decided(told):
     assert (partition.first_offset == 0) is told
 
 
-async def test_a_group_that_comes_after_the_decision():
+async def test_group_that_comes_after_the_decision():
     """A group that registers while first offsets rise begins at the one that was decided."""
     house = House(SimDisk())
     await house.fill((1, 2))
@@ -272,7 +272,7 @@ async def test_a_group_that_comes_after_the_decision():
     assert (await house.desk.pull(1, cursors[0]))[0].upto > cursors[0]
 
 
-async def test_a_completely_full_disk_is_freed():
+async def test_completely_full_disk_is_freed():
     """With not a byte left the reserve pays for what has to be written, segments go, and messages are taken again."""
     disk = SimDisk()
     house = House(disk)
@@ -292,7 +292,7 @@ async def test_a_completely_full_disk_is_freed():
     await house.desk.append(batch(sequence=2 * BATCHES))
 
 
-async def test_a_full_disk_without_a_reserve():
+async def test_full_disk_without_a_reserve():
     """Where nothing can be written and nothing is kept back, nothing goes, and no first offset rises."""
     disk = SimDisk()
     house = House(disk)
@@ -337,7 +337,7 @@ async def test_first_offsets_are_mended_only_where_they_have_to_be(monkeypatch):
     assert len(mended) == 1
 
 
-async def test_a_fault_of_our_own_does_not_end_it(monkeypatch):
+async def test_fault_of_our_own_does_not_end_it(monkeypatch):
     """Whatever goes wrong in a check is told, and the next check is made."""
     house = House(SimDisk())
     checks = []

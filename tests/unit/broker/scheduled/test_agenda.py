@@ -51,7 +51,7 @@ def test_messages_are_taken_by_subject_at_their_times_the_oldest_first():
     assert agenda.next_due_ms == 30
 
 
-def test_a_busy_subject_has_one_delivery_at_a_time():
+def test_busy_subject_has_one_delivery_at_a_time():
     """What becomes due meanwhile is in the next."""
     agenda = agenda_of(waits("a", 10), waits("b", 20), waits("c", 20))
     assert taken(agenda, 10) == [["a"]]
@@ -60,7 +60,7 @@ def test_a_busy_subject_has_one_delivery_at_a_time():
     assert taken(agenda, 20) == [["b", "c"]]
 
 
-def test_a_delivery_has_a_limit_of_messages_and_of_bytes():
+def test_delivery_has_a_limit_of_messages_and_of_bytes():
     many = [waits(f"{each}", each) for each in range(DELIVERY_COUNT_MAX + 1)]
     agenda = agenda_of(*many)
     assert len(taken(agenda, 10_000)[0]) == DELIVERY_COUNT_MAX
@@ -73,7 +73,7 @@ def test_a_delivery_has_a_limit_of_messages_and_of_bytes():
     assert taken(agenda, 3) == [["b", "c"]]
 
 
-def test_a_canceled_message_is_never_taken():
+def test_canceled_message_is_never_taken():
     """Neither one that waits, nor one that is due behind a delivery of its subject."""
     agenda = agenda_of(waits("a", 10), waits("b", 20), waits("c", 30))
     assert taken(agenda, 10) == [["a"]]
@@ -87,7 +87,7 @@ def test_a_canceled_message_is_never_taken():
     assert agenda.bytes == agenda.entries[number("a")].size
 
 
-def test_a_cancel_of_a_taken_message_says_delivered_until_it_is_given_back():
+def test_cancel_of_a_taken_message_says_delivered_until_it_is_given_back():
     agenda = agenda_of(waits("a", 10))
     taken(agenda, 10)
     assert agenda.cancel(number("a")) == (DELIVERED, None)
@@ -97,7 +97,7 @@ def test_a_cancel_of_a_taken_message_says_delivered_until_it_is_given_back():
     assert agenda.cancel(number("a"))[0] is CANCELED
 
 
-def test_an_unknown_message_cannot_be_canceled():
+def test_unknown_message_cannot_be_canceled():
     """Nor one that was settled SETTLED_MAX messages ago."""
     agenda = agenda_of(*(waits(f"{each}", 1) for each in range(SETTLED_MAX + 1)))
     with pytest.raises(ScheduledUnknownError):
@@ -109,14 +109,14 @@ def test_an_unknown_message_cannot_be_canceled():
     assert agenda.cancel(number("1")) == (CANCELED, None)
 
 
-def test_a_cancel_that_was_not_written_is_undone():
+def test_cancel_that_was_not_written_is_undone():
     agenda = agenda_of(waits("a", 10))
     _, entry = agenda.cancel(number("a"))
     agenda.restore(entry)
     assert taken(agenda, 10) == [["a"]]
 
 
-def test_a_stored_delivery_settles_its_messages():
+def test_stored_delivery_settles_its_messages():
     agenda = agenda_of(waits("a", 10), waits("b", 10))
     taken(agenda, 10)
     agenda.begin(Taken("d", "s", 0, (number("a"), number("b"))), 1)
@@ -139,7 +139,7 @@ A, B = waits("a", 10), waits("b", 20)
 TAKEN = Taken("d", "s", 7, (A.scheduled_id, B.scheduled_id))
 
 
-def test_a_replay_has_the_deliveries_that_are_not_stored():
+def test_replay_has_the_deliveries_that_are_not_stored():
     """Their messages are not taken a second time."""
     agenda = replayed(A, B, TAKEN, waits("c", 15))
     assert agenda.deliveries["d"].scheduled_ids == TAKEN.scheduled_ids
@@ -147,13 +147,13 @@ def test_a_replay_has_the_deliveries_that_are_not_stored():
     assert agenda.cancel(A.scheduled_id) == (DELIVERED, None)
 
 
-def test_a_replay_settles_stored_deliveries_and_canceled_messages():
+def test_replay_settles_stored_deliveries_and_canceled_messages():
     agenda = replayed(A, B, TAKEN, Delivered("d"), waits("c", 15), Canceled(number("c")))
     assert not agenda.entries
     assert not agenda.deliveries
 
 
-def test_a_replay_gives_back_what_is_left_of_a_delivery_that_stored_nothing():
+def test_replay_gives_back_what_is_left_of_a_delivery_that_stored_nothing():
     """One of its messages was canceled later, or is in a later delivery."""
     agenda = replayed(A, B, TAKEN, Canceled(A.scheduled_id))
     assert not agenda.deliveries
@@ -163,7 +163,7 @@ def test_a_replay_gives_back_what_is_left_of_a_delivery_that_stored_nothing():
     assert taken(agenda, 100) == [["a"]]
 
 
-def test_a_replay_knows_records_that_were_written_again():
+def test_replay_knows_records_that_were_written_again():
     """A message behind its delivery, and a message twice, as after a repeat."""
     agenda = replayed(TAKEN, B, A, A)
     assert list(agenda.deliveries) == ["d"]

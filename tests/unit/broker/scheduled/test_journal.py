@@ -38,7 +38,7 @@ def overwrite(disk: SimDisk, path: str, position: int, data: bytes) -> None:
     file.fdatasync()
 
 
-def test_a_journal_without_messages_has_no_folder():
+def test_journal_without_messages_has_no_folder():
     disk = SimDisk()
     journal, _ = opened(disk)
     assert "scheduled" not in disk.folders
@@ -65,7 +65,7 @@ def test_segments_are_removed_from_the_first_on():
         journal.remove(3)
 
 
-def test_an_unfinished_write_is_cut():
+def test_unfinished_write_is_cut():
     """At a start; a command that only looks changes no byte."""
     disk, places = written()
     size = disk.size(FIRST)
@@ -101,27 +101,27 @@ def test_damage_at_the_end_of_a_segment_is_told_unless_it_is_the_last():
     assert opened(disk)[0].problems == [f"{FIRST}: damaged from byte {end} on"]
 
 
-def test_a_missing_segment_is_told():
+def test_missing_segment_is_told():
     disk, _ = written(12)
     disk.remove(SECOND)
     assert opened(disk)[0].problems == ["scheduled: segment 2 is missing"]
 
 
-def test_a_frame_at_another_place_is_no_frame():
+def test_frame_at_another_place_is_no_frame():
     disk, places = written(2)
     copied = disk.pread(FIRST, places[0].position, places[0].length)
     overwrite(disk, FIRST, places[1].position, copied)
     assert opened(disk)[1] == records(1)
 
 
-def test_a_newer_format_is_refused():
+def test_newer_format_is_refused():
     disk, places = written()
     overwrite(disk, FIRST, places[2].position, b"KLS2")
     with pytest.raises(DataFolderError, match="newer"):
         opened(disk)
 
 
-def test_a_full_disk_keeps_nothing_of_a_frame():
+def test_full_disk_keeps_nothing_of_a_frame():
     disk, _ = written()
     journal, _ = opened(disk)
     disk.room = 10

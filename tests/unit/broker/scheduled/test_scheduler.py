@@ -136,7 +136,7 @@ async def test_messages_are_delivered_at_their_times_and_settled():
         assert await scheduler.cancel(b"a".rjust(16, b"-")) is CancelOutcome.DELIVERED
 
 
-async def test_a_repeated_message_is_kept_once():
+async def test_repeated_message_is_kept_once():
     """Also one that is not durable yet, and one that is delivered."""
     subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
     once = message(b"a")
@@ -164,7 +164,7 @@ async def test_messages_over_the_limits_are_refused_all_of_them():
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-async def test_a_delivery_without_an_answer_is_repeated_under_its_key(is_stored):
+async def test_delivery_without_an_answer_is_repeated_under_its_key(is_stored):
     """Newer messages of the subject are not delayed by it."""
     subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
     subjects.errors = [(OutcomeUnknownError(), is_stored), (NotSentError(), False)]
@@ -198,7 +198,7 @@ async def test_messages_of_an_unknown_subject_delay_no_other():
         assert list(scheduler.view()["late"]) == ["unknown"]
 
 
-async def test_a_restart_repeats_an_open_delivery_with_the_same_messages():
+async def test_restart_repeats_an_open_delivery_with_the_same_messages():
     """It was stored, and its answer was lost in the crash."""
     disk, subjects = SimDisk(), ScriptedSubjects()
     subjects.errors = [(OutcomeUnknownError(), True)]
@@ -227,7 +227,7 @@ async def test_overdue_messages_are_delivered_at_a_start_in_the_order_of_their_t
     assert len(subjects.tries) == 1
 
 
-async def test_a_full_disk_refuses_messages_and_cancels_until_it_has_room():
+async def test_full_disk_refuses_messages_and_cancels_until_it_has_room():
     disk, subjects = SimDisk(), ScriptedSubjects()
     scheduler = open_scheduler(disk)
     kept = message(b"a", 200)
@@ -244,7 +244,7 @@ async def test_a_full_disk_refuses_messages_and_cancels_until_it_has_room():
     assert sorted(subjects.values) == [b"a", b"c"]
 
 
-async def test_a_failed_sync_ends_all_writes():
+async def test_failed_sync_ends_all_writes():
     disk = SimDisk()
     scheduler = open_scheduler(disk)
     await scheduler.schedule([message(b"a", 60_000)])
@@ -258,7 +258,7 @@ async def test_a_failed_sync_ends_all_writes():
     assert scheduler.view()["count"] == 1
 
 
-async def test_a_damaged_journal_serves_and_delivers_nothing():
+async def test_damaged_journal_serves_and_delivers_nothing():
     """A record that is lost may say that a message was canceled; the damage is told, and the file stays as it is."""
     disk, subjects = SimDisk(), ScriptedSubjects()
     scheduler = open_scheduler(disk)

@@ -16,7 +16,7 @@ from keylane.protocol.control import OPENINGS_MAX
 from sim.machines.disk import SimDisk
 
 
-def test_an_opening_names_those_before_it() -> None:
+def test_opening_names_those_before_it() -> None:
     """One after the other, whether a metaserver heard of them or not."""
     disk, rng = SimDisk(), random.Random(1)
     first = begin_opening(disk, rng=rng)
@@ -29,7 +29,7 @@ def test_an_opening_names_those_before_it() -> None:
     assert len({first.opening, second.opening, third.opening}) == 3
 
 
-def test_an_opening_names_the_last_that_was_heard_of_after_many_that_were_not() -> None:
+def test_opening_names_the_last_that_was_heard_of_after_many_that_were_not() -> None:
     """However often a broker starts without a metaserver."""
     disk, rng = SimDisk(), random.Random(2)
     for number in range(3 * FIRST_MAX):
@@ -42,7 +42,7 @@ def test_an_opening_names_the_last_that_was_heard_of_after_many_that_were_not() 
             assert len(last.before) <= OPENINGS_MAX
 
 
-def test_an_opening_is_on_the_disk_before_it_is_told() -> None:
+def test_opening_is_on_the_disk_before_it_is_told() -> None:
     """A loss of power right after the start leaves its name."""
     disk, rng = SimDisk(), random.Random(3)
     first = begin_opening(disk, rng=rng)
@@ -50,7 +50,7 @@ def test_an_opening_is_on_the_disk_before_it_is_told() -> None:
     assert read_opening(again).opening == first.opening
 
 
-def test_an_opening_keeps_the_name_before_it_when_the_disk_takes_no_writes() -> None:
+def test_opening_keeps_the_name_before_it_when_the_disk_takes_no_writes() -> None:
     """A full disk is no reason not to serve what can be read."""
     disk, rng = SimDisk(), random.Random(5)
     first = begin_opening(disk, rng=rng)
@@ -60,7 +60,7 @@ def test_an_opening_keeps_the_name_before_it_when_the_disk_takes_no_writes() -> 
     assert read_opening(disk) == first
 
 
-def test_an_opening_begins_anew_when_its_file_is_unreadable() -> None:
+def test_opening_begins_anew_when_its_file_is_unreadable() -> None:
     """What is no JSON of ours is passed over: the metaserver decides whether that is enough."""
     disk, rng = SimDisk(), random.Random(6)
     disk.open_append(PATH).append([b"{not json"])

@@ -62,7 +62,7 @@ def test_old_ones_go():
     assert names(disk) == [3, 4, 5, 6, 7, 8]
 
 
-def test_a_whole_one_is_due_after_many_changes():
+def test_whole_one_is_due_after_many_changes():
     """Changes that outgrow the whole one, or are too many files, ask for a new whole one."""
     snapshots = Snapshots(SimDisk())
     put(snapshots, 1, {1: bytes(1000)})
@@ -118,7 +118,7 @@ def test_load_gives_nothing_when_every_snapshot_is_damaged_or_deleted():
     assert loaded(disk)[0] == 0
 
 
-def test_a_newer_format_refuses_the_start():
+def test_newer_format_refuses_the_start():
     """A snapshot of a newer broker is not damage, and is not overwritten."""
     disk = SimDisk()
     put(Snapshots(disk), 10, {1: b"one"})
@@ -146,7 +146,7 @@ def test_other_files_are_left_alone():
     assert {"notes.txt", "0000000001.snap.bak"} < set(disk.list("snapshot"))
 
 
-def test_a_crash_at_every_operation_of_a_snapshot():
+def test_crash_at_every_operation_of_a_snapshot():
     """Whatever of it was there, the start finds this one or the one before."""
     for crash_at in range(1, 20):
         for seed in range(5):
@@ -163,7 +163,7 @@ def test_a_crash_at_every_operation_of_a_snapshot():
                 assert loaded(disk.after_crash(random.Random(seed))) == (20, {1: b"two"})
 
 
-def test_a_full_disk_keeps_the_one_before():
+def test_full_disk_keeps_the_one_before():
     """A snapshot that cannot be written is not there, and the next one is."""
     disk = SimDisk()
     snapshots = Snapshots(disk)

@@ -39,7 +39,7 @@ def log_of(disk: SimDisk) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("text", [b"", b"years of work\n" * 100])
 @pytest.mark.parametrize("snapshot", [True, False])
-async def test_a_segment_that_the_log_never_reached_is_refused(text, snapshot):
+async def test_segment_that_the_log_never_reached_is_refused(text, snapshot):
     """A file with a segment's name far behind the log's end is no part of it: the start is refused, the file kept."""
     disk = await filled(SimDisk())
     path = segment_path(99_999_999)
@@ -53,7 +53,7 @@ async def test_a_segment_that_the_log_never_reached_is_refused(text, snapshot):
     assert log_of(disk) == before
 
 
-async def test_a_log_that_is_gone_is_missed():
+async def test_log_that_is_gone_is_missed():
     """A snapshot without its log is no beginning: the start is refused, so that nothing is appended beside it."""
     disk = await filled(SimDisk())
     for name in disk.list("log"):
@@ -63,7 +63,7 @@ async def test_a_log_that_is_gone_is_missed():
     assert disk.list("log") == []
 
 
-def test_a_position_before_the_log_is_a_typed_error():
+def test_position_before_the_log_is_a_typed_error():
     """Nothing is read at a negative place of a file."""
     log = CommitLog(SimDisk(), segment_bytes=1000, bases=[500], end=600)
     with pytest.raises(CorruptLogError, match="begins at position 500"):
@@ -71,7 +71,7 @@ def test_a_position_before_the_log_is_a_typed_error():
 
 
 @pytest.mark.parametrize(("name", "index"), [("rocksdb", "rocksdb"), ("log", "file")])
-def test_a_file_in_a_folders_place_is_named(name, index, tmp_path):
+def test_file_in_a_folders_place_is_named(name, index, tmp_path):
     """A file where a folder has to be is refused by its name, and kept."""
     files = RealFiles(tmp_path / "data")
     files.lock()
@@ -82,7 +82,7 @@ def test_a_file_in_a_folders_place_is_named(name, index, tmp_path):
     assert (tmp_path / "data" / name).read_bytes() == b"mine"
 
 
-def test_the_folders_above_are_durable(tmp_path, monkeypatch):
+def test_folders_above_are_durable(tmp_path, monkeypatch):
     """Each folder that is made for the data is made durable in the one above it."""
     synced: list[str] = []
     fsync = os.fsync
@@ -98,7 +98,7 @@ def test_the_folders_above_are_durable(tmp_path, monkeypatch):
     assert synced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
 
 
-async def test_a_snapshot_that_fails_is_told_in_health():
+async def test_snapshot_that_fails_is_told_in_health():
     """While no snapshot can be written, health says why, and that retention waits for it; the broker stays ready."""
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)
@@ -121,7 +121,7 @@ async def test_a_snapshot_that_fails_is_told_in_health():
     assert (health.reason, health.details["snapshot"]) == ("", "written when it is due")
 
 
-async def test_a_sealed_segment_may_be_the_last_again():
+async def test_sealed_segment_may_be_the_last_again():
     """When the segments behind a sealed one are lost with their trails, the log continues in that segment, for any user."""
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock, segment_bytes=4_096), clock)
@@ -137,7 +137,7 @@ async def test_a_sealed_segment_may_be_the_last_again():
     await again.append(batch(partition_id=2), 2)
 
 
-def test_a_write_that_the_machine_takes_in_pieces_is_whole(tmp_path, monkeypatch):
+def test_write_that_the_machine_takes_in_pieces_is_whole(tmp_path, monkeypatch):
     """Short writes are gone on with, across the borders of buffers, until every byte is in the file."""
     pwritev = os.pwritev
 
@@ -155,7 +155,7 @@ def test_a_write_that_the_machine_takes_in_pieces_is_whole(tmp_path, monkeypatch
     assert (tmp_path / "x").read_bytes() == b"".join(buffers) + b"end"
 
 
-async def test_the_list_of_partitions_is_right_after_one_was_taken_back():
+async def test_list_of_partitions_is_right_after_one_was_taken_back():
     """A partition whose record met a full disk is not listed, and one that comes in its place is."""
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)

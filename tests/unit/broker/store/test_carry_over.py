@@ -71,7 +71,7 @@ async def go(store: Store, position: int) -> None:
     await store.carry_over.drop(position)
 
 
-async def test_a_partition_with_very_many_producers_survives_its_segments():
+async def test_partition_with_very_many_producers_survives_its_segments():
     """From the log alone every producer's epoch, next sequence and batches come back, and groups and fences too."""
     disk = SimDisk()
     desk = await filled(disk)
@@ -123,7 +123,7 @@ async def test_acks_survive_when_a_large_partition_is_carried_over(trail):
     assert not damage_of(restored.state)
 
 
-async def test_a_damaged_description_is_written_again():
+async def test_damaged_description_is_written_again():
     """Damage took a PARTITION record that its trail gave back: when its segment goes the partition stays known."""
     disk = SimDisk()
     desk = await filled(disk)

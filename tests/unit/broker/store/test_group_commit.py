@@ -53,7 +53,7 @@ async def test_waiting_appends_share_a_sync(desk, disk):
     assert disk.syncs - syncs == 1
 
 
-async def test_an_append_is_answered_after_the_sync(desk, disk):
+async def test_append_is_answered_after_the_sync(desk, disk):
     """At the moment of the answer the batch is on the platter, not only in the page cache."""
     seen: list[str] = []
     disk.on_step = seen.append
@@ -147,7 +147,7 @@ async def test_progress_never_comes_before_what_was_decided_before_it():
 
 
 @pytest.mark.parametrize("operation", ["write", "fdatasync"])
-async def test_a_failed_write_ends_writing(desk, disk, operation):
+async def test_failed_write_ends_writing(desk, disk, operation):
     """After a failed write or sync nothing is written again; reads go on, and health says why."""
     await desk.append(batch())
     await desk.acquire(1)
@@ -207,7 +207,7 @@ async def test_waiting_appends_are_refused_when_the_write_before_them_fails(disk
     ]
 
 
-async def test_a_full_disk_keeps_nothing_and_heals(desk, disk, clock):
+async def test_full_disk_keeps_nothing_and_heals(desk, disk, clock):
     """ENOSPC undoes all that was decided; when there is room the same batches are stored at the same offsets."""
     await desk.append(batch())
     await desk.acquire(1)
@@ -233,7 +233,7 @@ async def test_a_full_disk_keeps_nothing_and_heals(desk, disk, clock):
     assert reopened.state.partition(1).next_offset == 6
 
 
-async def test_an_ack_lost_to_a_full_disk_is_durable_before_it_is_answered(desk, disk, clock):
+async def test_ack_lost_to_a_full_disk_is_durable_before_it_is_answered(desk, disk, clock):
     """An ack repeated after a full disk writes the cursor that the first try could not."""
     await desk.append(batch(count=10))
     await desk.acquire(1)
@@ -247,7 +247,7 @@ async def test_an_ack_lost_to_a_full_disk_is_durable_before_it_is_answered(desk,
     assert open_store(disk).state.partition(1).groups["audit"].acked.cursor == 5
 
 
-async def test_a_full_disk_across_a_roll_leaves_no_segment(clock):
+async def test_full_disk_across_a_roll_leaves_no_segment(clock):
     """The segments a failed commit had begun are gone, and the log goes on where it was."""
     disk = SimDisk()
     desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
@@ -265,7 +265,7 @@ async def test_a_full_disk_across_a_roll_leaves_no_segment(clock):
     assert open_store(disk).state.partition(1).next_offset == 400
 
 
-async def test_a_fence_undone_by_a_full_disk_gives_the_owner_back(desk, disk, clock):
+async def test_fence_undone_by_a_full_disk_gives_the_owner_back(desk, disk, clock):
     """A grant that could not be made durable has not happened: the owner before goes on."""
     await desk.acquire(1)
     disk.room = 1
@@ -278,7 +278,7 @@ async def test_a_fence_undone_by_a_full_disk_gives_the_owner_back(desk, disk, cl
         await desk.ack(1, session="b" * 16)
 
 
-async def test_a_faulty_index_never_acks(desk):
+async def test_faulty_index_never_acks(desk):
     """A fault of our own while committing fails the append as unknown and ends writing."""
     store: Store = desk.store
 
@@ -293,7 +293,7 @@ async def test_a_faulty_index_never_acks(desk):
 
 
 # ── segments ──────────────────────────────────────────────────────────────────────────────────────────
-async def test_an_answer_says_fsync(desk):
+async def test_answer_says_fsync(desk):
     """The answer to an append names how durable the batch is."""
     assert (await desk.append(batch())).durable == "fsync"
 
@@ -312,7 +312,7 @@ async def test_segments_are_synced_before_the_next_one_is_created(disk, clock):
 
 
 # ── room ──────────────────────────────────────────────────────────────────────────────────────────────
-async def test_a_full_disk_is_tried_again_when_there_is_room(desk, disk, clock):
+async def test_full_disk_is_tried_again_when_there_is_room(desk, disk, clock):
     """As long as what did not fit would not fit, nothing is written; with room it goes on by itself."""
     disk.room = 100
     with pytest.raises(DiskFullError):

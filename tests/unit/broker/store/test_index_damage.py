@@ -52,7 +52,7 @@ def damage(root: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_flipped_bit(kind, tmp_path):
+async def test_flipped_bit(kind, tmp_path):
     """A read that meets it is told so, and health too; after the next start everything is there, and nothing is told."""
     files = await filled(tmp_path, kind)
     damage(tmp_path, kind)
@@ -120,7 +120,7 @@ async def test_only_damage_destroys(said, kind, tmp_path, monkeypatch):
     files.close()
 
 
-async def test_a_newer_database_is_refused(tmp_path):
+async def test_newer_database_is_refused(tmp_path):
     """A database of a newer format is left as it is, and the broker says so."""
     queues = RocksConsumeQueues(str(tmp_path / "rocksdb"))
     queues._tables._bounds.put(b"format", (2).to_bytes(4, "little"))

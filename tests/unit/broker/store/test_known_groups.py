@@ -79,7 +79,7 @@ class House:
         return self.partition(number).status(now_ms=0)
 
 
-async def test_a_partition_whose_groups_were_never_told_removes_nothing():
+async def test_partition_whose_groups_were_never_told_removes_nothing():
     """It says so, by number and in the health; once all groups are told it goes, a restart in between or not."""
     house = House()
     await house.host()
@@ -124,7 +124,7 @@ async def test_groups_told_with_the_hosting_are_waited_for_from_the_first_messag
         house.kill()
 
 
-async def test_a_partition_counts_as_told_when_that_is_on_the_disk():
+async def test_partition_counts_as_told_when_that_is_on_the_disk():
     """Before the commit is on the disk the partition does not count as told and lists no group; a kill then forgets all of it."""
     house = House()
     await house.host()
@@ -147,7 +147,7 @@ async def test_a_partition_counts_as_told_when_that_is_on_the_disk():
     assert [group.group for group in house.status().groups] == ["g"]
 
 
-async def test_the_mark_is_in_images_and_in_records_written_again():
+async def test_mark_is_in_images_and_in_records_written_again():
     """Snapshots and the STATE record that stands for removed segments have it."""
     house = House()
     await house.host(groups=())
@@ -219,7 +219,7 @@ async def test_counts_are_on_the_disk_before_the_segments_go(monkeypatch):
     assert house.status().groups[0].removed_unread == group.removed_unread
 
 
-async def test_a_status_tells_only_what_is_on_the_disk():
+async def test_status_tells_only_what_is_on_the_disk():
     """A cursor whose ack is on its way is not shown: a database made anew from it would know more than a restart."""
     house = House()
     await house.host(groups=())
@@ -236,7 +236,7 @@ async def test_a_status_tells_only_what_is_on_the_disk():
     assert (group.cursor, group.acked_above, group.lag) == (2, 1, 1)
 
 
-async def test_a_partition_is_listed_when_it_is_on_the_disk():
+async def test_partition_is_listed_when_it_is_on_the_disk():
     """A database made anew from the list knows of no partition that a kill takes away."""
     house = House()
     await house.host(groups=())
@@ -259,7 +259,7 @@ async def taken(house: House, session: str, *, wait_ms: int = 0):
     return answer
 
 
-async def test_the_end_of_a_shared_partition_is_told_from_durable_acks():
+async def test_end_of_a_shared_partition_is_told_from_durable_acks():
     """A session that asks while the last ack is on its way hears nothing of it; a kill then leaves nothing drained."""
     house = House()
     await house.host(groups=())
@@ -290,7 +290,7 @@ async def test_the_end_of_a_shared_partition_is_told_from_durable_acks():
     assert house.status().groups[0].cursor == 4
 
 
-async def test_a_shared_cursor_is_told_from_durable_acks():
+async def test_shared_cursor_is_told_from_durable_acks():
     """An ack of another session raises the cursor only when it is on the disk."""
     house = House()
     await house.host(groups=())
@@ -307,7 +307,7 @@ async def test_a_shared_cursor_is_told_from_durable_acks():
     assert (await taken(house, OTHER)).cursor == 2
 
 
-async def test_an_older_log_counts_as_never_told():
+async def test_older_log_counts_as_never_told():
     """Records and images from before there was a mark are read, and nothing goes until the metaserver tells."""
     disk, clock = SimDisk(), ManualClock()
     store = open_store(disk, clock=clock)

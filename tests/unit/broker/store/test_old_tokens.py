@@ -26,7 +26,7 @@ async def accepted_desk(disk: SimDisk) -> Desk:
     return desk
 
 
-async def test_an_owner_from_before_can_neither_ack_nor_pull_nor_acquire():
+async def test_owner_from_before_can_neither_ack_nor_pull_nor_acquire():
     desk = await accepted_desk(SimDisk())
     with pytest.raises(FencedError):
         await desk.ack(1, (0, 20))
@@ -38,7 +38,7 @@ async def test_an_owner_from_before_can_neither_ack_nor_pull_nor_acquire():
     assert (await desk.acquire(FENCE + 1)).cursor == 0
 
 
-async def test_a_group_that_the_folder_lacks_takes_no_older_token_either():
+async def test_group_that_the_folder_lacks_takes_no_older_token_either():
     """Neither before it is told of the group nor after."""
     desk = await accepted_desk(SimDisk())
     with pytest.raises(FencedError):

@@ -90,7 +90,7 @@ def traced(*records: tuple[bytes, bool], start: int = 1000) -> Hole:
         messages(1, 1, 9),
     ],
 )
-def test_a_record_that_does_not_fit_stops_its_partition(record):
+def test_record_that_does_not_fit_stops_its_partition(record):
     """Another shape, other facts or overlapping offsets: the partition stops, by position, and the others go on."""
     told = Told(1, 2)
     told.batch(1, 0)
@@ -120,7 +120,7 @@ def test_records_of_an_unknown_partition(record):
         told.state.partition(3)
 
 
-def test_a_kind_of_a_newer_broker_refuses_the_start():
+def test_kind_of_a_newer_broker_refuses_the_start():
     """An unknown kind is no damage: a newer broker wrote it."""
     with pytest.raises(DataFolderError):
         Told(1).tell(encode_record(b"", kind=99, partition_id=1))
@@ -148,7 +148,7 @@ def test_records_fold_without_a_difference_when_the_snapshot_has_them():
     assert not again.state.problems
 
 
-def test_a_lost_batch_stops_its_partition_only():
+def test_lost_batch_stops_its_partition_only():
     """A batch known to have been lost: its offsets are gone, those around it are there, other partitions go on."""
     told = Told(1, 2)
     told.batch(1, 0)
@@ -218,7 +218,7 @@ def test_hole_of_unknown_content_stops_partitions_not_shown_to_be_whole():
         silent.check_end_known()
 
 
-def test_a_token_that_may_have_been_followed_in_a_hole_is_out():
+def test_token_that_may_have_been_followed_in_a_hole_is_out():
     """After a hole of unknown content the owner before it is refused until a newer token comes."""
     told = Told(1)
     told.batch(1, 0)
@@ -234,7 +234,7 @@ def test_a_token_that_may_have_been_followed_in_a_hole_is_out():
     check_holder(groups["bill"].lock, token=5, session="s")
 
 
-def test_a_state_record_stands_for_all_before_it():
+def test_state_record_stands_for_all_before_it():
     """A partition whose first records were removed is what its STATE record says."""
     whole = Told(1)
     for base in range(0, 10, 2):
@@ -275,7 +275,7 @@ def crowded(*, producers: int = 5) -> Told:
     return whole
 
 
-def test_a_state_in_parts_is_the_whole_one():
+def test_state_in_parts_is_the_whole_one():
     """Producers come from all the parts, silent longest first; told again, they change nothing."""
     whole = crowded().state.partition(1)
     told = Told()
@@ -288,7 +288,7 @@ def test_a_state_in_parts_is_the_whole_one():
     assert not told.state.problems
 
 
-def test_a_state_that_was_begun_and_written_again():
+def test_state_that_was_begun_and_written_again():
     """A crash left some of the parts; those that were written after it count, with what came in between."""
     before = crowded()
     begun = parts_of(before.state.partition(1))[:1]
@@ -306,7 +306,7 @@ def test_a_state_that_was_begun_and_written_again():
     assert not told.state.problems
 
 
-def test_an_older_state_puts_no_producer_back():
+def test_older_state_puts_no_producer_back():
     """A snapshot knows later batches than a STATE record, and they do not come again: its producers stay."""
     whole = crowded()
     older = parts_of(whole.state.partition(1))
@@ -318,7 +318,7 @@ def test_an_older_state_puts_no_producer_back():
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_lost_part_stops_its_partition(lost):
+def test_lost_part_stops_its_partition(lost):
     """Without some of its producers a partition could store a batch twice: it takes no messages."""
     told = Told(2)
     for number, part in enumerate(parts_of(crowded().state.partition(1))):
@@ -333,7 +333,7 @@ def test_a_lost_part_stops_its_partition(lost):
         told.state.partition(1).check_whole()
 
 
-def test_a_state_never_makes_more_producers_than_are_remembered(monkeypatch):
+def test_state_never_makes_more_producers_than_are_remembered(monkeypatch):
     """Those silent longest are forgotten."""
     monkeypatch.setattr("keylane.broker.store.replay.PRODUCERS_PER_PARTITION_MAX", 3)
     whole = crowded().state.partition(1)

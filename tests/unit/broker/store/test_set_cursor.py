@@ -106,7 +106,7 @@ async def test_set_cursor_leaves_out_messages_that_retention_removed():
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
-async def test_a_restart_finds_it(snapshot: bool):
+async def test_restart_finds_it(snapshot: bool):
     """With the snapshot or from the log alone, the fallen cursor stays fallen, and later acks count from it."""
     disk = SimDisk()
     desk = await desk_of(disk, segment_bytes=4096)
@@ -131,7 +131,7 @@ async def test_a_restart_finds_it(snapshot: bool):
     assert (await again.acquire(5)).cursor == 2
 
 
-async def test_a_set_cursor_is_carried_over_when_its_segment_goes():
+async def test_set_cursor_is_carried_over_when_its_segment_goes():
     """The first segment, with the records of the reset, is removed: the state written again says the same."""
     disk = SimDisk()
     desk = await desk_of(disk, segment_bytes=4096)
@@ -168,7 +168,7 @@ async def test_groups_made_known_before_they_come():
     assert (await again.acquire(9, OTHER, group="late")).cursor == 4
 
 
-async def test_a_group_that_could_not_be_made_known_is_not():
+async def test_group_that_could_not_be_made_known_is_not():
     """The disk was full: the group is gone again."""
     disk = SimDisk()
     desk = await desk_of(disk)
@@ -178,7 +178,7 @@ async def test_a_group_that_could_not_be_made_known_is_not():
     assert list(desk.store.state.partition(1).groups) == ["audit"]
 
 
-async def test_a_full_disk_leaves_it_as_it_was():
+async def test_full_disk_leaves_it_as_it_was():
     """What could not be made durable is taken back, cursor and fence; the owner goes on."""
     disk = SimDisk()
     desk = await desk_of(disk)

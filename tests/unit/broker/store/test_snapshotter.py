@@ -96,7 +96,7 @@ async def test_any_older_snapshot_will_do(desk, disk, left):
     assert not restored.state.problems
 
 
-async def test_a_snapshot_leaves_out_messages_that_a_full_disk_refused(desk, disk):
+async def test_snapshot_leaves_out_messages_that_a_full_disk_refused(desk, disk):
     """A snapshot made while a commit fails is dropped: what was taken back is not in it."""
     await busy(desk, 0, 20)
     await desk.store.snapshotter.write()
@@ -130,7 +130,7 @@ async def test_changes_made_during_a_snapshot_are_in_the_next_one(desk, disk, mo
     assert images(open_store(copy.deepcopy(disk), **SMALL)) == images(desk.store)
 
 
-async def test_a_snapshot_outlives_who_waits_for_it(desk, disk):
+async def test_snapshot_outlives_who_waits_for_it(desk, disk):
     """Retention that is ended while its snapshot is written takes nothing from the one of the clean stop after it."""
     await desk.store.snapshotter.write()  # a whole one: those after it hold what changed
     await busy(desk, 0, 20)
@@ -153,7 +153,7 @@ async def test_a_snapshot_outlives_who_waits_for_it(desk, disk):
     assert images(open_store(disk, **SMALL)) == expected
 
 
-async def test_a_held_broker_that_is_stopped_has_its_snapshot(desk, disk):
+async def test_held_broker_that_is_stopped_has_its_snapshot(desk, disk):
     """On a disk that is too full for messages a clean stop writes its snapshot all the same, and a start is short."""
     await busy(desk, 0, 20)
     expected = images(desk.store)
@@ -164,7 +164,7 @@ async def test_a_held_broker_that_is_stopped_has_its_snapshot(desk, disk):
     assert images(open_store(disk, **SMALL)) == expected
 
 
-async def test_a_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, caplog):
+async def test_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, caplog):
     """Where the last snapshot has no room it is logged, the stop is clean, and the log makes the same state."""
     await busy(desk, 0, 20)
     disk.room = 10
@@ -182,7 +182,7 @@ async def test_a_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, capl
 
 
 @pytest.mark.parametrize("trouble", ["", "held", "failed"])
-async def test_a_stop_waits_for_a_snapshot_under_way(desk, disk, trouble):
+async def test_stop_waits_for_a_snapshot_under_way(desk, disk, trouble):
     """Nothing is written into the folder once it is closed; after a failed write no further snapshot is begun."""
     await busy(desk, 0, 20)
     store = desk.store
@@ -218,7 +218,7 @@ async def test_a_stop_waits_for_a_snapshot_under_way(desk, disk, trouble):
     assert disk.steps == steps
 
 
-async def test_a_fault_of_our_own_keeps_what_was_to_be_saved(desk, disk):
+async def test_fault_of_our_own_keeps_what_was_to_be_saved(desk, disk):
     """If the index cannot make itself durable there is no snapshot, and the next one has everything."""
     await busy(desk, 0, 5)
 

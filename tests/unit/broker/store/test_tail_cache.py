@@ -19,7 +19,7 @@ def test_batches_come_in_order_up_to_the_budget():
     assert cache.read(1, 0, bytes_max=100)[1] == 8
 
 
-def test_the_cache_gives_nothing_when_it_lacks_the_batch():
+def test_cache_gives_nothing_when_it_lacks_the_batch():
     """An offset within a batch, an unknown one, or another partition gives nothing."""
     cache = filled(TailCache(1 << 20))
     assert cache.read(1, 1, bytes_max=100) == ([], 1)
@@ -27,7 +27,7 @@ def test_the_cache_gives_nothing_when_it_lacks_the_batch():
     assert cache.read(2, 0, bytes_max=100) == ([], 0)
 
 
-def test_the_oldest_leave_first():
+def test_oldest_leave_first():
     """Beyond the budget the oldest batches go, whatever their partition."""
     cache = TailCache(3 * (ENTRY_BYTES + 4))
     filled(cache, 2, partition_id=1)

@@ -45,7 +45,7 @@ def test_bad_templates(template):
         parse_format(template)
 
 
-def test_a_line_has_no_control_character_of_the_message():
+def test_line_has_no_control_character_of_the_message():
     """Neither key nor value nor properties end the line or command the terminal; the template's own tab stays."""
     evil = "\x1b[2J\r\n\t\x9b31m\u202e"
     message = Message(

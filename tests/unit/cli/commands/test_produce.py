@@ -38,7 +38,7 @@ def test_declarations_of_receipts_are_counted(capsys):
         (POSSIBLE, "stored at offset 7 of partition 2 (fsync, reordered, maybe stored twice)\n"),
     ],
 )
-def test_the_declaration_of_one_receipt_is_shown(capsys, receipt, shown):
+def test_declaration_of_one_receipt_is_shown(capsys, receipt, shown):
     """A single message has its offset."""
     tally = ReceiptTally(OutputFormat.TABLE)
     tally.add(receipt)
@@ -72,13 +72,13 @@ def test_messages_for_a_later_delivery_are_told_with_their_time(capsys, count, s
     assert capsys.readouterr().out == shown
 
 
-async def test_an_impossible_time_is_refused_before_anything_is_sent():
+async def test_impossible_time_is_refused_before_anything_is_sent():
     options = SendOptions(subject="s", value="v", deliver_at="2000-01-01T00:00:00Z")
     with pytest.raises(DeliverAtError, match="has passed"):
         await produce("127.0.0.1:1", OutputFormat.TABLE, options)
 
 
-def test_a_receipt_in_json_says_whether_it_is_reordered(capsys):
+def test_receipt_in_json_says_whether_it_is_reordered(capsys):
     """With the line of the input."""
     ReceiptTally(OutputFormat.JSON).add(REORDERED, 3)
     facts = json.loads(capsys.readouterr().out)
@@ -113,7 +113,7 @@ async def test_options_are_refused_when_they_do_not_fit_together(options, why):
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "."])
-async def test_a_file_is_refused_when_it_cannot_be_opened(tmp_path, name):
+async def test_file_is_refused_when_it_cannot_be_opened(tmp_path, name):
     """The error names it."""
     options = SendOptions(subject="s", file=tmp_path / name)
     with pytest.raises(InputError, match="cannot be opened"):

@@ -45,7 +45,7 @@ async def test_rows_of_csv_are_chosen_by_their_first_lines(ranges, numbers):
     assert [number for number, _ in rows] == numbers
 
 
-async def test_a_line_behind_the_last_row_of_csv_is_refused():
+async def test_line_behind_the_last_row_of_csv_is_refused():
     """The lines of the file count, not its rows."""
     assert await rows_of(TABLE, CsvTable(None), [(6, 7)])
     with pytest.raises(InputError, match="line 7 was asked for, and the input has 6"):
@@ -89,7 +89,7 @@ async def test_cells_of_csv_come_back_when_python_wrote_them(rows):
         (b'"a","b","c', False, True),
     ],
 )
-def test_a_line_ends_in_quotes_when_its_last_field_is_open(line, inside, ends_inside):
+def test_line_ends_in_quotes_when_its_last_field_is_open(line, inside, ends_inside):
     """A quote in the middle of a field without quotes opens nothing."""
     assert ends_in_quotes(line, inside=inside) is ends_inside
 
@@ -104,7 +104,7 @@ def test_a_line_ends_in_quotes_when_its_last_field_is_open(line, inside, ends_in
         (b",b,c", "no key in 'k'; --keyless"),
     ],
 )
-async def test_a_bad_row_of_csv_is_refused(row, why):
+async def test_bad_row_of_csv_is_refused(row, why):
     """The text says what is wrong with it."""
     table = CsvTable("k")
     with pytest.raises(InvalidRequestError, match=why):
@@ -129,7 +129,7 @@ async def test_csv_is_refused_when_its_header_or_end_is_wrong(data, why):
     assert raised.value.line is not None
 
 
-async def test_a_row_of_csv_without_end_is_refused():
+async def test_row_of_csv_without_end_is_refused():
     """Before it fills the memory; each of its lines is short."""
     line = b"x" * (1 << 20) + b"\n"
     data = b'k\n"' + line * (LINE_BYTES_MAX // len(line) + 1)
@@ -137,7 +137,7 @@ async def test_a_row_of_csv_without_end_is_refused():
         await rows_of(data, CsvTable("k"))
 
 
-async def test_a_byte_order_mark_is_no_part_of_the_first_column():
+async def test_byte_order_mark_is_no_part_of_the_first_column():
     """As spreadsheets write it."""
     mark = b"\xef\xbb\xbf"
     (row,) = await rows_of(mark + b"k,v\na,1\n", CsvTable("k"))
@@ -175,7 +175,7 @@ async def test_lines_of_ndjson_are_sent_as_they_are():
         (b'{"k": 1' + b"0" * 5_000 + b"}", "'k' is neither|not a JSON object"),
     ],
 )
-def test_a_bad_line_of_ndjson_is_refused(line, why):
+def test_bad_line_of_ndjson_is_refused(line, why):
     """The text says what is wrong with it."""
     with pytest.raises(InvalidRequestError, match=why):
         Ndjson("k").message(line)
@@ -199,7 +199,7 @@ async def test_rows_without_a_key_have_no_order_when_they_are_keyless():
         ("csv", InputFormat.LINES),
     ],
 )
-def test_the_format_is_that_of_the_suffix(name, form):
+def test_format_is_that_of_the_suffix(name, form):
     """Of standard input it is lines."""
     assert format_of(Path(name)) is form
     assert format_of(None) is InputFormat.LINES

@@ -141,7 +141,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_moves_while_something_is_at_work():
+def test_terminal_moves_while_something_is_at_work():
     """What takes its time has a line of its own with a clock that runs, though all bars are full; then it is told."""
     screen = Terminal()
     bars = Bars(10, Console(file=screen, force_terminal=True, width=80))

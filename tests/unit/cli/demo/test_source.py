@@ -59,7 +59,7 @@ def test_carriers_are_summed(small_file):
     assert len(set(ledger.digests)) == 4
 
 
-def test_the_installed_file():
+def test_installed_file_is_read():
     """The real file is found without importing its package, and begins as published."""
     path = flights_file()
     first = next(read_flights(path, 1))

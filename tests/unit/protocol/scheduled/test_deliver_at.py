@@ -23,7 +23,7 @@ NOW = datetime.fromtimestamp(NOW_MS / 1000, UTC)
         (NOW_MS + AHEAD_MS_MAX, NOW_MS + AHEAD_MS_MAX),
     ],
 )
-def test_a_time_is_milliseconds_and_never_earlier_than_given(given, ms):
+def test_time_is_milliseconds_and_never_earlier_than_given(given, ms):
     assert deliver_at_ms(given, now_ms=NOW_MS) == ms
 
 
@@ -36,7 +36,7 @@ def test_a_time_is_milliseconds_and_never_earlier_than_given(given, ms):
         "2027-01-15T09:01:00 01:00",  # the plus sign of a URL
     ],
 )
-def test_a_text_is_read_as_the_time_it_says(text):
+def test_text_is_read_as_the_time_it_says(text):
     assert read_deliver_at(text, now_ms=NOW_MS) == NOW_MS + 60_000
 
 
@@ -55,13 +55,13 @@ def test_a_text_is_read_as_the_time_it_says(text):
         (True, "not bool"),
     ],
 )
-def test_an_impossible_time_is_refused(given, said):
+def test_impossible_time_is_refused(given, said):
     with pytest.raises(DeliverAtError, match=said) as refused:
         deliver_at_ms(given, now_ms=NOW_MS)
     assert "time zone" in refused.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "soon", "9" * 30, "2027-01-15", "2027-13-45T00:00:00Z", "²"])
-def test_a_text_without_a_time_is_refused(text):
+def test_text_without_a_time_is_refused(text):
     with pytest.raises(DeliverAtError):
         read_deliver_at(text, now_ms=NOW_MS)

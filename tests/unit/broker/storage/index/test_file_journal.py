@@ -14,7 +14,7 @@ def units(first: int, count: int) -> list[tuple[int, Unit]]:
     return [(1, Unit(n, 1, 100 * n, 100, n)) for n in range(first, first + count)]
 
 
-def test_a_new_journal_that_did_not_fit():
+def test_new_journal_that_did_not_fit():
     """A journal begun on a full disk is not added to by a later start: everything is found after every start."""
     disk = SimDisk()
     queues = FileConsumeQueues(disk)

@@ -66,7 +66,7 @@ def same(queues, model, partitions=3):
     assert queues.partitions() == sorted(model.next)
 
 
-def test_an_unknown_partition_has_no_units(queues):
+def test_unknown_partition_has_no_units(queues):
     """An unknown partition has no bounds, no batches, and nothing at any time."""
     assert queues.find(1, 0, end=ALL, bytes_max=ALL) == []
     assert queues.bounds(1) is None
@@ -75,7 +75,7 @@ def test_an_unknown_partition_has_no_units(queues):
     assert queues.partitions() == []
 
 
-def test_a_single_batch_is_found_by_offset_and_time(queues):
+def test_single_batch_is_found_by_offset_and_time(queues):
     """A single batch is found by each of its offsets, and by times before, at and after its own."""
     unit = Unit(0, 3, 500, 100, 1000)
     queues.dispatch([(7, unit)])
@@ -108,14 +108,14 @@ def test_every_offset_and_budget(queues):
         assert queues.find(partition_id, offset, end=end, bytes_max=bytes_max) == wanted
 
 
-def test_a_read_is_bounded_by_count(queues):
+def test_read_is_bounded_by_count(queues):
     """However many bytes are asked for, one call returns a bounded number of batches."""
     units = [(1, Unit(n, 1, 100 * n, 100, n)) for n in range(FIND_UNITS_MAX + 10)]
     queues.dispatch(units)
     assert len(queues.find(1, 5, end=ALL, bytes_max=ALL)) == FIND_UNITS_MAX
 
 
-def test_a_gap_is_refused(queues):
+def test_gap_is_refused(queues):
     """A batch that does not follow the last one is refused, with all that came with it."""
     queues.dispatch([(1, Unit(0, 2, 0, 100, 1))])
     for base in (0, 1, 3):
@@ -127,7 +127,7 @@ def test_a_gap_is_refused(queues):
     assert queues.partitions() == [1]
 
 
-def test_a_partition_may_begin_anywhere(queues):
+def test_partition_may_begin_anywhere(queues):
     """The first batch known of a partition need not be its first one: the log before it may be gone."""
     queues.dispatch([(1, Unit(40, 2, 700, 100, 1)), (1, Unit(42, 2, 800, 100, 1))])
     assert queues.bounds(1) == (40, 44)
@@ -147,7 +147,7 @@ def test_equal_times(queues):
     ]  # fmt: skip
 
 
-def test_a_clock_that_goes_back(queues):
+def test_clock_that_goes_back(queues):
     """A batch stamped before the one it follows counts as of that one's time, also when it comes later."""
     queues.dispatch([(1, Unit(n, 1, 100 * n, 100, at)) for n, at in enumerate((100, 200, 150))])
     queues.dispatch([(1, Unit(3, 1, 300, 100, 120)), (1, Unit(4, 1, 400, 100, 250))])
@@ -192,7 +192,7 @@ def test_retention(reopen, part):
     same(queues, model)
 
 
-def test_a_partition_whose_batches_are_all_gone_goes_on(reopen):
+def test_partition_whose_batches_are_all_gone_goes_on(reopen):
     """Retention of everything keeps the numbers: the next batch takes the next offset, the first is no gap."""
     queues = reopen()
     queues.dispatch([(1, Unit(0, 5, 0, 100, 10))])
@@ -211,7 +211,7 @@ def test_a_partition_whose_batches_are_all_gone_goes_on(reopen):
 
 
 @pytest.mark.parametrize("batches", [0, 1, 126, 127, 128, 800])
-def test_a_restart_after_a_checkpoint_needs_nothing_again(reopen, batches):
+def test_restart_after_a_checkpoint_needs_nothing_again(reopen, batches):
     """What was there at a checkpoint is there after a restart, and only what is newer is asked for."""
     queues, model = reopen(), ListIndex()
     fill(queues, model, batches=batches, partitions=1)
@@ -222,7 +222,7 @@ def test_a_restart_after_a_checkpoint_needs_nothing_again(reopen, batches):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.2, 0.7, 0.99])
-def test_an_older_snapshot_takes_the_index_back(reopen, part):
+def test_older_snapshot_takes_the_index_back(reopen, part):
     """What lies at or after the position that the log is replayed from is forgotten, then dispatched again."""
     queues, model = reopen(), ListIndex()
     last_ms = fill(queues, model, batches=1000)
@@ -236,7 +236,7 @@ def test_an_older_snapshot_takes_the_index_back(reopen, part):
     same(queues, model)
 
 
-def test_a_log_that_begins_behind_the_index_rebuilds_it(reopen):
+def test_log_that_begins_behind_the_index_rebuilds_it(reopen):
     """If the log no longer has what the index lacks, the index begins anew with what the log has."""
     queues = reopen()
     queues.dispatch([(1, Unit(0, 5, 0, 100, 10))])
@@ -248,7 +248,7 @@ def test_a_log_that_begins_behind_the_index_rebuilds_it(reopen):
     assert queues.bounds(1) == (50, 55)
 
 
-def test_a_dispatch_takes_many_units_of_many_partitions(queues):
+def test_dispatch_takes_many_units_of_many_partitions(queues):
     """A group commit's batches are all there, whatever their mixture."""
     model = ListIndex()
     units = [(n % 2 or n, model.add(n % 2 or n, 1, 100, n)) for n in range(2, 1500)]

@@ -97,7 +97,7 @@ async def all_there(desk: Desk, count: int) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_a_full_index_refuses_and_heals(no_room, tmp_path, killed):
+async def test_full_index_refuses_and_heals(no_room, tmp_path, killed):
     """The commit that met the full index is acked, for the log has it; later ones are refused until there is room."""
     clock = ManualClock()
     files = RealFiles(tmp_path)
@@ -143,7 +143,7 @@ def free(folder: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-async def test_a_small_disk_that_others_fill(no_room, tmp_path):
+async def test_small_disk_that_others_fill(no_room, tmp_path):
     """On a real disk that fills the broker refuses, and takes messages again once there is room; nothing acked is lost."""
     clock, rng = ManualClock(), random.Random(1)
     with small_disk(tmp_path / "disk") as disk:

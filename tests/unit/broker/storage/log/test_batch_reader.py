@@ -33,7 +33,7 @@ def disk_of(desk: Desk) -> SimDisk:
     return desk.store.log._files
 
 
-async def test_a_damaged_batch_is_never_served(desk):
+async def test_damaged_batch_is_never_served(desk):
     """Up to the damage everything is served, the damaged batch is a typed error, behind it reading goes on."""
     length = len(batch())
     data = disk_of(desk).contents[SEGMENT].data
@@ -49,7 +49,7 @@ async def test_a_damaged_batch_is_never_served(desk):
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("place", [0, 8, 24, 28])
-async def test_a_unit_that_lies_is_found(desk, place, checked):
+async def test_unit_that_lies_is_found(desk, place, checked):
     """A unit of the index whose offset, position, length or count was changed, its checksum too, leads to no batch."""
     units = disk_of(desk).contents[BLOCKS].data
     for start in range(0, len(units), BLOCK_BYTES):
@@ -62,7 +62,7 @@ async def test_a_unit_that_lies_is_found(desk, place, checked):
         await desk.read(100, bytes_max=1)
 
 
-async def test_an_index_cut_behind_the_broker_is_found(desk):
+async def test_index_cut_behind_the_broker_is_found(desk):
     """Units that vanish while the broker runs are an error that says what to do."""
     del disk_of(desk).contents[BLOCKS].data[100:]
     with pytest.raises(CorruptLogError, match="index"):

@@ -29,7 +29,7 @@ def test_records_follow_each_other_and_segments_join():
     assert flags == [True, False, True, False, True]
 
 
-def test_a_sender_cannot_set_the_barrier():
+def test_sender_cannot_set_the_barrier():
     """The barrier is the broker's word: a flag that comes with a batch is cleared."""
     record = bytearray(batch())
     record[15] |= BARRIER
@@ -40,7 +40,7 @@ def test_a_sender_cannot_set_the_barrier():
     assert not header[15] & BARRIER
 
 
-def test_a_record_longer_than_a_segment_gets_one_of_its_own():
+def test_record_longer_than_a_segment_gets_one_of_its_own():
     """A record may be longer than the segments are: it is alone in its own."""
     small, large = batch(), batch(count=200)
     plan = WritePlan(base=0, end=0, segment_bytes=len(small))

@@ -1,0 +1,238 @@
+"""Each module has its tests where a reader looks: in the folder of tests/unit/ that mirrors its own, or in the table here."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tidy.tree import FILES, ROOT, Source, imports_of
+
+# folder -> test file under tests/ -> the modules of the folder that it tests
+ELSEWHERE: dict[str, dict[str, str]] = {
+    "admin": {"integration/clients/test_admin.py": "client"},
+    "broker": {
+        "integration/brokers/test_broker_process.py": "app control",
+        "integration/brokers/test_copied_folder.py": "standing",
+        "integration/brokers/test_http_messages.py": "peers",
+        "unit/broker/partition/test_lock_waiting.py": "waiting",
+    },
+    "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},
+    "broker/partition": {"unit/broker/test_service.py": "facts"},
+    "broker/storage": {
+        "crash/test_kill_points.py": "fail_points",
+        "integration/brokers/test_broker_files.py": "append_file identity",
+        "unit/broker/retention/test_loop_order.py": "reserve",
+    },
+    "broker/storage/index": {
+        "integration/brokers/test_broker_indexes.py": "kinds",
+        "property/broker/test_storage_index_model.py": "file_queue file_units",
+    },
+    "broker/storage/log": {
+        "property/broker/test_storage_recovery.py": "recovery trail",
+        "unit/broker/partition/test_damage.py": "holes",
+        "unit/broker/store/test_carry_over.py": "headers",
+    },
+    "broker/store": {
+        "property/broker/test_crash_points.py": "opening",
+        "unit/broker/retention/test_loop_order.py": "dispatch first_offsets",
+    },
+    "checker": {"unit/checker/test_judge.py": "log ownership progress routes"},
+    "cli": {"unit/cli/commands/test_consume.py": "connection"},
+    "cli/commands": {
+        "acceptance/test_cli.py": "dev",
+        "acceptance/test_wait.py": "wait",
+        "integration/operations/test_reshape_cli.py": "operations",
+    },
+    "cli/commands/broker": {
+        "acceptance/test_broker_commands.py": "app folder groups health",
+        "integration/brokers/test_broker_indexes.py": "index",
+    },
+    "cli/commands/group": {
+        "acceptance/test_cli.py": "app",
+        "integration/retention/test_time_retention.py": "describe",
+    },
+    "cli/commands/meta": {
+        "integration/rebuild/test_meta_rebuild.py": "app database verify",
+    },
+    "cli/commands/outbox": {"integration/outbox/test_outbox.py": "app"},
+    "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
+    "cli/commands/subject": {"acceptance/test_cli.py": "app describe"},
+    "cli/demo": {
+        "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
+    },
+    "consumer": {"integration/consumers/test_consumer.py": "client"},
+    "consumer/pulling": {
+        "integration/consumers/test_consumer.py": "decode",
+        "integration/consumers/test_shared_groups.py": "shared_client",
+        "integration/operations/test_logic_queues.py": "queue_reader",
+        "unit/consumer/test_assignments.py": "pull_client",
+    },
+    "metaserver": {"integration/metaserver/test_metaserver_calls.py": "calls running"},
+    "metaserver/catalogue": {
+        "integration/brokers/test_accepted_copy.py": "accepted",
+        "integration/metaserver/test_metaserver_calls.py": "service",
+    },
+    "metaserver/cluster": {
+        "integration/metaserver/test_metaserver_database.py": "partitions",
+        "integration/rebuild/test_rebuild_waits.py": "lost_database",
+        "unit/metaserver/verify/test_checks.py": "rows",
+    },
+    "metaserver/groups": {
+        "integration/metaserver/test_metaserver_calls.py": "service",
+        "property/metaserver/test_leases_machine.py": "locked_group",
+    },
+    "metaserver/operations": {
+        "integration/operations/test_abandoned_operations.py": "driver",
+        "unit/metaserver/cluster/test_losses.py": "plan_inputs",
+    },
+    "metaserver/rebuild": {
+        "integration/rebuild/test_meta_rebuild.py": "service",
+        "unit/metaserver/rebuild/test_plan.py": "operations",
+    },
+    "metaserver/resets": {"property/metaserver/test_reset_cursors.py": "cursors"},
+    "metaserver/retention": {
+        "integration/retention/test_deaf_brokers.py": "announcer",
+        "integration/retention/test_expired_segments.py": "expirer",
+    },
+    "metaserver/sql": {
+        "integration/metaserver/test_metaserver_database.py": "dialect transactions",
+        "integration/metaserver/test_metaserver_group_write.py": "group_write",
+        "integration/metaserver/test_metaserver_postgres.py": "postgres",
+        "integration/metaserver/test_migrations.py": "migrate schema",
+        "integration/metaserver/test_unwritable_database.py": "write_watch",
+        "unit/metaserver/operations/test_idle_operations.py": "clock_restart",
+        "unit/metaserver/resets/test_rows.py": "duties",
+    },
+    "metaserver/verify": {
+        "integration/brokers/test_copied_folder.py": "service",
+        "integration/metaserver/test_metaserver_database.py": "reader",
+    },
+    "outbox": {
+        "integration/outbox/test_lost_partitions.py": "partition_sender",
+        "integration/outbox/test_outbox.py": (
+            "admin client commits database drainer routes settings waiters"
+        ),
+        "unit/outbox/test_tables.py": "rows",
+    },
+    "producer": {
+        "integration/clients/test_producer.py": "client",
+        "integration/clients/test_send_arrow.py": "arrow",
+        "unit/producer/test_time_outs.py": "halts",
+    },
+    "protocol": {
+        "integration/brokers/test_copied_folder.py": "verification",
+        "integration/operations/test_reshape.py": "operations",
+        "integration/resets/test_group_reset.py": "progress",
+        "property/metaserver/test_queue_chains.py": "queues",
+        "property/protocol/test_backoff.py": "backoff",
+        "unit/broker/test_registration.py": "clock",
+        "unit/rpc/test_settings.py": "settings",
+    },
+    "protocol/errors": {
+        "tidy/test_error_details.py": "base",
+        "unit/protocol/test_errors.py": "failures outbox refusals",
+    },
+    "protocol/http": {
+        "unit/cli/test_message_json.py": "message_json",
+        "unit/protocol/test_endpoints.py": "endpoint openapi",
+    },
+    "rpc": {
+        "integration/clients/test_cut_off.py": "network",
+        "unit/producer/test_identity.py": "identity",
+    },
+    "spark": {
+        "spark/test_java.py": "java",
+        "spark/test_source_local.py": "session snapshot",
+    },
+}
+
+TESTS = ROOT / "tests"
+PROGRAM = re.compile(r"\bkeylane(?:\.\w+)+")
+MODULES = [
+    source
+    for source in FILES
+    if source.room not in {"", "migrations"}  # integration/metaserver/test_migrations.py runs all
+    and source.path.stem not in {"__init__", "__main__"}
+]
+
+
+def files_of(imported: str) -> Iterator[Path]:
+    """The file of a module of ours, or of the tests, with the package that it is in."""
+    parts = imported.split(".")
+    path = ROOT.joinpath(*parts[1:]) if parts[0] == "keylane" else TESTS.joinpath(*parts)
+    for file in (path.with_suffix(".py"), path / "__init__.py", path.parent / "__init__.py"):
+        if file.is_file():
+            yield file
+
+
+@cache
+def imported_by(file: Path) -> frozenset[Path]:
+    """The files of ours that a file imports: modules, packages for names of their face, programs named in a text."""
+    modules = {imported.target for imported in imports_of(Source(file))}
+    for node in ast.walk(Source(file).tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant):
+            for program in PROGRAM.findall(str(node.value)):
+                modules |= {program, f"{program}.__main__"}
+    return frozenset(path for module in modules for path in files_of(module))
+
+
+@cache
+def reached_from(file: Path) -> frozenset[Path]:
+    """The files that a test may run, as far as imports say, its fixtures' included."""
+    fixtures = [folder / "conftest.py" for folder in file.parents if folder.is_relative_to(TESTS)]
+    seen = {file, *(fixture for fixture in fixtures if fixture.is_file())}
+    waiting = [*seen]
+    while waiting:
+        new = imported_by(waiting.pop()) - seen
+        seen |= new
+        waiting += new
+    return frozenset(seen)
+
+
+def mirrored(source: Source) -> bool:
+    """True if a test file of the mirrored folder has the module's name, or imports the module."""
+    folder = TESTS / "unit" / source.path.relative_to(ROOT).parent
+    return any(
+        re.fullmatch(rf"test_{source.path.stem}(_\w+)?", test.stem)
+        or source.path in imported_by(test)
+        for test in folder.glob("test_*.py")
+    )
+
+
+def named_in_table() -> set[str]:
+    return {
+        f"{folder}/{module}.py"
+        for folder, tests in ELSEWHERE.items()
+        for modules in tests.values()
+        for module in modules.split()
+    }
+
+
+def test_module_is_tested_where_a_reader_looks():
+    missing = {source.name for source in MODULES if not mirrored(source)} - named_in_table()
+    assert not missing, f"write tests/unit/FOLDER/test_MODULE.py, or name the test: {missing}"
+
+
+def test_table_names_only_modules_that_have_no_mirror():
+    needed = {source.name for source in MODULES if not mirrored(source)}
+    settled = named_in_table() - needed
+    assert not settled, f"take these out of ELSEWHERE: {settled}"
+
+
+def test_test_of_the_table_runs_its_module():
+    """It imports the module, directly or not; or it runs the program, and says the word of the command."""
+    broken = []
+    for folder, tests in ELSEWHERE.items():
+        for test, modules in tests.items():
+            file = TESTS / test
+            assert file.is_file(), test
+            for module in modules.split():
+                said = re.search(
+                    rf"[\"'](?:{folder.rpartition('/')[2]}|{module})\b", file.read_text()
+                )
+                if ROOT / folder / f"{module}.py" not in reached_from(file) and not said:
+                    broken.append(f"{test} does not run {folder}/{module}.py")
+    assert not broken, "\n" + "\n".join(broken)

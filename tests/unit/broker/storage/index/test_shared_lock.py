@@ -1,0 +1,79 @@
+"""Threads share the lock, or one thread has it alone; a thread that waits to be alone keeps newer ones out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from keylane.broker.storage.index.shared_lock import SharedLock
+
+QUIET_S = 0.1
+"""How long a thread is watched that must not get the lock."""
+END_S = 60
+
+
+class Visitor:
+    """A thread that takes the lock, and leaves when it is told to."""
+
+    def __init__(self, enter: Callable[[], AbstractContextManager[None]]) -> None:
+        self.inside = threading.Event()
+        self._leave = threading.Event()
+        self._enter = enter
+        self._thread = threading.Thread(target=self._visit, daemon=True)
+        self._thread.start()
+
+    def _visit(self) -> None:
+        with self._enter():
+            self.inside.set()
+            self._leave.wait(END_S)
+
+    def leave(self) -> None:
+        assert self.inside.wait(END_S)
+        self._leave.set()
+        self._thread.join(END_S)
+        assert not self._thread.is_alive()
+
+
+def test_threads_share_the_lock():
+    lock = SharedLock()
+    visitors = [Visitor(lock.shared), Visitor(lock.shared)]
+    assert all(visitor.inside.wait(END_S) for visitor in visitors)
+    for visitor in visitors:
+        visitor.leave()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("shared", "alone"), ("alone", "shared"), ("alone", "alone")]
+)
+def test_thread_waits_when_it_or_another_is_alone(first: str, second: str):
+    lock = SharedLock()
+    inside = Visitor(getattr(lock, first))
+    assert inside.inside.wait(END_S)
+    waiting = Visitor(getattr(lock, second))
+    assert not waiting.inside.wait(QUIET_S)
+    inside.leave()
+    waiting.leave()
+
+
+def test_new_thread_is_kept_out_when_another_waits_to_be_alone():
+    lock = SharedLock()
+    reader = Visitor(lock.shared)
+    assert reader.inside.wait(END_S)
+    writer = Visitor(lock.alone)
+    assert not writer.inside.wait(QUIET_S)
+    newer = Visitor(lock.shared)
+    assert not newer.inside.wait(QUIET_S)
+    reader.leave()
+    writer.leave()
+    newer.leave()
+
+
+def test_lock_is_free_when_its_thread_has_failed():
+    lock = SharedLock()
+    for enter in (lock.shared, lock.alone):
+        with pytest.raises(ValueError, match="failed"), enter():
+            raise ValueError("failed")
+    Visitor(lock.alone).leave()
