@@ -106,8 +106,8 @@ class LaterSending:
         self._settings = settings
         self._clock = clock
         self._rng = rng
-        self._routes: dict[str, Route] = {}
-        """The last route of each subject, while its brokers answer."""
+        self._routes: dict[str, asyncio.Task[Route]] = {}
+        """The last question for the route of each subject, while its brokers answer."""
         self._bytes = 0
         """Bytes of messages that no broker keeps yet."""
         self._pending: set[ScheduledFuture] = set()
@@ -201,11 +201,11 @@ class LaterSending:
                     durable=answer.durable,
                 )
             except KeylaneError as error:
+                self._routes.pop(request.subject, None)
                 again = isinstance(error, UnreachableError) or error.retry is not Retry.NEVER
                 if not again or isinstance(error, ScheduleFullError):
                     raise
                 attempt.why = error.message
-                self._routes.pop(request.subject, None)
             await asyncio.sleep(pauses.next_ms() / 1000)
 
     async def _broker(self, subject: str, doubtful: str) -> tuple[str, str]:
@@ -217,10 +217,11 @@ class LaterSending:
         """
         if doubtful:
             return doubtful, await self._address(doubtful)
-        route = self._routes.get(subject)
-        if route is None:
-            route = await self._meta.route(subject, order_strategy=self._order_strategy)
-            self._routes[subject] = route
+        asked = self._routes.get(subject)
+        if asked is None:
+            call = self._meta.route(subject, order_strategy=self._order_strategy)
+            asked = self._routes[subject] = asyncio.create_task(call)
+        route = await asyncio.shield(asked)
         available = [
             (partition.broker_group, partition.address)
             for partition in route.open_partitions()
@@ -281,7 +282,8 @@ class LaterSending:
 
     async def close(self) -> None:
         """Give up the messages that no broker keeps yet."""
-        tasks = [future._task for future in self._pending]
+        tasks: list[asyncio.Task[Any]] = [future._task for future in self._pending]
+        tasks += self._routes.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

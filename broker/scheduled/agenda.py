@@ -31,7 +31,7 @@ DELIVERY_BYTES_MAX = 1 << 20
 
 
 @dataclass(slots=True)
-class Entry:
+class ScheduledEntry:
     """A scheduled message without its value, which stays in the journal."""
 
     scheduled_id: bytes
@@ -45,7 +45,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Delivery:
+class ScheduledDelivery:
     """A batch of messages that may be stored already."""
 
     name: str
@@ -60,8 +60,8 @@ class Agenda:
     """The scheduled messages of a broker."""
 
     def __init__(self) -> None:
-        self.entries: dict[bytes, Entry] = {}
-        self.deliveries: dict[str, Delivery] = {}
+        self.entries: dict[bytes, ScheduledEntry] = {}
+        self.deliveries: dict[str, ScheduledDelivery] = {}
         self.bytes = 0
         """Bytes of the entries in the journal, about."""
         self._delivery_of: dict[bytes, str] = {}
@@ -85,21 +85,23 @@ class Agenda:
             entry.place = place
             return
         at_ms = record.deliver_at_ms
-        entry = Entry(record.scheduled_id, at_ms, record.subject, record.size, place, at_ms)
+        entry = ScheduledEntry(
+            record.scheduled_id, at_ms, record.subject, record.size, place, at_ms
+        )
         self._settled.pop(record.scheduled_id, None)
         self._put(entry)
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: ScheduledEntry) -> None:
         self.entries[entry.scheduled_id] = entry
         self.bytes += entry.size
         self._wait(entry)
 
-    def _wait(self, entry: Entry) -> None:
+    def _wait(self, entry: ScheduledEntry) -> None:
         entry.taken = False
         self._serial += 1
         heappush(self._heap, (entry.due_ms, self._serial, entry.scheduled_id))
 
-    def cancel(self, scheduled_id: bytes) -> tuple[CancelOutcome, Entry | None]:
+    def cancel(self, scheduled_id: bytes) -> tuple[CancelOutcome, ScheduledEntry | None]:
         """
         Cancel a message that waits.
 
@@ -120,7 +122,7 @@ class Agenda:
             raise ScheduledUnknownError(scheduled_id=scheduled_id.hex())
         return outcome, None
 
-    def restore(self, entry: Entry) -> None:
+    def restore(self, entry: ScheduledEntry) -> None:
         """Undo a cancel whose record was not written."""
         self._settled.pop(entry.scheduled_id, None)
         self._put(entry)
@@ -134,7 +136,7 @@ class Agenda:
             self._settled.popitem(last=False)
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────────
-    def take(self, now_ms: int) -> list[list[Entry]]:
+    def take(self, now_ms: int) -> list[list[ScheduledEntry]]:
         """
         Take messages whose time has come: of each subject that is not busy, the next batch, the oldest first.
 
@@ -155,8 +157,8 @@ class Agenda:
                 batches.append(batch)
         return batches
 
-    def _next_batch(self, ready: deque[bytes]) -> list[Entry]:
-        batch: list[Entry] = []
+    def _next_batch(self, ready: deque[bytes]) -> list[ScheduledEntry]:
+        batch: list[ScheduledEntry] = []
         size = 0
         while ready and len(batch) < DELIVERY_COUNT_MAX:
             entry = self.entries.get(ready[0])
@@ -173,14 +175,14 @@ class Agenda:
         """Let the next delivery of a subject begin."""
         self._busy.discard(subject)
 
-    def begin(self, record: Taken, segment: int) -> Delivery:
+    def begin(self, record: Taken, segment: int) -> ScheduledDelivery:
         """Note a delivery whose record is durable in this segment."""
         for scheduled_id in record.scheduled_ids:
             before = self._delivery_of.get(scheduled_id)
             if before is not None and before != record.delivery:
                 self._dissolve(before)
             self._delivery_of[scheduled_id] = record.delivery
-        delivery = Delivery(
+        delivery = ScheduledDelivery(
             record.delivery, record.subject, record.logical, record.scheduled_ids, segment
         )
         self.deliveries[record.delivery] = delivery

@@ -31,7 +31,7 @@ def segment_path(segment: int) -> str:
     return f"{FOLDER}/{segment:020d}{SUFFIX}"
 
 
-class Journal:
+class ScheduledJournal:
     """The journal of a data folder; made by `open`."""
 
     def __init__(self, files: Files, *, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -51,7 +51,7 @@ class Journal:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         cut: bool = True,
-    ) -> Journal:
+    ) -> ScheduledJournal:
         """
         Read every frame, the oldest first.
 

@@ -37,8 +37,8 @@ from ...protocol.scheduled.receipt import CancelOutcome
 from ..standing import Standing
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
-from .agenda import Agenda, Delivery, Entry
-from .journal import SEGMENT_BYTES, Journal
+from .agenda import Agenda, ScheduledDelivery, ScheduledEntry
+from .journal import SEGMENT_BYTES, ScheduledJournal
 from .records import Canceled, Delivered, Place, Record, Taken, Waits
 
 log = logging.getLogger("keylane.broker")
@@ -54,7 +54,7 @@ UNREADABLE_MS = 60_000
 """Pause of a message that cannot be read from the disk."""
 
 
-class Target(Protocol):
+class Subjects(Protocol):
     """Where messages go whose time has come."""
 
     async def place(self, subject: str) -> int:
@@ -95,7 +95,7 @@ class Scheduler:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: ScheduledJournal,
         agenda: Agenda,
         *,
         clock: Clock,
@@ -266,7 +266,7 @@ class Scheduler:
         )
         return outcome
 
-    def _restore(self, entry: Entry) -> None:
+    def _restore(self, entry: ScheduledEntry) -> None:
         self._agenda.restore(entry)
         self._wake.set()
 
@@ -353,7 +353,7 @@ class Scheduler:
             self._cleaner = None
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────────
-    async def run(self, target: Target, standing: Standing) -> None:
+    async def run(self, target: Subjects, standing: Standing) -> None:
         """Deliver messages at their times, until cancelled; none before a metaserver has accepted the data folder."""
         await standing.wait_accepted()
         if self._journal.problems:
@@ -383,7 +383,9 @@ class Scheduler:
         if not task.cancelled() and task.exception() is not None:
             log.error("a delivery of scheduled messages failed", exc_info=task.exception())
 
-    async def _deliver(self, batch: list[Entry], target: Target, standing: Standing) -> None:
+    async def _deliver(
+        self, batch: list[ScheduledEntry], target: Subjects, standing: Standing
+    ) -> None:
         """Store a batch of due messages in their subject, or give them back."""
         subject = batch[0].subject
         try:
@@ -403,14 +405,16 @@ class Scheduler:
         delivery = self._agenda.deliveries[name]
         await self._store(delivery, messages, target, standing, doubtful=False)
 
-    async def _resume(self, delivery: Delivery, target: Target, standing: Standing) -> None:
+    async def _resume(
+        self, delivery: ScheduledDelivery, target: Subjects, standing: Standing
+    ) -> None:
         """Store a batch that may have been stored before a restart."""
         entries = [self._agenda.entries[each] for each in delivery.scheduled_ids]
         messages = await self._read(entries)
         if len(messages) == len(entries):
             await self._store(delivery, messages, target, standing, doubtful=True)
 
-    async def _read(self, entries: Sequence[Entry]) -> list[Waits]:
+    async def _read(self, entries: Sequence[ScheduledEntry]) -> list[Waits]:
         """The messages of entries, in their order; those that cannot be read now are given back."""
         by_id: dict[bytes, Waits] = {}
         wanted = {entry.scheduled_id for entry in entries}
@@ -430,9 +434,9 @@ class Scheduler:
 
     async def _store(
         self,
-        delivery: Delivery,
+        delivery: ScheduledDelivery,
         messages: Sequence[Waits],
-        target: Target,
+        target: Subjects,
         standing: Standing,
         *,
         doubtful: bool,
@@ -504,7 +508,7 @@ class Scheduler:
 
 def open_agenda(
     files: Files, *, segment_bytes: int = SEGMENT_BYTES, cut: bool = True
-) -> tuple[Agenda, Journal]:
+) -> tuple[Agenda, ScheduledJournal]:
     """
     What the journal of a data folder says; blocks.
 
@@ -520,6 +524,6 @@ def open_agenda(
         for record in records:
             agenda.replay(record, place)
 
-    journal = Journal.open(files, visit, segment_bytes=segment_bytes, cut=cut)
+    journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, cut=cut)
     agenda.finish()
     return agenda, journal

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from keylane.broker.scheduled.journal import Journal, segment_path
+from keylane.broker.scheduled.journal import ScheduledJournal, segment_path
 from keylane.broker.scheduled.records import Canceled, Delivered, Record, Taken, Waits
 from keylane.protocol.message import pack_properties
 from sim.machines.disk import SimDisk
@@ -29,7 +29,7 @@ FRAMES: list[list[Record]] = [
 def journal_files() -> dict[str, bytes]:
     """The segments of a journal with every kind of record, by path."""
     disk = SimDisk()
-    journal = Journal.open(disk, lambda _place, _records: None, segment_bytes=256)
+    journal = ScheduledJournal.open(disk, lambda _place, _records: None, segment_bytes=256)
     for records in FRAMES:
         journal.append(records)
     paths = [segment_path(segment) for segment in journal.segments]

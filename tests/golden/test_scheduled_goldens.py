@@ -6,7 +6,7 @@ import json
 import struct
 
 from golden.make_scheduled_goldens import FILE, FRAMES, journal_files
-from keylane.broker.scheduled.journal import Journal
+from keylane.broker.scheduled.journal import ScheduledJournal
 from keylane.broker.scheduled.records import Record
 from sim.machines.disk import disk_of
 
@@ -24,7 +24,7 @@ def test_journal_has_its_golden_bytes():
 
 def test_golden_journal_is_read():
     read: list[list[Record]] = []
-    journal = Journal.open(disk_of(GOLDEN), lambda _place, more: read.append(more))
+    journal = ScheduledJournal.open(disk_of(GOLDEN), lambda _place, more: read.append(more))
     assert read == FRAMES
     assert journal.problems == []
 

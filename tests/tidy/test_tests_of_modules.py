@@ -131,7 +131,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "failures outbox refusals",
+        "unit/protocol/test_errors.py": "failures outbox refusals scheduled",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",

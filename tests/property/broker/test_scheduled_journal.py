@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.broker.scheduled.agenda import Agenda
-from keylane.broker.scheduled.journal import Journal
+from keylane.broker.scheduled.journal import ScheduledJournal
 from keylane.broker.scheduled.records import (
     Canceled,
     Delivered,
@@ -90,7 +90,7 @@ def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     rng = random.Random(seed)
     disk = SimDisk()
     disk.crash_at = crash_at
-    journal = Journal.open(disk, lambda _place, _more: None, segment_bytes=600)
+    journal = ScheduledJournal.open(disk, lambda _place, _more: None, segment_bytes=600)
     kept: list[Waits] = []
     under_way: list[Waits] = []
     try:
@@ -102,7 +102,7 @@ def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     except Crashed:
         disk = disk.after_crash(rng)
     read: list[Record] = []
-    again = Journal.open(disk, lambda _place, more: read.extend(more), segment_bytes=600)
+    again = ScheduledJournal.open(disk, lambda _place, more: read.extend(more), segment_bytes=600)
     assert again.problems == []
     assert read[: len(kept)] == kept
     assert read[len(kept) :] in ([], under_way)
@@ -110,7 +110,7 @@ def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     again.append([last])
     agenda = Agenda()
     read.clear()
-    Journal.open(disk, lambda _place, more: read.extend(more), segment_bytes=600)
+    ScheduledJournal.open(disk, lambda _place, more: read.extend(more), segment_bytes=600)
     assert read[-1] == last
     for record in read:
         agenda.replay(record, Place(1, 0, 1))

@@ -126,7 +126,7 @@ async def test_receipt_names_the_message_and_its_broker_group():
     assert future.result() is receipt
 
 
-async def test_one_route_serves_many_messages():
+async def test_route_serves_many_messages():
     brokers = ScriptedBrokers()
     sending = brokers.sending()
     await send(sending)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.scheduled.journal import Journal, segment_path
+from keylane.broker.scheduled.journal import ScheduledJournal, segment_path
 from keylane.broker.scheduled.records import Canceled, Place, Record
 from keylane.protocol.errors import CorruptLogError, DataFolderError, DiskFullError
 from sim.machines.disk import SimDisk
@@ -16,10 +16,12 @@ def records(count: int = 3) -> list[Record]:
     return [Canceled(bytes([each]) * 16) for each in range(count)]
 
 
-def opened(disk: SimDisk, *, cut: bool = True) -> tuple[Journal, list[Record]]:
+def opened(disk: SimDisk, *, cut: bool = True) -> tuple[ScheduledJournal, list[Record]]:
     """The journal as a start finds it, and its records."""
     read: list[Record] = []
-    journal = Journal.open(disk, lambda _place, more: read.extend(more), segment_bytes=200, cut=cut)
+    journal = ScheduledJournal.open(
+        disk, lambda _place, more: read.extend(more), segment_bytes=200, cut=cut
+    )
     return journal, read
 
 
