@@ -89,9 +89,6 @@ class Agenda:
             record.scheduled_id, at_ms, record.subject, record.size, place, at_ms
         )
         self._settled.pop(record.scheduled_id, None)
-        self._put(entry)
-
-    def _put(self, entry: ScheduledEntry) -> None:
         self.entries[entry.scheduled_id] = entry
         self.bytes += entry.size
         self._wait(entry)
@@ -101,12 +98,13 @@ class Agenda:
         self._serial += 1
         heappush(self._heap, (entry.due_ms, self._serial, entry.scheduled_id))
 
-    def cancel(self, scheduled_id: bytes) -> tuple[CancelOutcome, ScheduledEntry | None]:
+    def cancel(self, scheduled_id: bytes) -> CancelOutcome | None:
         """
-        Cancel a message that waits.
+        Begin to cancel a message.
 
         Returns:
-            The outcome, and the entry if it was canceled now.
+            The outcome, if it is settled or taken already; None if it was waiting: it is taken until `canceled` or
+            `give_back`.
 
         Raises:
             ScheduledUnknownError
@@ -114,18 +112,17 @@ class Agenda:
         entry = self.entries.get(scheduled_id)
         if entry is not None:
             if entry.taken:
-                return CancelOutcome.DELIVERED, None
-            self._settle(scheduled_id, CancelOutcome.CANCELED)
-            return CancelOutcome.CANCELED, entry
+                return CancelOutcome.DELIVERED
+            entry.taken = True
+            return None
         outcome = self._settled.get(scheduled_id)
         if outcome is None:
             raise ScheduledUnknownError(scheduled_id=scheduled_id.hex())
-        return outcome, None
+        return outcome
 
-    def restore(self, entry: ScheduledEntry) -> None:
-        """Undo a cancel whose record was not written."""
-        self._settled.pop(entry.scheduled_id, None)
-        self._put(entry)
+    def canceled(self, scheduled_id: bytes) -> None:
+        """Note that a cancel is durable."""
+        self._settle(scheduled_id, CancelOutcome.CANCELED)
 
     def _settle(self, scheduled_id: bytes, outcome: CancelOutcome) -> None:
         entry = self.entries.pop(scheduled_id, None)
@@ -196,14 +193,14 @@ class Agenda:
             for scheduled_id in delivery.scheduled_ids:
                 self._settle(scheduled_id, CancelOutcome.DELIVERED)
 
-    def give_back(self, scheduled_ids: Iterable[bytes], due_ms: int) -> None:
-        """Have messages that were taken, and of which none is stored, wait until `due_ms`."""
+    def give_back(self, scheduled_ids: Iterable[bytes], due_ms: int | None = None) -> None:
+        """Have messages that were taken, and of which none is stored, wait until `due_ms`; None: as before."""
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
                 self._dissolve(name)
             entry = self.entries.get(scheduled_id)
             if entry is not None:
-                entry.due_ms = due_ms
+                entry.due_ms = entry.due_ms if due_ms is None else due_ms
                 self._wait(entry)
 
     def _dissolve(self, name: str) -> None:
@@ -215,11 +212,13 @@ class Agenda:
     def replay(self, record: Record, place: Place) -> None:
         """Fold a record of the journal, at a start; `finish` ends it."""
         if isinstance(record, Waits):
-            self.add(record, place)
+            # What was settled stays so: its message may be written again behind the record that settles it.
+            if record.scheduled_id not in self._settled:
+                self.add(record, place)
         elif isinstance(record, Canceled):
             if (name := self._delivery_of.get(record.scheduled_id)) is not None:
                 self._dissolve(name)  # it was given back before the cancel
-            self._settle(record.scheduled_id, CancelOutcome.CANCELED)
+            self.canceled(record.scheduled_id)
         elif isinstance(record, Taken):
             self.begin(record, place.segment)
         elif isinstance(record, Delivered):

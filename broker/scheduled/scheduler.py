@@ -121,6 +121,8 @@ class Scheduler:
         self._queue: deque[_Write] = deque()
         self._writing: dict[bytes, asyncio.Future[None]] = {}
         """Messages that are not durable yet."""
+        self._canceling: dict[bytes, asyncio.Future[None]] = {}
+        """Cancels that are not durable yet."""
         self._writing_bytes = 0
         self._failure = ""
         """Why nothing is written any more; "" if it is."""
@@ -251,23 +253,28 @@ class Scheduler:
             StorageError: see its fate.
         """
         self._check()
-        writing = self._writing.get(scheduled_id)
-        if writing is not None:
-            await asyncio.shield(writing)
-        outcome, entry = self._agenda.cancel(scheduled_id)
-        if entry is None:
-            await asyncio.shield(self._submit([], 0))  # behind a cancel that is under way
-            if outcome is CancelOutcome.CANCELED and scheduled_id in self._agenda.entries:
-                raise BrokerReadOnlyError("the cancel before this could not be written")
+        for working in (self._writing.get(scheduled_id), self._canceling.get(scheduled_id)):
+            if working is not None:
+                await asyncio.shield(working)
+        outcome = self._agenda.cancel(scheduled_id)
+        if outcome is not None:
             return outcome
-        undo = entry
-        await asyncio.shield(
-            self._submit([Canceled(scheduled_id)], 0, undo=lambda: self._restore(undo))
+        done = self._submit(
+            [Canceled(scheduled_id)],
+            0,
+            then=lambda _place: self._end_cancel(scheduled_id, self._agenda.canceled),
+            undo=lambda: self._end_cancel(scheduled_id, self._wait_again),
         )
-        return outcome
+        self._canceling[scheduled_id] = done
+        await asyncio.shield(done)
+        return CancelOutcome.CANCELED
 
-    def _restore(self, entry: ScheduledEntry) -> None:
-        self._agenda.restore(entry)
+    def _end_cancel(self, scheduled_id: bytes, decide: Callable[[bytes], None]) -> None:
+        del self._canceling[scheduled_id]
+        decide(scheduled_id)
+
+    def _wait_again(self, scheduled_id: bytes) -> None:
+        self._agenda.give_back([scheduled_id])
         self._wake.set()
 
     def _check(self) -> None:
@@ -338,14 +345,11 @@ class Scheduler:
         try:
             segment = self._journal.segments[0]
             records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
-            for first in range(0, len(records), COPIED_MAX):
-                copied = [
-                    record
-                    for record in records[first : first + COPIED_MAX]
-                    if self._agenda.needs(record, segment)
-                ]
-                if copied:
-                    await self._submit(copied, 0, then=partial(self._agenda.move, copied))
+            needed = [record for record in records if self._agenda.needs(record, segment)]
+            while needed:
+                copied = needed[:COPIED_MAX]
+                await self._submit(copied, 0, then=partial(self._agenda.move, copied))
+                needed = [record for record in records if self._agenda.needs(record, segment)]
             await self._run_blocking(self._journal.remove, segment)
         except KeylaneError as error:
             log.error("the journal of scheduled messages stays large: %s", error.message)
@@ -464,6 +468,7 @@ class Scheduler:
                 self._tell(delivery.subject, error)
                 self._free(delivery.subject)
                 await asyncio.sleep(pauses.next_ms() / 1000)
+        self._agenda.end(delivery.name)
         self.delivered += len(messages)
         self._pauses.pop(delivery.subject, None)
         self._problems.pop(delivery.subject, None)
@@ -471,7 +476,7 @@ class Scheduler:
         done = Delivered(delivery.name)
         while True:
             try:
-                await self._submit([done], 0, then=lambda _: self._agenda.end(delivery.name))
+                await self._submit([done], 0)
                 return
             except KeylaneError:  # a start stores it again, as a duplicate
                 await asyncio.sleep(pauses.next_ms() / 1000)

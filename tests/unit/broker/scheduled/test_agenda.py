@@ -33,6 +33,11 @@ def agenda_of(*messages: Waits) -> Agenda:
     return agenda
 
 
+def cancel(agenda: Agenda, name: str) -> None:
+    assert agenda.cancel(number(name)) is None
+    agenda.canceled(number(name))
+
+
 def taken(agenda: Agenda, now_ms: int) -> list[list[str]]:
     """Names of the messages that are taken now, by batch."""
     return [
@@ -79,8 +84,8 @@ def test_canceled_message_is_never_taken():
     assert taken(agenda, 10) == [["a"]]
     assert taken(agenda, 20) == []
     for name in ("b", "c"):
-        assert agenda.cancel(number(name))[0] is CANCELED
-        assert agenda.cancel(number(name)) == (CANCELED, None)
+        cancel(agenda, name)
+        assert agenda.cancel(number(name)) is CANCELED
     agenda.free("s")
     assert taken(agenda, 30) == []
     assert agenda.next_due_ms is None
@@ -90,11 +95,11 @@ def test_canceled_message_is_never_taken():
 def test_cancel_of_a_taken_message_says_delivered_until_it_is_given_back():
     agenda = agenda_of(waits("a", 10))
     taken(agenda, 10)
-    assert agenda.cancel(number("a")) == (DELIVERED, None)
+    assert agenda.cancel(number("a")) is DELIVERED
     agenda.give_back([number("a")], due_ms=50)
     agenda.free("s")
     assert taken(agenda, 49) == []
-    assert agenda.cancel(number("a"))[0] is CANCELED
+    assert agenda.cancel(number("a")) is None
 
 
 def test_unknown_message_cannot_be_canceled():
@@ -103,16 +108,17 @@ def test_unknown_message_cannot_be_canceled():
     with pytest.raises(ScheduledUnknownError):
         agenda.cancel(number("strange"))
     for each in range(SETTLED_MAX + 1):
-        agenda.cancel(number(f"{each}"))
+        cancel(agenda, f"{each}")
     with pytest.raises(ScheduledUnknownError):
         agenda.cancel(number("0"))
-    assert agenda.cancel(number("1")) == (CANCELED, None)
+    assert agenda.cancel(number("1")) is CANCELED
 
 
 def test_cancel_that_was_not_written_is_undone():
     agenda = agenda_of(waits("a", 10))
-    _, entry = agenda.cancel(number("a"))
-    agenda.restore(entry)
+    assert agenda.cancel(number("a")) is None
+    assert taken(agenda, 10) == []
+    agenda.give_back([number("a")])
     assert taken(agenda, 10) == [["a"]]
 
 
@@ -123,7 +129,7 @@ def test_stored_delivery_settles_its_messages():
     agenda.end("d")
     assert not agenda.entries
     assert agenda.bytes == 0
-    assert agenda.cancel(number("a")) == (DELIVERED, None)
+    assert agenda.cancel(number("a")) is DELIVERED
     assert agenda.knows(number("b"))
 
 
@@ -144,7 +150,7 @@ def test_replay_has_the_deliveries_that_are_not_stored():
     agenda = replayed(A, B, TAKEN, waits("c", 15))
     assert agenda.deliveries["d"].scheduled_ids == TAKEN.scheduled_ids
     assert taken(agenda, 100) == [["c"]]
-    assert agenda.cancel(A.scheduled_id) == (DELIVERED, None)
+    assert agenda.cancel(A.scheduled_id) is DELIVERED
 
 
 def test_replay_settles_stored_deliveries_and_canceled_messages():
@@ -172,6 +178,11 @@ def test_replay_knows_records_that_were_written_again():
     assert not agenda.entries
 
 
+def test_message_that_is_written_again_behind_its_end_stays_settled():
+    assert not replayed(A, Canceled(A.scheduled_id), A).entries
+    assert not replayed(A, B, TAKEN, Delivered("d"), A, B).entries
+
+
 def test_only_waiting_messages_and_open_deliveries_are_written_again():
     agenda = replayed(A, B, TAKEN, waits("c", 15), waits("d", 16), Canceled(number("d")))
     needed = [A, B, TAKEN, waits("c", 15)]
@@ -181,6 +192,6 @@ def test_only_waiting_messages_and_open_deliveries_are_written_again():
     assert not agenda.needs(Canceled(number("d")), 1)
     agenda.move(needed, Place(2, 0, 1))
     assert all(agenda.needs(record, 2) for record in needed)
-    agenda.cancel(number("c"))
+    cancel(agenda, "c")
     agenda.move([waits("c", 15)], Place(3, 0, 1))
     assert number("c") not in agenda.entries
