@@ -9,6 +9,7 @@ Invariants
     A message is in one delivery at most.  A delivery is stored under one idempotency key with the same messages each
     time, so its messages are given back only when nothing of it can be stored.
     A message that was taken is not canceled, unless it was given back.
+    A message is not written again behind the record that settles it, which would bring it back at a start.
     The records of the journal, folded in their order, give the same waiting messages and deliveries.
 """
 
@@ -71,6 +72,8 @@ class Agenda:
         """Due messages by subject, in the order of their times."""
         self._busy: set[str] = set()
         """Subjects whose next delivery waits for the one before it."""
+        self._settling: dict[bytes | str, set[int]] = {}
+        """Canceled messages and stored deliveries whose records are not durable yet, with the segments that have them."""
         self._settled: OrderedDict[bytes, CancelOutcome] = OrderedDict()
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────────
@@ -114,6 +117,7 @@ class Agenda:
             if entry.taken:
                 return CancelOutcome.DELIVERED
             entry.taken = True
+            self._settling[scheduled_id] = {entry.place.segment}
             return None
         outcome = self._settled.get(scheduled_id)
         if outcome is None:
@@ -122,6 +126,7 @@ class Agenda:
 
     def canceled(self, scheduled_id: bytes) -> None:
         """Note that a cancel is durable."""
+        self._settling.pop(scheduled_id, None)
         self._settle(scheduled_id, CancelOutcome.CANCELED)
 
     def _settle(self, scheduled_id: bytes, outcome: CancelOutcome) -> None:
@@ -186,18 +191,26 @@ class Agenda:
         return delivery
 
     def end(self, name: str) -> None:
-        """Note that the messages of a delivery are stored."""
+        """Note that the messages of a delivery are stored; `ended` follows when its record is durable."""
         delivery = self.deliveries.get(name)
         if delivery is not None:
             self._dissolve(name)
+            known = [each for each in delivery.scheduled_ids if each in self.entries]
+            segments = {self.entries[each].place.segment for each in known}
+            self._settling[name] = segments | {delivery.segment}
             for scheduled_id in delivery.scheduled_ids:
                 self._settle(scheduled_id, CancelOutcome.DELIVERED)
+
+    def ended(self, name: str) -> None:
+        """Note that the record of a stored delivery is durable."""
+        self._settling.pop(name, None)
 
     def give_back(self, scheduled_ids: Iterable[bytes], due_ms: int | None = None) -> None:
         """Have messages that were taken, and of which none is stored, wait until `due_ms`; None: as before."""
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
                 self._dissolve(name)
+            self._settling.pop(scheduled_id, None)
             entry = self.entries.get(scheduled_id)
             if entry is not None:
                 entry.due_ms = entry.due_ms if due_ms is None else due_ms
@@ -212,9 +225,7 @@ class Agenda:
     def replay(self, record: Record, place: Place) -> None:
         """Fold a record of the journal, at a start; `finish` ends it."""
         if isinstance(record, Waits):
-            # What was settled stays so: its message may be written again behind the record that settles it.
-            if record.scheduled_id not in self._settled:
-                self.add(record, place)
+            self.add(record, place)
         elif isinstance(record, Canceled):
             if (name := self._delivery_of.get(record.scheduled_id)) is not None:
                 self._dissolve(name)  # it was given back before the cancel
@@ -222,7 +233,10 @@ class Agenda:
         elif isinstance(record, Taken):
             self.begin(record, place.segment)
         elif isinstance(record, Delivered):
-            self.end(record.delivery)
+            if record.delivery in self.deliveries:
+                self._dissolve(record.delivery)
+            for scheduled_id in record.scheduled_ids:
+                self._settle(scheduled_id, CancelOutcome.DELIVERED)
 
     def finish(self) -> None:
         """End a replay: messages of deliveries are taken, all others wait."""
@@ -244,11 +258,16 @@ class Agenda:
         """True if a record of this segment must be written again before the segment is removed."""
         if isinstance(record, Waits):
             entry = self.entries.get(record.scheduled_id)
-            return entry is not None and entry.place.segment == segment
+            canceling = record.scheduled_id in self._settling
+            return entry is not None and entry.place.segment == segment and not canceling
         if isinstance(record, Taken):
             delivery = self.deliveries.get(record.delivery)
             return delivery is not None and delivery.segment == segment
         return False
+
+    def is_settling(self, segment: int) -> bool:
+        """True if this segment has records of messages that are settled, durably only when what is written now is."""
+        return any(segment in segments for segments in self._settling.values())
 
     @property
     def next_due_ms(self) -> int | None:

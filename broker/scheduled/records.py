@@ -67,9 +67,14 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The messages of a delivery are stored in their subject."""
+    """
+    The messages of a delivery are stored in their subject.
+
+    It names them, because the record of the delivery may be removed before those of the messages.
+    """
 
     delivery: str
+    scheduled_ids: tuple[bytes, ...]
 
 
 Record = Waits | Canceled | Taken | Delivered

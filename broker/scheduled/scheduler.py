@@ -46,6 +46,8 @@ log = logging.getLogger("keylane.broker")
 POLL_MS = 1_000
 WRITE_BYTES_MAX = 4 << 20
 """Bytes of messages from which on a frame takes no more."""
+SETTLE_S = 0.02
+"""How long a segment waits for the records that settle its messages, before it is looked at again."""
 COPIED_MAX = 1_000
 """Records that are written again in one frame, before a segment is removed."""
 WAITS = Backoff(first_ms=50, max_ms=30_000)
@@ -345,11 +347,15 @@ class Scheduler:
         try:
             segment = self._journal.segments[0]
             records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
-            needed = [record for record in records if self._agenda.needs(record, segment)]
-            while needed:
-                copied = needed[:COPIED_MAX]
-                await self._submit(copied, 0, then=partial(self._agenda.move, copied))
+            while True:
                 needed = [record for record in records if self._agenda.needs(record, segment)]
+                if needed:
+                    copied = needed[:COPIED_MAX]
+                    await self._submit(copied, 0, then=partial(self._agenda.move, copied))
+                elif self._agenda.is_settling(segment):
+                    await asyncio.sleep(SETTLE_S)
+                else:
+                    break
             await self._run_blocking(self._journal.remove, segment)
         except KeylaneError as error:
             log.error("the journal of scheduled messages stays large: %s", error.message)
@@ -473,10 +479,10 @@ class Scheduler:
         self._pauses.pop(delivery.subject, None)
         self._problems.pop(delivery.subject, None)
         self._free(delivery.subject)
-        done = Delivered(delivery.name)
+        done = Delivered(delivery.name, delivery.scheduled_ids)
         while True:
             try:
-                await self._submit([done], 0)
+                await self._submit([done], 0, then=lambda _: self._agenda.ended(delivery.name))
                 return
             except KeylaneError:  # a start stores it again, as a duplicate
                 await asyncio.sleep(pauses.next_ms() / 1000)

@@ -22,7 +22,7 @@ FRAMES: list[list[Record]] = [
     ],
     [Waits(C, 1_800_000_000_124, "other", 0, b"", b""), Canceled(C)],
     [Taken("scheduled-17", "orders", 1023, (A, B))],
-    [Delivered("scheduled-17")],
+    [Delivered("scheduled-17", (A, B))],
 ]
 
 

@@ -29,7 +29,7 @@ records = st.one_of(
     st.builds(Waits, ids, numbers, texts, numbers, st.binary(max_size=40), st.binary(max_size=20)),
     st.builds(Canceled, ids),
     st.builds(Taken, texts, texts, st.integers(0, 1023), st.lists(ids, max_size=4).map(tuple)),
-    st.builds(Delivered, texts),
+    st.builds(Delivered, texts, st.lists(ids, max_size=4).map(tuple)),
 )
 frames = st.lists(st.lists(records, min_size=1, max_size=4), min_size=1, max_size=6)
 u64 = st.integers(0, 2**64 - 1)

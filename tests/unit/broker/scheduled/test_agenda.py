@@ -154,7 +154,9 @@ def test_replay_has_the_deliveries_that_are_not_stored():
 
 
 def test_replay_settles_stored_deliveries_and_canceled_messages():
-    agenda = replayed(A, B, TAKEN, Delivered("d"), waits("c", 15), Canceled(number("c")))
+    agenda = replayed(
+        A, B, TAKEN, Delivered("d", TAKEN.scheduled_ids), waits("c", 15), Canceled(number("c"))
+    )
     assert not agenda.entries
     assert not agenda.deliveries
 
@@ -178,9 +180,30 @@ def test_replay_knows_records_that_were_written_again():
     assert not agenda.entries
 
 
-def test_message_that_is_written_again_behind_its_end_stays_settled():
-    assert not replayed(A, Canceled(A.scheduled_id), A).entries
-    assert not replayed(A, B, TAKEN, Delivered("d"), A, B).entries
+def test_segment_is_settling_until_the_records_that_settle_its_messages_are_durable():
+    """Meanwhile its messages are neither written again nor removed."""
+    agenda = agenda_of(waits("a", 10), waits("b", 20))
+    assert not agenda.is_settling(1)
+    agenda.cancel(number("b"))
+    assert agenda.is_settling(1)
+    assert not agenda.needs(waits("b", 20), 1)
+    agenda.give_back([number("b")])
+    assert not agenda.is_settling(1)
+    assert agenda.needs(waits("b", 20), 1)
+    taken(agenda, 10)
+    agenda.begin(Taken("d", "s", 0, (number("a"),)), 3)
+    agenda.end("d")
+    assert agenda.is_settling(1)
+    assert agenda.is_settling(3)
+    assert not agenda.is_settling(2)
+    assert not agenda.needs(waits("a", 10), 1)
+    agenda.ended("d")
+    assert not agenda.is_settling(1)
+
+
+def test_end_of_a_delivery_settles_its_messages_when_its_beginning_is_removed():
+    """The oldest segment had the record of the delivery, and the messages were written again before their end."""
+    assert not replayed(A, B, Delivered("d", TAKEN.scheduled_ids)).entries
 
 
 def test_only_waiting_messages_and_open_deliveries_are_written_again():
