@@ -42,6 +42,7 @@ def openapi_document(endpoints: Sequence[Endpoint[Any]], *, program: str) -> dic
 def _operation(endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
+        "x-rights": endpoint.rights.value,
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"\{(\w+)\}", endpoint.path)
