@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         QueueSlice,
     )
     from .producer import (
+        LogicQueue,
         Producer,
         ProducerSettings,
         ProducerStats,
@@ -182,6 +183,7 @@ __all__ = [
     "KeyHaltedError",
     "KeylaneError",
     "LeaseLostError",
+    "LogicQueue",
     "LossView",
     "Message",
     "MessageTooLargeError",
@@ -297,6 +299,7 @@ _HOMES = {
         "QueueSlice",
     ),
     ".producer": (
+        "LogicQueue",
         "Producer",
         "ProducerSettings",
         "ProducerStats",

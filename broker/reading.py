@@ -10,7 +10,6 @@ from ..protocol.batch import batch_starts, columns
 from ..protocol.control import MessagePage, MessageView
 from ..protocol.endpoints import READ_MESSAGES
 from ..protocol.errors import (
-    CorruptBatchError,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
@@ -21,10 +20,9 @@ from ..protocol.errors import (
     SubjectNotStaticError,
 )
 from ..protocol.frames import Batches, Read
-from ..protocol.http.message_json import bytes_field
+from ..protocol.http.message_json import bytes_field, properties_fields
 from ..protocol.ids import check_name
 from ..protocol.limits import READ_MESSAGES_MAX
-from ..protocol.message import unpack_properties
 from ..protocol.queues import is_behind_loss, outside
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.text import listed
@@ -225,7 +223,7 @@ def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> l
                         "sent_at_ns": batch.sent_at_ns[index],
                         **bytes_field("key", key),
                         **bytes_field("value", value),
-                        **_properties(packed),
+                        **properties_fields(packed),
                     },
                     MessageView,
                 )
@@ -233,10 +231,3 @@ def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> l
         if len(views) == count:
             break
     return views
-
-
-def _properties(packed: bytes) -> dict[str, object]:
-    try:
-        return {"properties": dict(unpack_properties(packed))}
-    except CorruptBatchError:  # the broker takes any bytes
-        return {"properties_base64": packed}

@@ -1,6 +1,7 @@
 """Sending: one executor per message group, batches with idempotent sequences, STRICT and BEST_TRIED."""
 
 from .client import Producer
+from .placing import LogicQueue
 from .scheduling import ScheduledFuture
 from .send_budget import ProducerStats
 from .send_future import SendFuture
@@ -8,6 +9,7 @@ from .settings import ProducerSettings
 from .waiting_keys import WaitingKey, WaitingMessages
 
 __all__ = [
+    "LogicQueue",
     "Producer",
     "ProducerSettings",
     "ProducerStats",

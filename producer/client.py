@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, overload
@@ -35,13 +36,16 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD, Resident
+from .executor import Executor
 from .identity import Identity
+from .outgoing_batch import OutgoingBatch
+from .placing import LogicQueue, Partitioner, chosen_place
 from .scheduling import LaterSending, ScheduledFuture
 from .send_budget import ProducerStats, SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings, checked_timeout, order_strategy_of, refuse_text
-from .waiting_keys import WaitingMessages, waiting_messages
+from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 
 log = logging.getLogger("keylane.producer")
 NO_LIMIT = 1 << 62
@@ -73,6 +77,7 @@ class Producer(Resident):
         meta: str | Iterable[str],
         *,
         order_strategy: OrderStrategy | str | None = None,
+        partitioner: Callable[[bytes], int | LogicQueue] | None = None,
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
         _environment: Environment | None = None,
@@ -84,6 +89,9 @@ class Producer(Resident):
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
             order_strategy: what each subject must have, "strict" or "best_tried"; messages to a subject with the other
                 one fail with a StrategyMismatchError.  None: either.
+            partitioner: called with the key of each message (b"": no key) that is sent without `queue`, in place of the
+                hash: it returns a logical partition, 0 to 1023, or the LogicQueue of a static subject.  Messages for
+                the same logical partition or queue are stored in the order of their `send` calls.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
@@ -92,6 +100,11 @@ class Producer(Resident):
         """
         self._addresses = addresses_of(meta)
         self._order_strategy = None if order_strategy is None else order_strategy_of(order_strategy)
+        if partitioner is not None and not callable(partitioner):
+            raise ConfigError(f"partitioner must be callable, not {partitioner!r:.40}")
+        self._partitioner: Partitioner | None = partitioner
+        self._hashing: object = partitioner
+        """The `queue` of a message that goes by the hash of its key: None, or nothing if there is a partitioner."""
         self._settings = ProducerSettings() if settings is None else settings
         if not isinstance(self._settings, ProducerSettings):
             raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
@@ -153,14 +166,9 @@ class Producer(Resident):
         self._senders = {}
         self._budget = SendBudget(self._settings.queue_bytes)
         self._scheduled = LaterSending(
-            meta,
-            broker_at=self._connections.broker_at,
-            draw=self._environment.draw_identity,
-            order_strategy=self._order_strategy,
-            settings=self._settings,
-            clock=self._clock,
-            rng=self._rng,
-        )
+            meta, broker_at=self._connections.broker_at, draw=self._environment.draw_identity,
+            order_strategy=self._order_strategy, settings=self._settings, clock=self._clock, rng=self._rng,
+        )  # fmt: skip
         self._ending = None
 
     def __del__(self) -> None:
@@ -183,12 +191,14 @@ class Producer(Resident):
     @overload
     def send(
         self, subject: str, value: bytes, *, key: bytes = b"", deliver_at: None = None,
-        properties: Mapping[str, str] | None = None, timeout_ms: int | None = None,
+        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
+        queue: int | None = None, timeout_ms: int | None = None,
     ) -> SendFuture: ...  # fmt: skip
     @overload
     def send(
         self, subject: str, value: bytes, *, key: bytes = b"", deliver_at: datetime | int,
-        properties: Mapping[str, str] | None = None, timeout_ms: int | None = None,
+        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
+        queue: int | None = None, timeout_ms: int | None = None,
     ) -> ScheduledFuture: ...  # fmt: skip
     def send(
         self,
@@ -197,7 +207,9 @@ class Producer(Resident):
         *,
         key: bytes = b"",
         deliver_at: datetime | int | None = None,
-        properties: Mapping[str, str] | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendFuture | ScheduledFuture:
         """
@@ -209,7 +221,11 @@ class Producer(Resident):
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
             deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
                 at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
-            properties: text to text, up to 64 KiB packed.
+            properties: text to text or bytes, up to 64 KiB packed.
+            tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
+            queue: the logic queue of a static subject in which the message is stored, whatever its key.  The messages
+                of a queue are stored in the order of their `send` calls; those of a key that is sent to several
+                queues have no order.  None: by the key, or by the producer's partitioner.
             timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
                 its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
@@ -219,6 +235,8 @@ class Producer(Resident):
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
             DeliverAtError, DeliverAtKeyError: an impossible time, or one with a key; nothing was sent.
+            QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The future of a message
+                that is sent before the first route raises it.
             QueueFullError: not awaited while the queue is full; nothing was queued.  `await producer.drain()` first.
             KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume` first.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
@@ -229,15 +247,21 @@ class Producer(Resident):
             sender = self._new_sender(subject)
         if type(value) is not bytes or type(key) is not bytes:
             refuse_text(value=value, key=key)
-        packed = pack_properties(properties) if properties else b""
+        packed = pack_properties(properties, tags) if properties or tags else b""
         size = len(value) + len(key) + len(packed)
-        if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
+        if size > KEY_BYTES_MAX and (size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX):
             check_message_size(len(key), len(value), len(packed))
         timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
         if deliver_at is not None or self._budget.bytes >= self._queue_bytes:
-            return self._send_aside(subject, value, key, properties, timeout_ms or None, deliver_at)
+            again = partial(self.send, subject, value, key=key, properties=properties, tags=tags)
+            again = partial(again, queue=queue, timeout_ms=timeout_ms or None)
+            return self._send_aside(again, deliver_at)
         if get_ident() != self._thread:  # two threads would corrupt a batch
             self._home.check()
+        if queue is not self._hashing:  # a queue or a partitioner chooses the place
+            self._home.check()
+            place = chosen_place(queue, self._partitioner, key)
+            return sender.send_to(place, key, value, packed, self._now_ns(), timeout_ms)
         if key:
             logical = _hash(key) & 1023
             executor = sender.table[logical]
@@ -248,15 +272,14 @@ class Producer(Resident):
             self._home.check()
             return sender.hold(key, value, packed, self._now_ns(), timeout_ms)
         reordered = sender.careful and sender.check(executor, key, logical)
-        if size > self._large_bytes:
-            self._home.check()
-            executor.roll()
         # `OutgoingBatch.add`, written out: a producer spends most of its time here.
         batch = executor.open
         values = batch.values
         index = len(values)
-        if not index:
-            self._home.check()  # once for each batch, because it costs a third of a send
+        if not index or size > self._large_bytes:
+            batch = self._begin_batch(executor, size)
+            values = batch.values
+            index = len(values)
         values.append(value)
         batch.keys.append(key)
         batch.times.append(self._now_ns())
@@ -271,35 +294,27 @@ class Producer(Resident):
             executor.roll()
         return BatchFuture(batch, index)
 
-    def _send_aside(
-        self,
-        subject: str,
-        value: bytes,
-        key: bytes,
-        properties: Mapping[str, str] | None,
-        timeout_ms: int | None,
-        deliver_at: datetime | int | None,
-    ) -> SendFuture | ScheduledFuture:
-        """
-        Send a message for later, or queue a message over the limit.
+    def _begin_batch(self, executor: Executor, size: int) -> OutgoingBatch:
+        """The batch that a message of this size begins."""
+        self._home.check()  # once for each batch, because it costs a third of a send
+        if size > self._large_bytes:
+            executor.roll()
+        return executor.open
 
-        Raises:
-            QueueFullError: the budget does not let this task queue a message over the limit.
-        """
+    def _send_aside(
+        self, send: partial[SendFuture], deliver_at: datetime | int | None
+    ) -> SendFuture | ScheduledFuture:
+        """Send a message for later, or queue one over the limit, which raises QueueFullError if this task may not."""
         self._home.check()
         if deliver_at is not None:
             assert self._scheduled is not None
-            return self._scheduled.send(
-                subject, value, key, pack_properties(properties), deliver_at, timeout_ms or 0
-            )
+            return self._scheduled.send(*send.args, **send.keywords, deliver_at=deliver_at)
         budget, task = self._budget, asyncio.current_task()
         if not budget.may_exceed(task):
             raise QueueFullError(queued_bytes=budget.bytes)
         limit, self._queue_bytes = self._queue_bytes, NO_LIMIT
         try:
-            future = self.send(
-                subject, value, key=key, properties=properties, timeout_ms=timeout_ms
-            )
+            future = send()
         finally:
             self._queue_bytes = limit
         budget.exceeded(task)
@@ -311,17 +326,10 @@ class Producer(Resident):
             raise ClosedError("the producer is not open; use: async with Producer(...)")
         check_name("subject", subject)
         sender = self._senders[subject] = SubjectSender(
-            subject,
-            order_strategy=self._order_strategy,
-            meta=self._meta,
-            broker_at=self._connections.broker_at,
-            identity=self._identity,
-            settings=self._settings,
-            clock=self._clock,
-            rng=self._rng,
-            budget=self._budget,
-            on_dead=self._forget,
-        )
+            subject, order_strategy=self._order_strategy, meta=self._meta,
+            broker_at=self._connections.broker_at, identity=self._identity, settings=self._settings,
+            clock=self._clock, rng=self._rng, budget=self._budget, on_dead=self._forget,
+        )  # fmt: skip
         return sender
 
     def _forget(self, sender: SubjectSender) -> None:
@@ -445,9 +453,13 @@ class Producer(Resident):
             RowsGivenUpError: rows were given up after they were queued.
             InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text; nothing was sent.
             SubjectUnknownError, StrategyMismatchError: nothing was sent.
-            ConfigError: pyarrow or numpy is not installed.
+            ConfigError: pyarrow or numpy is not installed, or the producer has a partitioner.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
+        if self._partitioner is not None:
+            raise ConfigError(
+                "send_arrow goes by the hash of the keys; use a producer without a partitioner"
+            )
         from .arrow import ArrowSource, TableSending  # pyarrow is an extra
 
         rows = ArrowSource(source, key=key, value=value)
@@ -495,20 +507,7 @@ class Producer(Resident):
     @property
     def stats(self) -> ProducerStats:
         """Counts since the producer was opened."""
-        budget = self._budget
-        executors = [executor for sender in self._senders.values() for executor in sender.executors]
-        gathering = sum(len(executor.open) for executor in executors)
-        return ProducerStats(
-            sent=budget.acked + budget.failed + budget.messages + gathering,
-            acked=budget.acked,
-            failed=budget.failed,
-            retries=budget.retries,
-            waiting={
-                name: why
-                for sender in self._senders.values()
-                for name, why in sender.waiting.items()
-            },
-        )
+        return producer_stats(self._budget, self._senders.values())
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
         """

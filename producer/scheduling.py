@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from ..protocol.ids import NO_PRODUCER, check_name
-from ..protocol.message import check_message_size
+from ..protocol.message import check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.scheduled.deliver_at import deliver_at_ms
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
@@ -118,21 +118,30 @@ class LaterSending:
         self,
         subject: str,
         value: bytes,
-        key: bytes,
-        packed: bytes,
+        *,
         deliver_at: datetime | int,
-        timeout_ms: int,
+        key: bytes = b"",
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
+        timeout_ms: int | None = None,
     ) -> ScheduledFuture:
         """
-        Begin to send a message; `timeout_ms` 0: it is tried until a broker keeps or refuses it.
+        Begin to send a message; without `timeout_ms` it is tried until a broker keeps or refuses it.
 
         Raises:
+            InvalidRequestError: it has a logic queue; nothing is sent.
             DeliverAtError, DeliverAtKeyError, MessageTooLargeError, InvalidNameError: nothing is sent.
             QueueFullError: too much waits for brokers; nothing is sent.
         """
         check_name("subject", subject)
         if key:
             raise DeliverAtKeyError
+        if queue is not None:
+            raise InvalidRequestError(
+                "a message for a later delivery has no logic queue: leave out queue or deliver_at"
+            )
+        packed = pack_properties(properties, tags)
         at_ms = deliver_at_ms(deliver_at, now_ms=self._clock.wall_ms())
         check_message_size(0, len(value), len(packed))
         if self._bytes >= self._settings.queue_bytes:
@@ -162,7 +171,9 @@ class LaterSending:
         task.add_done_callback(ended)
         return future
 
-    async def _keep(self, request: Schedule, batch: bytes, timeout_ms: int) -> ScheduledReceipt:
+    async def _keep(
+        self, request: Schedule, batch: bytes, timeout_ms: int | None
+    ) -> ScheduledReceipt:
         attempt = _Attempt()
         began_ms = self._clock.boot_ms()
         try:

@@ -13,6 +13,7 @@ from ..protocol.limits import (
     BATCHES_IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
 )
+from ..protocol.record import Compression
 from ..protocol.routing import OrderStrategy
 from ..protocol.settings import (
     CALL_TIMEOUT_MS,
@@ -23,6 +24,7 @@ from ..protocol.settings import (
     values_of,
 )
 
+COMPRESSIONS = tuple(compression.name.lower() for compression in Compression)
 TIMEOUT_MS_MAX = 1_000_000_000_000
 _RANGES = {
     "batch_bytes": (1, BATCH_BYTES_MAX // 2),
@@ -71,11 +73,20 @@ class ProducerSettings:
     delivery_timeout_ms: int = 0
     """A message that is not acked within this time is given up, unless `send` was passed a `timeout_ms`; 0: never."""
     close_timeout_ms: int = 30_000
+    compression: str = "none"
+    """How batches are packed: "none", "zstd" or "lz4". A batch that gets no shorter, or 64 times as short, is sent as it
+    is. The sizes here and the limits of messages and batches are those before packing. Brokers, consumers and Spark jobs
+    of versions without it cannot read packed batches: they come first."""
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
         values = values_of(self)
-        refuse(range_problems(values, _RANGES) + kind_problems(values, {"backoff": Backoff}))
+        problems = range_problems(values, _RANGES) + kind_problems(values, {"backoff": Backoff})
+        if self.compression not in COMPRESSIONS:
+            problems.append(
+                f"compression must be one of {', '.join(COMPRESSIONS)}, not {self.compression!r:.40}"
+            )
+        refuse(problems)
 
     @property
     def large_bytes(self) -> int:

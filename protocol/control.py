@@ -444,8 +444,8 @@ class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: str | msgspec.UnsetType = msgspec.UNSET
     value_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     properties: dict[str, str] = {}
-    properties_base64: bytes | msgspec.UnsetType = msgspec.UNSET
-    """The stored properties where they are no texts, as another program may write them."""
+    properties_base64: dict[str, bytes] | bytes | msgspec.UnsetType = msgspec.UNSET
+    """The properties that are bytes; or all stored bytes where they are no properties, as another program may write."""
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):

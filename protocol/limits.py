@@ -15,6 +15,9 @@ BATCH_COUNT_MAX = 1 << 16
 BATCH_BYTES_MAX = (1 << 20) + (1 << 16) + 4096
 """A message of the largest size fits into a batch, with its lengths."""
 
+UNPACKED_RATIO_MAX = 64
+"""How often the stored length of a batch its unpacked length may be: it bounds what a reader unpacks from one answer."""
+
 FRAME_BYTES_MAX = 4 << 20
 """The answer to a pull has several batches in one frame."""
 

@@ -84,6 +84,7 @@ PROTOCOL_MAY_IMPORT = {
     "datetime",  # a time as a program gives it, in the file that HOME_OF names
     "zlib",  # a checksum and a codec, no file
     "ipaddress",  # reads addresses, without a look-up
+    *("lz4", "zstandard"),  # codecs, no file
     *("msgspec", "xxhash", "crc32c"),
 }
 

@@ -107,8 +107,7 @@ class ScriptedBroker:
 
 
 def send(sending: LaterSending, value: bytes = b"v", **changed: Any) -> Any:
-    given: dict[str, Any] = {"key": b"", "packed": b"", "timeout_ms": 0}
-    given |= {"deliver_at": CLOCK.wall_ms() + 60_000} | changed
+    given: dict[str, Any] = {"deliver_at": CLOCK.wall_ms() + 60_000} | changed
     return sending.send("s", value, **given)
 
 
@@ -178,6 +177,10 @@ async def test_bad_arguments_are_refused_at_once():
         send(sending, key=b"k")
     with pytest.raises(DeliverAtError):
         send(sending, deliver_at=1)
+    with pytest.raises(InvalidRequestError, match="no logic queue"):
+        send(sending, queue=0)
+    with pytest.raises(InvalidRequestError, match="a property"):
+        send(sending, properties={"n": 1})
     await sending.settled()
 
 
