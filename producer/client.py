@@ -115,11 +115,9 @@ class Producer(Resident):
         self._timeout_ms = self._settings.delivery_timeout_ms
         self._environment = _environment or Environment()
         self._connections = Connections(
-            self._environment.network,
-            timeout_ms=self._settings.call_timeout_ms,
-            what="producer",
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="producer",
             wait_s=wait_s,
-        )
+        )  # fmt: skip
         self._home = self._connections.home
         self._clock = self._environment.clock
         self._now_ns = self._clock.wall_ns

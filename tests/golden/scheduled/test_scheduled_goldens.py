@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 
-from golden.make_scheduled_goldens import FILE, FRAMES, journal_files
+from golden.scheduled.make_scheduled_goldens import FILE, FRAMES, journal_files
 from keylane.broker.scheduled.journal import ScheduledJournal
 from keylane.broker.scheduled.records import Record
 from sim.machines.disk import disk_of

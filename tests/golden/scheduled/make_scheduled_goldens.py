@@ -1,4 +1,4 @@
-"""Writes the golden file of the journal of scheduled messages anew: `python tests/golden/make_scheduled_goldens.py`.
+"""Writes the golden file of the journal of scheduled messages anew: `python tests/golden/scheduled/make_scheduled_goldens.py`.
 
 A change of the file is a change of what is stored on disks: a decision, never a repair of a test.
 """
