@@ -1,7 +1,7 @@
 """keylane: messages of one order key keep their order.
 
 The public face: the clients, the types of what they take and return, and the errors that their docstrings name;
-`keylane.errors` has all errors.  Names are loaded when they are first used, so importing keylane starts nothing and
+`keylane.errors` has all errors, `keylane.sync` clients for programs without an event loop.  Names are loaded when they are first used, so importing keylane starts nothing and
 imports no network library.
 """
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import errors as errors
+    from . import sync as sync
     from .admin import (
         Admin,
         BrokerList,
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
         WaitingMessages,
     )
     from .protocol.backoff import Backoff
+    from .protocol.codecs.codec import Codec
+    from .protocol.codecs.models import PydanticCodec
+    from .protocol.codecs.text import JsonCodec, TextCodec
     from .protocol.control import TimeBound
     from .protocol.errors import (
         AcceptedAsLostError,
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
         BrokerCordonedError,
         BrokerGroupUnknownError,
         ClosedError,
+        CodecError,
         ConfigError,
         CorruptBatchError,
         CreationFailedError,
@@ -150,6 +155,8 @@ __all__ = [
     "CancelOutcome",
     "CheckView",
     "ClosedError",
+    "Codec",
+    "CodecError",
     "ConfigError",
     "ConsumeStrategy",
     "Consumer",
@@ -180,6 +187,7 @@ __all__ = [
     "InvalidNameError",
     "InvalidRequestError",
     "JavaMissingError",
+    "JsonCodec",
     "KeyHaltedError",
     "KeylaneError",
     "LeaseLostError",
@@ -213,6 +221,7 @@ __all__ = [
     "Producer",
     "ProducerSettings",
     "ProducerStats",
+    "PydanticCodec",
     "QueueFullError",
     "QueueProgress",
     "QueueReader",
@@ -248,6 +257,7 @@ __all__ = [
     "SubjectUnknownError",
     "SubjectView",
     "TableReceipt",
+    "TextCodec",
     "TimeBound",
     "UnreachableError",
     "Verification",
@@ -309,6 +319,9 @@ _HOMES = {
         "WaitingMessages",
     ),
     ".protocol.backoff": ("Backoff",),
+    ".protocol.codecs.codec": ("Codec",),
+    ".protocol.codecs.models": ("PydanticCodec",),
+    ".protocol.codecs.text": ("JsonCodec", "TextCodec"),
     ".protocol.control": ("TimeBound",),
     ".protocol.message": ("Message", "Receipt", "TableReceipt"),
     ".protocol.queues": ("QueueView", "SegmentView"),
@@ -326,8 +339,8 @@ _HOMES = {
 if not TYPE_CHECKING:  # for a type checker a name that is not above is an error
 
     def __getattr__(name: str) -> object:
-        if name == "errors":
-            return import_module(".errors", __name__)
+        if name in {"errors", "sync"}:
+            return import_module(f".{name}", __name__)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = next((home for home, names in _HOMES.items() if name in names), ".protocol.errors")

@@ -20,6 +20,7 @@ __all__ = [
     "BrokerGroupUnknownError",
     "BrokerReadOnlyError",
     "ClosedError",
+    "CodecError",
     "ConfigError",
     "CorruptBatchError",
     "CorruptIndexError",

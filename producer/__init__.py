@@ -2,7 +2,7 @@
 
 from .client import Producer
 from .placing import LogicQueue
-from .scheduling import ScheduledFuture
+from .scheduled.sending import ScheduledFuture
 from .send_budget import ProducerStats
 from .send_future import SendFuture
 from .settings import ProducerSettings

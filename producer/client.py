@@ -9,12 +9,13 @@ from datetime import datetime
 from functools import partial
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Generic, Self, cast, overload
 
 import xxhash
 
 from ..protocol.address import addresses_of
 from ..protocol.batch import BYTES_PER_MESSAGE
+from ..protocol.codecs.codec import Codec, V, encode_value
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
@@ -30,21 +31,28 @@ from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import TableReceipt, check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
-from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
-from ..rpc.home import NO_THREAD, Resident
+from ..rpc.home import NO_THREAD
+from .arguments import (
+    checked_codecs,
+    checked_partitioner,
+    checked_settings,
+    checked_strategy,
+    checked_timeout,
+    refuse_text,
+)
 from .executor import Executor
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
-from .placing import LogicQueue, Partitioner, chosen_place
-from .scheduling import LaterSending, ScheduledFuture
+from .placing import LogicQueue, chosen_place
+from .scheduled.sending import LaterSending, ScheduledCancels, ScheduledFuture
 from .send_budget import ProducerStats, SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
-from .settings import ProducerSettings, checked_timeout, order_strategy_of, refuse_text
+from .settings import ProducerSettings
 from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 
 log = logging.getLogger("keylane.producer")
@@ -53,7 +61,7 @@ NO_LIMIT = 1 << 62
 _hash = xxhash.xxh3_64_intdigest
 
 
-class Producer(Resident):
+class Producer(ScheduledCancels, Generic[V]):
     """
     Sends messages; messages with the same key are stored in the order of their `send` calls.
 
@@ -78,6 +86,7 @@ class Producer(Resident):
         *,
         order_strategy: OrderStrategy | str | None = None,
         partitioner: Callable[[bytes], int | LogicQueue] | None = None,
+        codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
         _environment: Environment | None = None,
@@ -92,6 +101,8 @@ class Producer(Resident):
             partitioner: called with the key of each message (b"": no key) that is sent without `queue`, in place of the
                 hash: it returns a logical partition, 0 to 1023, or the LogicQueue of a static subject.  Messages for
                 the same logical partition or queue are stored in the order of their `send` calls.
+            codec: encodes the values that `send` and `send_all` are given, as JsonCodec(Order) does; or codecs by subject:
+                annotate that producer as `Producer[Any]`; subjects without a codec take bytes.  None: all do.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
@@ -99,15 +110,12 @@ class Producer(Resident):
             ConfigError: an argument that cannot work.
         """
         self._addresses = addresses_of(meta)
-        self._order_strategy = None if order_strategy is None else order_strategy_of(order_strategy)
-        if partitioner is not None and not callable(partitioner):
-            raise ConfigError(f"partitioner must be callable, not {partitioner!r:.40}")
-        self._partitioner: Partitioner | None = partitioner
+        self._order_strategy = checked_strategy(order_strategy)
+        self._partitioner = checked_partitioner(partitioner)
         self._hashing: object = partitioner
         """The `queue` of a message that goes by the hash of its key: None, or nothing if there is a partitioner."""
-        self._settings = ProducerSettings() if settings is None else settings
-        if not isinstance(self._settings, ProducerSettings):
-            raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
+        self._codec = checked_codecs(codec)
+        self._settings = checked_settings(settings)
         self._batch_bytes = self._settings.batch_bytes
         self._queue_bytes = self._settings.queue_bytes
         self._large_bytes = self._settings.large_bytes
@@ -130,7 +138,6 @@ class Producer(Resident):
         self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
         self._budget = SendBudget(self._settings.queue_bytes)
-        self._scheduled: LaterSending | None = None
 
     def __repr__(self) -> str:
         return f"<Producer at {', '.join(self._addresses)}, {self._home.state}>"
@@ -158,13 +165,14 @@ class Producer(Resident):
     def _begin(self, meta: MetaClient) -> None:
         """Set the state of a new opening; no state of an earlier one is kept, and none that a fork copied."""
         self._meta = meta
-        self._thread = get_ident()
+        self._thread = get_ident() if self._codec is None else NO_THREAD
+        """The thread in which `send` takes values as they are."""
         self._rng = self._environment.new_rng()
         self._identity = Identity(self._environment.draw_identity)
         self._senders = {}
         self._budget = SendBudget(self._settings.queue_bytes)
         self._scheduled = LaterSending(
-            meta, broker_at=self._connections.broker_at, draw=self._environment.draw_identity,
+            meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=self._environment.draw_identity,
             order_strategy=self._order_strategy, settings=self._settings, clock=self._clock, rng=self._rng,
         )  # fmt: skip
         self._ending = None
@@ -188,20 +196,20 @@ class Producer(Resident):
 
     @overload
     def send(
-        self, subject: str, value: bytes, *, key: bytes = b"", deliver_at: None = None,
+        self, subject: str, value: V, *, key: bytes = b"", deliver_at: None = None,
         properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
         queue: int | None = None, timeout_ms: int | None = None,
     ) -> SendFuture: ...  # fmt: skip
     @overload
     def send(
-        self, subject: str, value: bytes, *, key: bytes = b"", deliver_at: datetime | int,
+        self, subject: str, value: V, *, key: bytes = b"", deliver_at: datetime | int,
         properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
         queue: int | None = None, timeout_ms: int | None = None,
     ) -> ScheduledFuture: ...  # fmt: skip
     def send(
         self,
         subject: str,
-        value: bytes,
+        value: V,
         *,
         key: bytes = b"",
         deliver_at: datetime | int | None = None,
@@ -215,7 +223,7 @@ class Producer(Resident):
 
         Args:
             subject: an existing subject.
-            value: up to 1 MiB together with key and properties.
+            value: bytes, or a value for the codec; up to 1 MiB together with key and properties.
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
             deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
                 at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
@@ -231,7 +239,7 @@ class Producer(Resident):
             A future: `await` it for the Receipt; an unknown subject raises there.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
+            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was queued.
             DeliverAtError, DeliverAtKeyError: an impossible time, or one with a key; nothing was sent.
             QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The future of a message
                 that is sent before the first route raises it.
@@ -243,23 +251,23 @@ class Producer(Resident):
             sender = self._senders[subject]
         except (KeyError, TypeError):  # the first message of the subject, or not a name
             sender = self._new_sender(subject)
-        if type(value) is not bytes or type(key) is not bytes:
-            refuse_text(value=value, key=key)
-        packed = pack_properties(properties, tags) if properties or tags else b""
-        size = len(value) + len(key) + len(packed)
-        if size > KEY_BYTES_MAX and (size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX):
-            check_message_size(len(key), len(value), len(packed))
-        timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
         if deliver_at is not None or self._budget.bytes >= self._queue_bytes:
             again = partial(self.send, subject, value, key=key, properties=properties, tags=tags)
-            again = partial(again, queue=queue, timeout_ms=timeout_ms or None)
-            return self._send_aside(again, deliver_at)
-        if get_ident() != self._thread:  # two threads would corrupt a batch
-            self._home.check()
+            return self._send_aside(partial(again, queue=queue, timeout_ms=timeout_ms), deliver_at)
+        if get_ident() != self._thread:  # two threads would corrupt a batch; or there is a codec
+            value = self._encoded(subject, value)
+        if type(value) is not bytes or type(key) is not bytes:
+            refuse_text(value=value, key=key)
+        data: bytes = value  # type: ignore[assignment]
+        packed = pack_properties(properties, tags) if properties or tags else b""
+        size = len(data) + len(key) + len(packed)
+        if size > KEY_BYTES_MAX and (size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX):
+            check_message_size(len(key), len(data), len(packed))
+        timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
         if queue is not self._hashing:  # a queue or a partitioner chooses the place
             self._home.check()
             place = chosen_place(queue, self._partitioner, key)
-            return sender.send_to(place, key, value, packed, self._now_ns(), timeout_ms)
+            return sender.send_to(place, key, data, packed, self._now_ns(), timeout_ms)
         if key:
             logical = _hash(key) & 1023
             executor = sender.table[logical]
@@ -268,7 +276,7 @@ class Producer(Resident):
             executor = sender.keyless[logical]
         if executor is None:
             self._home.check()
-            return sender.hold(key, value, packed, self._now_ns(), timeout_ms)
+            return sender.hold(key, data, packed, self._now_ns(), timeout_ms)
         reordered = sender.careful and sender.check(executor, key, logical)
         # `OutgoingBatch.add`, written out: a producer spends most of its time here.
         batch = executor.open
@@ -278,7 +286,7 @@ class Producer(Resident):
             batch = self._begin_batch(executor, size)
             values = batch.values
             index = len(values)
-        values.append(value)
+        values.append(data)
         batch.keys.append(key)
         batch.times.append(self._now_ns())
         if packed or batch.properties is not None:
@@ -291,6 +299,20 @@ class Producer(Resident):
         elif filled >= self._batch_bytes or index + 1 >= self._batch_count:
             executor.roll()
         return BatchFuture(batch, index)
+
+    def _encoded(self, subject: str, value: Any) -> Any:
+        """The bytes of a value for a subject with a codec; other values as they are.  Raises CodecError."""
+        self._home.check_thread()
+        codec = self._codec.get(subject) if isinstance(self._codec, dict) else self._codec
+        return value if codec is None else encode_value(codec, value, subject=subject)
+
+    def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
+        """As `send`, of bytes that no codec shall encode."""
+        thread, self._thread = self._thread, get_ident()
+        try:
+            return self.send(subject, cast(V, data), key=key)
+        finally:
+            self._thread = thread
 
     def _begin_batch(self, executor: Executor, size: int) -> OutgoingBatch:
         """The batch that a message of this size begins."""
@@ -334,22 +356,6 @@ class Producer(Resident):
         if self._senders.get(sender.subject) is sender:
             del self._senders[sender.subject]
 
-    async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
-        """
-        Have a message that was sent with `deliver_at` never delivered, durably.  A repeat is harmless.
-
-        Returns:
-            CANCELED, or DELIVERED if the message is in its subject, or on its way there.
-
-        Raises:
-            ScheduledUnknownError: the broker does not know the message, or no longer.
-            NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
-        """
-        self._home.check()
-        assert self._scheduled is not None
-        return await self._scheduled.cancel(receipt)
-
     async def drain(self) -> None:
         """
         If the queue is full, wait until half of it is free.
@@ -383,7 +389,7 @@ class Producer(Resident):
             sender.resume(error.key or b"")
 
     async def send_all(
-        self, subject: str, messages: Iterable[tuple[bytes, bytes]], *, await_every: int = 1_000
+        self, subject: str, messages: Iterable[tuple[bytes, V]], *, await_every: int = 1_000
     ) -> int:
         """
         Queue messages as fast as there is room, then `flush`.
@@ -403,7 +409,14 @@ class Producer(Resident):
         """
         if type(await_every) is not int or await_every < 1:
             raise InvalidRequestError(f"await_every is 1 or more, not {await_every!r:.40}")
-        count = 0
+        count = await self._queue_all(subject, messages, await_every, 0)
+        await self.flush()
+        return count
+
+    async def _queue_all(
+        self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
+    ) -> int:
+        """Queue messages behind `count` others; returns the number of all.  Raises PartlyQueuedError."""
         budget, full = self._budget, self._queue_bytes
         try:
             for key, value in messages:
@@ -417,7 +430,6 @@ class Producer(Resident):
             why = error.message if isinstance(error, KeylaneError) else repr(error)
             text = f"{counted(count, 'message was', 'messages were')} queued, the next was not: {why:.200}"
             raise PartlyQueuedError(text, queued=count) from error
-        await self.flush()
         return count
 
     async def send_arrow(
@@ -438,7 +450,7 @@ class Producer(Resident):
         Args:
             source: a pyarrow Table, RecordBatch or RecordBatchReader, or what has `__arrow_c_stream__`, as frames of
                 polars and pandas have.  A RecordBatchReader is read as it is sent.
-            value: the column of the values, of bytes or text; a null cannot be sent.
+            value: the column of the values, of bytes or text, which no codec encodes; a null cannot be sent.
             key: the column of the order keys; a null or empty one means no key.  None: no row has a key.
             partial: leave out rows that cannot be sent, in place of a RowsRefusedError.
 
@@ -468,7 +480,7 @@ class Producer(Resident):
 
         return await TableSending(
             sender=sender,
-            send=lambda value, key: self.send(subject, value, key=key),
+            send=lambda value, key: self._send_encoded(subject, value, key=key),
             drain=self.drain,
             draw=self._rng.getrandbits,
             now_ns=self._now_ns,

@@ -1,12 +1,10 @@
-"""Settings of a producer, with the reasons for the defaults, and checks of arguments.  Pure."""
+"""Settings of a producer, with the reasons for the defaults.  Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from ..protocol.backoff import Backoff
-from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.limits import (
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
@@ -14,18 +12,9 @@ from ..protocol.limits import (
     MESSAGE_BYTES_MAX,
 )
 from ..protocol.record import Compression
-from ..protocol.routing import OrderStrategy
-from ..protocol.settings import (
-    CALL_TIMEOUT_MS,
-    is_within,
-    kind_problems,
-    range_problems,
-    refuse,
-    values_of,
-)
+from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
 COMPRESSIONS = tuple(compression.name.lower() for compression in Compression)
-TIMEOUT_MS_MAX = 1_000_000_000_000
 _RANGES = {
     "batch_bytes": (1, BATCH_BYTES_MAX // 2),
     "batch_count": (1, BATCH_COUNT_MAX),
@@ -92,28 +81,3 @@ class ProducerSettings:
     def large_bytes(self) -> int:
         """A larger message begins a new batch, so that no batch exceeds the limit of a frame."""
         return self.batch_bytes // 2
-
-
-def order_strategy_of(text: str) -> OrderStrategy:
-    """The order strategy of this name.  Raises ConfigError."""
-    try:
-        return OrderStrategy(text)
-    except ValueError:
-        spelled = " or ".join(OrderStrategy)
-        raise ConfigError(f"order_strategy is {spelled}, not {text!r:.40}") from None
-
-
-def checked_timeout(timeout_ms: int) -> int:
-    """Milliseconds that a message may take.  Raises InvalidRequestError."""
-    if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
-        raise InvalidRequestError(
-            f"timeout_ms must be a whole number from 1 to {TIMEOUT_MS_MAX}, not {timeout_ms!r:.40}"
-        )
-    return timeout_ms
-
-
-def refuse_text(**given: object) -> NoReturn:
-    """Raises InvalidRequestError for the first argument that is not bytes."""
-    name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
-    advice = f": use {name}.encode()" if isinstance(value, str) else ""
-    raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")

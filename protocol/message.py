@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, cast
 
 import msgspec
 
+from .codecs.codec import Codec, V, decode_value
 from .errors import ClosedError, CorruptBatchError, InvalidRequestError, MessageTooLargeError
 from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
 from .text import counted
@@ -36,14 +37,19 @@ class Delivery(Protocol):
         """Logic offset of the partition's offset 0: logic offset = `logic_start` + offset."""
         ...
 
-    async def ack(self, message: Message) -> None:
+    @property
+    def codec(self) -> Codec[Any] | None:
+        """The codec of the client; None: values are bytes."""
+        ...
+
+    async def ack(self, message: Message[Any]) -> None:
         """Take the ack of a message that this client delivered."""
         ...
 
 
-class Message(msgspec.Struct, gc=False):
+class Message(msgspec.Struct, Generic[V], gc=False):
     """
-    One message as stored.
+    One message as stored; `Message[Order]` is that of a client with a codec for `Order`.
 
     `offset` counts messages in the partition, from 0.
     `fencing_token` is the token of the grant under which the message was delivered.  A handler may pass it to the
@@ -55,6 +61,7 @@ class Message(msgspec.Struct, gc=False):
     key: bytes
     """b"" if the message was sent without a key."""
     value: bytes
+    """As stored; `decode` makes of it what the sender's program sent."""
     offset: int
     partition_id: int
     sent_at_ns: int
@@ -85,6 +92,27 @@ class Message(msgspec.Struct, gc=False):
         if self.delivery is None:
             raise ClosedError("this message was read, not handed out by a consumer")
         await self.delivery.ack(self)
+
+    def decode(self) -> V:
+        """
+        The value, decoded by the codec of the client that delivered the message; `value` itself without a codec.
+
+        Each call decodes again.  In a handler the error is as any other: the message is tried again.
+
+        Raises:
+            CodecError: the codec cannot decode the value; the cause has its error.
+        """
+        codec = None if self.delivery is None else self.delivery.codec
+        if codec is None:
+            return cast(V, self.value)
+        value = decode_value(
+            codec,
+            self.value,
+            subject=self.subject,
+            partition_id=self.partition_id,
+            offset=self.offset,
+        )
+        return cast(V, value)
 
     @property
     def queue(self) -> int:

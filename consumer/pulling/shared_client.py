@@ -27,10 +27,11 @@ log = logging.getLogger("keylane.consumer")
 class HandOut:
     """The messages of a pull, which this consumer may handle until `deadline_ns` on the boot clock."""
 
-    __slots__ = ("_taken", "_until_ns", "client", "logic_start", "queue")
+    __slots__ = ("_taken", "_until_ns", "client", "codec", "logic_start", "queue")
 
     def __init__(self, client: SharedClient, until_ns: int) -> None:
         self.client = client
+        self.codec = client.codec
         self.queue = client.queue
         self.logic_start = client.logic_start
         self._until_ns = until_ns

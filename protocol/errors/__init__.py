@@ -28,7 +28,7 @@
     │   ├── OutboxRowFailedError                           its fate is UNKNOWN
     │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
-    │   └── LeaseLostError, QueueFullError                 raised by the client
+    │   └── LeaseLostError, QueueFullError, CodecError     raised by the client
     ├── UnreachableError               no answer of a keylane server
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done

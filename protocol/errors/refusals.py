@@ -468,6 +468,18 @@ class QueueFullError(RefusedError):
     queued_bytes = Detail(int)
 
 
+class CodecError(RefusedError):
+    """A codec failed: raised by `Producer.send`, which has queued nothing, and by `Message.decode`."""
+
+    code = 1149
+    summary = "a codec failed"
+    hint = "The cause has what it raised.  Sender and receiver need the same codec."
+    codec = Detail(str)
+    subject = Detail(str)
+    partition_id = Detail(int)
+    offset = Detail(int)
+
+
 class StaticSubjectError(RefusedError):
     """A call would change the number of logic queues of a static subject."""
 

@@ -24,7 +24,8 @@ ARROWS: dict[str, set[str]] = {
     "checker": {"protocol"},
     "cli": {"protocol", "rpc", "checker", *PROGRAMS},
     "migrations": set(),
-    "": {"protocol", "producer", "consumer", "admin"},  # the public face
+    "sync": {"protocol", "rpc", "producer"},  # the producer, for programs without an event loop
+    "": {"protocol", "producer", "consumer", "admin", "sync"},  # the public face
 }
 
 # The machine: files, folders, environment.
@@ -70,7 +71,11 @@ HOME_OF: dict[str, list[str]] = {
     "datetime": [
         *("metaserver/*", "migrations/*", "cli/*", "spark/*"),
         # a time as a program gives it; no clock is asked
-        *("protocol/scheduled/deliver_at.py", "producer/client.py", "producer/scheduling.py"),
+        *(
+            "protocol/scheduled/deliver_at.py",
+            "producer/client.py",
+            "producer/scheduled/sending.py",
+        ),
     ],
 }
 
@@ -86,6 +91,7 @@ PROTOCOL_MAY_IMPORT = {
     "ipaddress",  # reads addresses, without a look-up
     *("lz4", "zstandard"),  # codecs, no file
     *("msgspec", "xxhash", "crc32c"),
+    "typing_extensions",  # for type checkers alone, who have it
 }
 
 BANNED_FILE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "shared_code"}

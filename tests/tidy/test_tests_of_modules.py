@@ -118,6 +118,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "producer": {
         "integration/clients/test_producer.py": "client held",
         "integration/clients/test_send_arrow.py": "arrow",
+        "unit/producer/test_hold.py": "held",
         "unit/producer/test_time_outs.py": "halts",
     },
     "protocol": {

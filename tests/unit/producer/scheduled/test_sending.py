@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from keylane.producer import ProducerSettings
-from keylane.producer.scheduling import LaterSending
+from keylane.producer.scheduled.sending import LaterSending
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import Health
@@ -80,6 +80,7 @@ class ScriptedBrokers:
     def sending(self, **settings: Any) -> LaterSending:
         return LaterSending(
             self,
+            encode=lambda _subject, value: value,
             broker_at=self.broker_at,
             draw=random.Random(7).getrandbits,
             order_strategy=None,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from datetime import datetime
 from typing import Any
 
-from ..protocol.batch import encode_batch
-from ..protocol.clock import Clock
-from ..protocol.errors import (
+from ...protocol.batch import encode_batch
+from ...protocol.clock import Clock
+from ...protocol.errors import (
     BrokerGroupUnknownError,
     ClosedError,
     DeliverAtKeyError,
@@ -28,16 +28,18 @@ from ..protocol.errors import (
     ScheduleFullError,
     UnreachableError,
 )
-from ..protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
-from ..protocol.ids import NO_PRODUCER, check_name
-from ..protocol.message import check_message_size, pack_properties
-from ..protocol.routing import OrderStrategy, Route
-from ..protocol.scheduled.deliver_at import deliver_at_ms
-from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
-from ..protocol.text import counted, seconds
-from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.identity import DrawBits
-from .settings import ProducerSettings
+from ...protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
+from ...protocol.ids import NO_PRODUCER, check_name
+from ...protocol.message import check_message_size, pack_properties
+from ...protocol.routing import OrderStrategy, Route
+from ...protocol.scheduled.deliver_at import deliver_at_ms
+from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
+from ...protocol.text import counted, seconds
+from ...rpc.client import BrokerClient, MetaClient
+from ...rpc.home import Home, Resident
+from ...rpc.identity import DrawBits
+from ..arguments import checked_timeout, refuse_text
+from ..settings import ProducerSettings
 
 ID_BYTES = 16
 
@@ -92,6 +94,7 @@ class LaterSending:
         self,
         meta: MetaClient,
         *,
+        encode: Callable[[str, Any], Any],
         broker_at: Callable[[str], BrokerClient],
         draw: DrawBits,
         order_strategy: OrderStrategy | None,
@@ -99,7 +102,12 @@ class LaterSending:
         clock: Clock,
         rng: random.Random,
     ) -> None:
+        """
+        Args:
+            encode: makes bytes of a value for a subject.
+        """
         self._meta = meta
+        self._encode = encode
         self._broker_at = broker_at
         self._draw = draw
         self._order_strategy = order_strategy
@@ -117,7 +125,7 @@ class LaterSending:
     def send(
         self,
         subject: str,
-        value: bytes,
+        value: Any,
         *,
         deliver_at: datetime | int,
         key: bytes = b"",
@@ -127,37 +135,36 @@ class LaterSending:
         timeout_ms: int | None = None,
     ) -> ScheduledFuture:
         """
-        Begin to send a message; without `timeout_ms` it is tried until a broker keeps or refuses it.
+        Begin to send a message; with a time-out of 0 it is tried until a broker keeps or refuses it.
+
+        Args:
+            timeout_ms: None: `delivery_timeout_ms` of the settings.
 
         Raises:
-            InvalidRequestError: it has a logic queue; nothing is sent.
+            InvalidRequestError, CodecError: it has a logic queue, or is not bytes; nothing is sent.
             DeliverAtError, DeliverAtKeyError, MessageTooLargeError, InvalidNameError: nothing is sent.
             QueueFullError: too much waits for brokers; nothing is sent.
         """
         check_name("subject", subject)
+        data = self._encode(subject, value)
+        if type(data) is not bytes or type(key) is not bytes:
+            refuse_text(value=data, key=key)
         if key:
             raise DeliverAtKeyError
+        limit_ms = self._settings.delivery_timeout_ms
+        limit_ms = limit_ms if timeout_ms is None else checked_timeout(timeout_ms)
         if queue is not None:
             raise InvalidRequestError(
                 "a message for a later delivery has no logic queue: leave out queue or deliver_at"
             )
         packed = pack_properties(properties, tags)
         at_ms = deliver_at_ms(deliver_at, now_ms=self._clock.wall_ms())
-        check_message_size(0, len(value), len(packed))
+        check_message_size(0, len(data), len(packed))
         if self._bytes >= self._settings.queue_bytes:
             raise QueueFullError(queued_bytes=self._bytes)
-        batch = encode_batch(
-            partition_id=0,
-            sent_at_ns=[self._clock.wall_ns()],
-            keys=[b""],
-            values=[value],
-            properties=[packed],
-            producer_id=NO_PRODUCER,
-            producer_epoch=0,
-            sequence=0,
-        )
+        batch = _batch_of(data, packed, self._clock.wall_ns())
         request = Schedule(subject, at_ms, self._draw(8 * ID_BYTES).to_bytes(ID_BYTES))
-        task = asyncio.create_task(self._keep(request, batch, timeout_ms), name="later delivery")
+        task = asyncio.create_task(self._keep(request, batch, limit_ms), name="later delivery")
         future = ScheduledFuture(task)
         self._bytes += len(batch)
         self._pending.add(future)
@@ -300,6 +307,20 @@ class LaterSending:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _batch_of(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:
+    """The batch of one message that a frame for a later delivery has."""
+    return encode_batch(
+        partition_id=0,
+        sent_at_ns=[sent_at_ns],
+        keys=[b""],
+        values=[value],
+        properties=[packed],
+        producer_id=NO_PRODUCER,
+        producer_epoch=0,
+        sequence=0,
+    )
+
+
 class _Attempt:
     """What is known of a message that is being sent."""
 
@@ -307,3 +328,26 @@ class _Attempt:
         self.doubtful = ""
         """The broker group that may keep the message; "" if none may."""
         self.why = "no answer"
+
+
+class ScheduledCancels(Resident):
+    """The part of a producer that cancels scheduled messages."""
+
+    _home: Home
+    _scheduled: LaterSending | None = None
+
+    async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
+        """
+        Have a message that was sent with `deliver_at` never delivered, durably.  A repeat is harmless.
+
+        Returns:
+            CANCELED, or DELIVERED if the message is in its subject, or on its way there.
+
+        Raises:
+            ScheduledUnknownError: the broker does not know the message, or no longer.
+            NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+        """
+        self._home.check()
+        assert self._scheduled is not None
+        return await self._scheduled.cancel(receipt)
