@@ -178,9 +178,9 @@ class Producer(ScheduledCancels, Generic[V]):
         self._ending = None
 
     def __del__(self) -> None:
-        """Log messages that were given up and never told, because the producer was never closed."""
+        """Log messages that were given up and never reported, because the producer was never closed."""
         if getattr(self, "_open", False) and self._home.here:
-            self._log_untold("never closed")
+            self._log_unreported("never closed")
 
     def _forked(self) -> None:
         """In a forked child, leave the queued messages to the parent; `send` finds no sender."""
@@ -500,7 +500,7 @@ class Producer(ScheduledCancels, Generic[V]):
         for sender in self._senders.values():
             sender.roll()
         await self._all_settled()
-        error = self._untold()
+        error = self._unreported()
         if error is not None:
             raise error
 
@@ -509,10 +509,10 @@ class Producer(ScheduledCancels, Generic[V]):
         if self._scheduled is not None:
             await self._scheduled.settled()
 
-    def _untold(self) -> GivenUpError | None:
+    def _unreported(self) -> GivenUpError | None:
         """The error of messages that were given up and not awaited; None without any."""
-        later = None if self._scheduled is None else self._scheduled.untold()
-        return self._budget.untold() or later
+        later = None if self._scheduled is None else self._scheduled.unreported()
+        return self._budget.unreported() or later
 
     @property
     def stats(self) -> ProducerStats:
@@ -575,17 +575,17 @@ class Producer(ScheduledCancels, Generic[V]):
             try:
                 await asyncio.shield(self._ending)
             except asyncio.CancelledError:
-                self._ending.add_done_callback(lambda _: self._log_untold())
+                self._ending.add_done_callback(lambda _: self._log_unreported())
                 raise
             if not flush:
-                self._log_untold()
-        error = self._untold()
+                self._log_unreported()
+        error = self._unreported()
         if error is not None:
             raise error
 
-    def _log_untold(self, why: str = "closed") -> None:
+    def _log_unreported(self, why: str = "closed") -> None:
         """Log the number of messages that were given up and not awaited, where no error can tell it."""
-        error = self._untold()
+        error = self._unreported()
         if error is not None:
             log.warning("%s: %s", why, error.message)
 

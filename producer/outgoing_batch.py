@@ -39,7 +39,7 @@ class OutgoingBatch:
         "_all_bound",
         "_body",
         "_body_count",
-        "_told",
+        "_reported",
         "_waiters",
         "data",
         "deadlines",
@@ -97,7 +97,7 @@ class OutgoingBatch:
         """By index: the batch and index where the future of an adopted message looks; None if none are adopted."""
         self.expired = 0
         """How many messages were given up before the batch was settled."""
-        self._told: set[int] | None = None
+        self._reported: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
         self._all_bound = False
         self._body: bytes | None = None
@@ -371,7 +371,7 @@ class OutgoingBatch:
         return origin._settle_one(origin_index, outcome, further)
 
     def _settle_one(self, index: int, outcome: Outcome, further: int) -> bool:
-        """Settle a message of this batch itself; `outcome` is that of the message `further` places before it."""
+        """Settle a message of this batch itself; `outcome` is that of the message with the index `index - further`."""
         if self.outcome is None:
             self.outcome = [None] * len(self)
             self._waiters = {}
@@ -417,11 +417,11 @@ class OutgoingBatch:
         assert own is not None
         if isinstance(own, GivenUp):
             unknown = own.doubtful or bool(mark & POSSIBLE)
-            if self._told is None:
-                self._told = set()
-            if index not in self._told:
-                self._told.add(index)
-                own.told(unknown=unknown)
+            if self._reported is None:
+                self._reported = set()
+            if index not in self._reported:
+                self._reported.add(index)
+                own.reported(unknown=unknown)
             raise own.error(unknown=unknown)
         return msgspec.structs.replace(
             _of_message(own, index if own is outcome else 0),
@@ -431,7 +431,7 @@ class OutgoingBatch:
 
 
 def _of_message(first: Receipt, further: int) -> Receipt:
-    """The receipt of the message `further` places after the first."""
+    """The receipt of message `further`, counted from the first, which is 0."""
     if not further or first.offset < 0:
         return first
     logic = None if first.logic_offset is None else first.logic_offset + further

@@ -21,7 +21,7 @@ Invariants
     body_crc is the producer's and never changes: the broker stamps the header only.
 
 Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.  Kafka keeps its
-offset outside the CRC instead.  `position` shows blocks that were written or copied to a wrong place.
+offset outside the CRC instead.  `position` shows blocks that were written or copied to a wrong position.
 """
 
 from __future__ import annotations

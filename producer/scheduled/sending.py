@@ -51,14 +51,14 @@ class ScheduledFuture:
     A cancelled wait does not withdraw the message; `producer.cancel(receipt)` does.
     """
 
-    __slots__ = ("_task", "_told")
+    __slots__ = ("_task", "_reported")
 
     def __init__(self, task: asyncio.Task[ScheduledReceipt]) -> None:
         self._task = task
-        self._told = False
+        self._reported = False
 
     def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
-        self._told = True
+        self._reported = True
         try:
             return (yield from asyncio.shield(self._task).__await__())
         except KeylaneError as error:
@@ -76,7 +76,7 @@ class ScheduledFuture:
             asyncio.InvalidStateError: it is not `done` yet.
             KeylaneError: it was given up; the same error as from `await`.
         """
-        self._told = self._told or self._task.done()
+        self._reported = self._reported or self._task.done()
         return self._task.result()
 
     def add_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> None:
@@ -120,7 +120,7 @@ class LaterSending:
         """Bytes of messages that no broker keeps yet."""
         self._pending: set[ScheduledFuture] = set()
         self._failed: list[ScheduledFuture] = []
-        """Messages that were given up since the last `untold`."""
+        """Messages that were given up since the last `unreported`."""
 
     def send(
         self,
@@ -283,9 +283,9 @@ class LaterSending:
             await asyncio.wait([future._task for future in self._pending])
             await asyncio.sleep(0)
 
-    def untold(self) -> GivenUpError | None:
+    def unreported(self) -> GivenUpError | None:
         """The error that tells of messages that were given up, and whose futures were not awaited."""
-        errors = [future._task.exception() for future in self._failed if not future._told]
+        errors = [future._task.exception() for future in self._failed if not future._reported]
         self._failed.clear()
         if not errors:
             return None

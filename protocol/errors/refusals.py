@@ -481,11 +481,11 @@ class CodecError(RefusedError):
 
 
 class StaticSubjectError(RefusedError):
-    """A call would change the number of logic queues of a static subject."""
+    """A call would merge or rearrange the logic queues of a static subject."""
 
     code = 1190
-    summary = "the number of queues of a static subject never changes"
-    hint = "Its queues can go elsewhere: keylane subject move PARTITION --to GROUP"
+    summary = "a static subject keeps its queues: it can only be given more"
+    hint = "Split queues with keylane subject grow NAME; they go elsewhere with keylane subject move PARTITION --to GROUP"
     subject = Detail(str)
     queues = Detail(int)
 

@@ -48,8 +48,8 @@ def _operation(endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]) -
             for name in re.findall(r"\{(\w+)\}", endpoint.path)
         ]
         + [
-            {"name": name, "in": place, "schema": {"type": "string"}}
-            for place, names in (("query", endpoint.query), ("header", endpoint.headers))
+            {"name": name, "in": location, "schema": {"type": "string"}}
+            for location, names in (("query", endpoint.query), ("header", endpoint.headers))
             for name in names
             if name != CONTENT_TYPE
         ],

@@ -208,9 +208,9 @@ def _line(record: dict[str, Any]) -> str:
         for name, value in record.items()
         if name not in {"position", "kind", "partition_id", "messages"}
     }
-    told = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
+    fields = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
     head = f"{record['position']:>14}  {record['kind']:<9}  partition {record['partition_id']}"
-    lines = [f"{head}  {told}"]
+    lines = [f"{head}  {fields}"]
     for index, message in enumerate(record.get("messages", ())):
         offset = record["base_offset"] + index
         line = f"{'':>14}    {offset}  {message['key']!r}: {message['value']!r}"

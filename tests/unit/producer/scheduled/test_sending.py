@@ -154,7 +154,7 @@ async def test_message_that_was_surely_not_kept_may_go_to_another_broker():
 
 
 @pytest.mark.parametrize("refusal", [DeliverAtError("late"), ScheduleFullError("full")])
-async def test_refusal_is_told_with_its_fate(refusal):
+async def test_refusal_is_reported_with_its_fate(refusal):
     with pytest.raises(type(refusal)) as error:
         await send(ScriptedBrokers(refusal).sending())
     assert error.value.fate is Fate.NOT_DONE
@@ -195,18 +195,18 @@ async def test_messages_over_the_limit_are_refused():
     await send(sending)
 
 
-async def test_message_that_was_given_up_and_not_awaited_is_told_once():
+async def test_message_that_was_given_up_and_not_awaited_is_reported_once():
     refused = [ScheduleFullError("full"), ScheduleFullError("full")]
     sending = ScriptedBrokers(*refused).sending()
     send(sending)
     await sending.settled()
-    error = sending.untold()
+    error = sending.unreported()
     assert error is not None
     assert (error.messages, error.unknown) == (1, 0)
-    assert sending.untold() is None
+    assert sending.unreported() is None
     with pytest.raises(ScheduleFullError):
         await send(sending)
-    assert sending.untold() is None
+    assert sending.unreported() is None
 
 
 async def test_messages_that_no_broker_keeps_are_given_up_at_close():
@@ -219,7 +219,7 @@ async def test_messages_that_no_broker_keeps_are_given_up_at_close():
     assert future.done()
     with pytest.raises(ClosedError):
         await future
-    error = sending.untold()
+    error = sending.unreported()
     assert error is None, "the future told it"
 
 
