@@ -252,7 +252,7 @@ class MessagePosting:
         messages = [post.messages[index] for index in indices]
         batch = encode_batch(
             partition_id=partition.partition_id,
-            sent_at_ns=[post.sent_at_ns[place] for place in places],
+            sent_at_ns=[post.sent_at_ns[index] for index in indices],
             keys=[message.key for message in messages],
             values=[message.value for message in messages],
             properties=[message.packed_properties for message in messages],
