@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         Producer,
         ProducerSettings,
         ProducerStats,
+        ScheduledFuture,
         SendFuture,
         WaitingKey,
         WaitingMessages,
@@ -80,6 +81,8 @@ if TYPE_CHECKING:
         CorruptBatchError,
         CreationFailedError,
         CreationRunningError,
+        DeliverAtError,
+        DeliverAtKeyError,
         DeliveryError,
         DeliveryTimeoutError,
         Fate,
@@ -118,6 +121,8 @@ if TYPE_CHECKING:
         Retry,
         RowsGivenUpError,
         RowsRefusedError,
+        ScheduledUnknownError,
+        ScheduleFullError,
         StaticSubjectError,
         StorageError,
         StrategyMismatchError,
@@ -137,6 +142,7 @@ if TYPE_CHECKING:
         PartitionState,
         Route,
     )
+    from .protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 
 __version__ = "0.1.0"
 
@@ -151,6 +157,7 @@ __all__ = [
     "BrokerList",
     "BrokerView",
     "BusySubject",
+    "CancelOutcome",
     "CheckView",
     "ClosedError",
     "Codec",
@@ -163,6 +170,8 @@ __all__ = [
     "CreationFailedError",
     "CreationRunningError",
     "CursorView",
+    "DeliverAtError",
+    "DeliverAtKeyError",
     "DeliveryError",
     "DeliveryTimeoutError",
     "Fate",
@@ -236,6 +245,10 @@ __all__ = [
     "Route",
     "RowsGivenUpError",
     "RowsRefusedError",
+    "ScheduleFullError",
+    "ScheduledFuture",
+    "ScheduledReceipt",
+    "ScheduledUnknownError",
     "SegmentView",
     "SendFuture",
     "StaticSubjectError",
@@ -313,6 +326,7 @@ _HOMES = {
         "Producer",
         "ProducerSettings",
         "ProducerStats",
+        "ScheduledFuture",
         "SendFuture",
         "WaitingKey",
         "WaitingMessages",
@@ -331,6 +345,7 @@ _HOMES = {
         "PartitionState",
         "Route",
     ),
+    ".protocol.scheduled.receipt": ("CancelOutcome", "ScheduledReceipt"),
 }
 """Where a name that is no error comes from."""
 

@@ -9,6 +9,7 @@ from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
 from .protocol.errors.outbox import *
 from .protocol.errors.refusals import *
+from .protocol.errors.scheduled import *
 
 __all__ = [
     "AcceptedAsLostError",
@@ -29,6 +30,8 @@ __all__ = [
     "CreationRunningError",
     "DataFolderError",
     "DatabaseEmptyError",
+    "DeliverAtError",
+    "DeliverAtKeyError",
     "DeliveryError",
     "DeliveryTimeoutError",
     "DiskFullError",
@@ -88,6 +91,8 @@ __all__ = [
     "Retry",
     "RowsGivenUpError",
     "RowsRefusedError",
+    "ScheduleFullError",
+    "ScheduledUnknownError",
     "SequenceGapError",
     "SequenceReusedError",
     "SessionUnknownError",

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
+from ..protocol.frames import CancelScheduled, Schedule
 from ..rpc.client import MetaClient
 from ..rpc.http_network import HttpNetwork
+from ..rpc.identity import from_system
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
@@ -28,6 +30,8 @@ from .posting import MessagePosting
 from .reading import MessageReading
 from .registration import Registration
 from .retention.loop import Cleaning
+from .scheduled.scheduler import Scheduler
+from .scheduling import Scheduling
 from .service import BrokerService
 from .settings import BrokerSettings
 from .storage.fail_points import files_of
@@ -62,6 +66,16 @@ class _Folder(NamedTuple):
     identity: FolderIdentity
     store: Store
     opening: Opening
+    scheduler: Scheduler
+
+
+class _Pools(NamedTuple):
+    """Threads for blocking work: of the store, and of the scheduled messages."""
+
+    commit: RunBlocking
+    read: RunBlocking
+    background: RunBlocking
+    scheduled: RunBlocking
 
 
 @contextlib.asynccontextmanager
@@ -85,13 +99,10 @@ async def running_broker(
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
         stack.callback(files.close)  # called last: the lock outlives all threads
-        run_commit = _in_pool(stack, 1, "commit")
-        run_read = _in_pool(stack, settings.reader_threads, "read")
-        run_background = _in_pool(stack, 1, "background")
-        opened = await run_commit(
-            lambda: _open(files, settings, clock, rng, (run_commit, run_read, run_background))
-        )
-        store = opened.store
+        pools = _pools(stack, settings)
+        run_commit, run_background = pools.commit, pools.background
+        opened = await run_commit(lambda: _open(files, settings, clock, rng, pools))
+        store, scheduler = opened.store, opened.scheduler
         stack.push_async_callback(store.close)
         network = network or _own_network(stack)
 
@@ -115,15 +126,17 @@ async def running_broker(
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
         stack.push_async_callback(peers.close)
+        stack.push_async_callback(scheduler.close)
         control = _control(opened, registration, cleaning, clock=clock)
-        routes = _routes(control, peers, clock=clock, rng=rng)
+        posting = MessagePosting(peers, clock=clock, rng=rng)
+        scheduling = _scheduling(opened, service, peers, registration, clock=clock)
+        routes = _routes(control, posting, peers, scheduling)
         server = Server(routes, data_handler=service.handle, limits=_limits(settings))
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
         stack.callback(service.close)
-        for name, loop in (("registration", registration.run()), ("retention", cleaning.run())):
-            task = asyncio.create_task(loop, name=name)
-            stack.push_async_callback(_end, task)
+        for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
+            stack.push_async_callback(_end, asyncio.create_task(loop))
         yield RunningBroker(address=server.address, identity=opened.identity, store=store)
 
 
@@ -132,18 +145,27 @@ def _open(
     settings: BrokerSettings,
     clock: Clock,
     rng: random.Random,
-    pools: tuple[RunBlocking, ...],
+    pools: _Pools,
 ) -> _Folder:
     """Lock the data folder, recover its store, and name the new opening; blocks."""
-    run_commit, run_read, run_background = pools
     files.lock()
     identity = claim_folder(files, broker_group=settings.group, rng=rng)
     narrow_rights(str(settings.data))
     store = Store.open(
-        files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
-        run_background=run_background,
+        files, settings, clock=clock, run_commit=pools.commit, run_read=pools.read,
+        run_background=pools.background,
     )  # fmt: skip
-    return _Folder(identity, store, begin_opening(files, rng=random.SystemRandom()))
+    scheduler = Scheduler.open(
+        files,
+        clock=clock,
+        rng=random.SystemRandom(),
+        run_blocking=pools.scheduled,
+        broker_group=settings.group,
+        count_max=settings.scheduled_count_max,
+        bytes_max=settings.scheduled_bytes_max,
+    )
+    opening = begin_opening(files, rng=random.SystemRandom())
+    return _Folder(identity, store, opening, scheduler)
 
 
 def _control(
@@ -159,17 +181,42 @@ def _control(
         registration=lambda: registration.problem,
         refusal=lambda: registration.refusal,
         retention=lambda: cleaning.problem,
+        scheduled=opened.scheduler.view,
     )
 
 
+def _scheduling(
+    opened: _Folder,
+    service: BrokerService,
+    peers: Peers,
+    registration: Registration,
+    *,
+    clock: Clock,
+) -> Scheduling:
+    """What answers calls about scheduled messages; `service` passes their frames to it."""
+    scheduling = Scheduling(
+        opened.scheduler,
+        peers,
+        broker_group=opened.identity.broker_group,
+        clock=clock,
+        draw=from_system,
+        standing=registration,
+        check_writable=lambda: opened.store.commit.check_room(0),
+    )
+    service.answer(Schedule, scheduling.schedule)
+    service.answer(CancelScheduled, scheduling.cancel)
+    return scheduling
+
+
 def _routes(
-    control: BrokerControl, peers: Peers, *, clock: Clock, rng: random.Random
+    control: BrokerControl, posting: MessagePosting, peers: Peers, scheduling: Scheduling
 ) -> list[ControlRoute]:
     """A route for each endpoint of `endpoints.BROKER`, and one for their document."""
     return [
         *control.routes(),
-        MessagePosting(peers, clock=clock, rng=rng).route(),
+        posting.route(),
         MessageReading(peers).route(),
+        *scheduling.routes(),
         document_route(BROKER, "broker"),
     ]
 
@@ -178,7 +225,7 @@ def _report(
     opened: _Folder, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
     """The report of a broker; `taken` leaves out earlier openings, as after an accepted report."""
-    identity, store, opening = opened
+    identity, store, opening, _ = opened
     return BrokerHeartbeat(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
@@ -201,6 +248,15 @@ def _own_network(stack: contextlib.AsyncExitStack) -> Network:
     network = HttpNetwork()
     stack.push_async_callback(network.close)
     return network
+
+
+def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings) -> _Pools:
+    return _Pools(
+        commit=_in_pool(stack, 1, "commit"),
+        read=_in_pool(stack, settings.reader_threads, "read"),
+        background=_in_pool(stack, 1, "background"),
+        scheduled=_in_pool(stack, 1, "scheduled"),
+    )
 
 
 def _in_pool(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -57,6 +57,7 @@ class BrokerControl:
         standing: Standing | None = None,
         retention: Callable[[], str] = lambda: "",
         refusal: Callable[[], str] = lambda: "",
+        scheduled: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         self._store = store
         self._broker_group = broker_group
@@ -67,6 +68,7 @@ class BrokerControl:
         self._registration = registration
         self._retention = retention
         self._refusal = refusal
+        self._scheduled = scheduled
         self._ids: list[int] = []
         """Ids of hosted partitions, sorted, at the last listing."""
         self._ids_version = -1
@@ -226,6 +228,7 @@ class BrokerControl:
                 "retention": self._retention() or "ok",
                 "damage": damage_of(self._store.state),
                 "commits": self._store.commit.commits,
+                "scheduled": self._scheduled(),
             },
         )
 

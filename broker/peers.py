@@ -6,6 +6,7 @@ made at the broker that has the partition.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -34,6 +35,8 @@ class Peers:
         self._meta = MetaClient(network, meta)
         self._network = network
         self._routes: OrderedDict[str, Route] = OrderedDict()
+        self._asked: dict[str, asyncio.Task[Route]] = {}
+        """First questions for the routes of subjects, each for all requests that come meanwhile."""
         self._clients: dict[str, BrokerClient] = {}
 
     async def route(self, subject: str) -> Route:
@@ -45,7 +48,13 @@ class Peers:
             UnreachableError: the route is not known here, and no metaserver answers.
         """
         route = self._routes.get(subject)
-        return await self.new_route(subject) if route is None else route
+        if route is not None:
+            return route
+        asked = self._asked.get(subject)
+        if asked is None:
+            asked = self._asked[subject] = asyncio.create_task(self.new_route(subject))
+            asked.add_done_callback(lambda _: self._asked.pop(subject))
+        return await asyncio.shield(asked)
 
     async def new_route(self, subject: str, *, known_version: int = -1, wait_ms: int = 0) -> Route:
         """Ask for the route; the answer waits up to `wait_ms` for a version other than `known_version`."""
@@ -88,5 +97,7 @@ class Peers:
 
     async def close(self) -> None:
         """Close the connections to other brokers."""
+        for asked in list(self._asked.values()):
+            asked.cancel()
         for client in self._clients.values():
             await client.close()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.batch import encode_batch
@@ -55,7 +55,8 @@ class _Post:
     logical: list[int]
     """Logical partition of each message."""
     producer: KeyedProducer
-    sent_at_ns: int
+    sent_at_ns: Sequence[int]
+    """When each message was sent."""
     receipts: list[PostReceipt | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,13 +113,51 @@ class MessagePosting:
             messages,
             [logical_partition(each.key) if each.key else keyless for each in messages],
             producer,
-            self._clock.wall_ns(),
+            [self._clock.wall_ns()] * len(messages),
         )
         try:
             await self._store(post)
         except KeylaneError as error:
             return _partly(post, error)
         return Posted(receipts=[receipt for receipt in post.receipts if receipt is not None])
+
+    async def place(self, subject: str) -> int:
+        """
+        A logical partition of a partition that takes messages now; of this broker, if it has one.
+
+        Raises:
+            KeylaneError: there is no route, or no open partition.
+        """
+        route = await self._peers.route(subject)
+        partition = self._any(route.open_partitions())
+        if partition is None or partition.address is None:
+            route = await self._peers.new_route(subject)
+            partition = self._any(route.open_partitions())
+        if partition is None:
+            raise NoPartitionError(f"subject {subject!r} has no open partition now")
+        return self._rng.randrange(partition.range_start, partition.range_end)
+
+    async def store(
+        self,
+        subject: str,
+        messages: Sequence[PostedMessage],
+        *,
+        sent_at_ns: Sequence[int],
+        key: str,
+        logical: int,
+    ) -> None:
+        """
+        Store messages without keys as one batch, in the partition of a logical partition; a repeat is stored once.
+
+        Args:
+            key: the idempotency key.
+
+        Raises:
+            KeylaneError: nothing is stored, or its fate is UNKNOWN.
+        """
+        producer = keyed_producer(key, messages)
+        places = [logical] * len(messages)
+        await self._store(_Post(subject, list(messages), places, producer, sent_at_ns))
 
     async def _store(self, post: _Post) -> None:
         """Store every message, with newer routes where the known one is out of date."""
@@ -213,7 +252,7 @@ class MessagePosting:
         messages = [post.messages[index] for index in indices]
         batch = encode_batch(
             partition_id=partition.partition_id,
-            sent_at_ns=[post.sent_at_ns] * len(messages),
+            sent_at_ns=[post.sent_at_ns[index] for index in indices],
             keys=[message.key for message in messages],
             values=[message.value for message in messages],
             properties=[message.packed_properties for message in messages],

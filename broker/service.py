@@ -36,6 +36,7 @@ from ..protocol.frames import (
     Release,
     Released,
     Request,
+    Schedule,
 )
 from ..protocol.ids import MAX_I64, check_offset
 from ..protocol.limits import (
@@ -62,6 +63,8 @@ from .store.store import DURABLE, Store
 from .waiting import LongPolls
 
 Handled = tuple[Answer, bytes]
+FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
+_WITH_PAYLOAD = (Append, Schedule)
 
 
 class BrokerService:
@@ -73,7 +76,7 @@ class BrokerService:
         self._clock = clock
         self._waiting = LongPolls()
         store.on_change(self._waiting.wake)
-        self._handlers: dict[type[Any], Callable[[Any, memoryview], Awaitable[Handled]]] = {
+        self._handlers: dict[type[Any], FrameHandler] = {
             Append: self._append,
             Acquire: self._acquire,
             AcquireShared: self._acquire,
@@ -84,6 +87,10 @@ class BrokerService:
             Read: self._read,
         }
 
+    def answer(self, kind: type[Request], handler: FrameHandler) -> None:
+        """Have `handler` answer the requests of a kind that is not about a partition."""
+        self._handlers[kind] = handler
+
     async def handle(self, request: Request, payload: memoryview) -> Handled:
         """
         The answer to a request, and the answer's payload.
@@ -93,7 +100,7 @@ class BrokerService:
             StorageError and its subclasses: see their fate.
         """
         kind = type(request)
-        if payload and kind is not Append:
+        if payload and kind not in _WITH_PAYLOAD:
             raise InvalidRequestError(f"{kind.__name__} has no payload")
         standing = self._standing
         if standing is not None and kind is not Read and (standing.set_aside or not standing.asked):

@@ -49,6 +49,10 @@ class BrokerSettings:
     """Memory for the newest batches, which consumers that keep up read."""
     reader_threads: int = 2
     """Threads that read old batches from the disk."""
+    scheduled_count_max: int = 250_000
+    """Messages that wait for a later delivery.  Each takes some 400 bytes of memory, besides its value on the disk."""
+    scheduled_bytes_max: int = 256 * MIB
+    """Bytes of these messages.  A start reads them all, and what was settled lately: up to three times as much."""
     http_connections_max: int = HTTP_CONNECTIONS_MAX
     """Plain HTTP connections at a time, those of the data plane apart."""
 
@@ -66,6 +70,8 @@ _RANGES = {
     "commit_bytes_max": (BATCH_BYTES_MAX, 1 << 30),
     "cache_bytes": (0, 1 << 40),
     "reader_threads": (1, 64),
+    "scheduled_count_max": (0, 10_000_000),
+    "scheduled_bytes_max": (0, 1 << 40),
     "http_connections_max": (1, 1_000_000),
 }
 

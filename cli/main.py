@@ -23,6 +23,8 @@ from .options import (
     ROWS_MIN,
     ROWS_TOTAL,
     WAIT_S,
+    DelayOption,
+    DeliverAtOption,
     FileOption,
     FormatOption,
     HeaderOption,
@@ -173,6 +175,8 @@ def produce(
     key_field: KeyFieldOption = None,
     keyless: KeylessOption = False,
     header: HeaderOption = None,
+    deliver_at: DeliverAtOption = None,
+    delay: DelayOption = None,
     file: FileOption = None,
     format: FormatOption = None,  # noqa: A002 - the option's name
     lines: Annotated[
@@ -202,6 +206,8 @@ def produce(
         format=format,
         key_field=key_field,
         headers=header or (),
+        deliver_at=deliver_at,
+        delay_s=delay,
     )
     run(output, work(meta, output, options))
 

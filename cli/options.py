@@ -74,6 +74,19 @@ HeaderOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="Property of every message; may be repeated."),
 ]
+DeliverAtOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Deliver the message then: 2030-01-31T08:00:00Z, or milliseconds since 1970.  Without a key only.",
+    ),
+]
+DelayOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001, metavar="SECONDS", help="Deliver each message so long after it is read."
+    ),
+]
 FileOption = Annotated[Path | None, typer.Option(help="Read this file in place of standard input.")]
 FormatOption = Annotated[
     InputFormat | None,

@@ -1,7 +1,9 @@
 """Sending: one executor per message group, batches with idempotent sequences, STRICT and BEST_TRIED."""
 
-from .client import Producer, ProducerStats
+from .client import Producer
 from .placing import LogicQueue
+from .scheduled.sending import ScheduledFuture
+from .send_budget import ProducerStats
 from .send_future import SendFuture
 from .settings import ProducerSettings
 from .waiting_keys import WaitingKey, WaitingMessages
@@ -11,6 +13,7 @@ __all__ = [
     "Producer",
     "ProducerSettings",
     "ProducerStats",
+    "ScheduledFuture",
     "SendFuture",
     "WaitingKey",
     "WaitingMessages",

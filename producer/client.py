@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Generic, Self, cast
+from typing import Any, Generic, Self, cast, overload
 
 import xxhash
 
@@ -20,6 +20,7 @@ from ..protocol.errors import (
     ClosedError,
     ConfigError,
     DeliveryTimeoutError,
+    GivenUpError,
     InvalidRequestError,
     KeyHaltedError,
     KeylaneError,
@@ -34,7 +35,7 @@ from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
-from ..rpc.home import NO_THREAD, Resident
+from ..rpc.home import NO_THREAD
 from .arguments import (
     checked_codecs,
     checked_partitioner,
@@ -47,11 +48,12 @@ from .executor import Executor
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
 from .placing import LogicQueue, chosen_place
-from .send_budget import SendBudget
+from .scheduled.sending import LaterSending, ScheduledCancels, ScheduledFuture
+from .send_budget import ProducerStats, SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
-from .waiting_keys import WaitingMessages, waiting_messages
+from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 
 log = logging.getLogger("keylane.producer")
 NO_LIMIT = 1 << 62
@@ -59,23 +61,7 @@ NO_LIMIT = 1 << 62
 _hash = xxhash.xxh3_64_intdigest
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerStats:
-    """Counts since the producer was opened; no count ever falls."""
-
-    sent: int
-    """Messages that `send` queued: acked, given up, or neither yet."""
-    acked: int
-    """Stored, and answered so."""
-    failed: int
-    """Given up.  A message that timed out in flight counts here and not as acked, also if its broker stores it later."""
-    retries: int
-    """Failed tries after which batches were sent again."""
-    waiting: dict[str, str]
-    """Why messages wait, by the name of their partition, or of their subject if they have no partition now."""
-
-
-class Producer(Resident, Generic[V]):
+class Producer(ScheduledCancels, Generic[V]):
     """
     Sends messages; messages with the same key are stored in the order of their `send` calls.
 
@@ -137,11 +123,9 @@ class Producer(Resident, Generic[V]):
         self._timeout_ms = self._settings.delivery_timeout_ms
         self._environment = _environment or Environment()
         self._connections = Connections(
-            self._environment.network,
-            timeout_ms=self._settings.call_timeout_ms,
-            what="producer",
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="producer",
             wait_s=wait_s,
-        )
+        )  # fmt: skip
         self._home = self._connections.home
         self._clock = self._environment.clock
         self._now_ns = self._clock.wall_ns
@@ -187,6 +171,10 @@ class Producer(Resident, Generic[V]):
         self._identity = Identity(self._environment.draw_identity)
         self._senders = {}
         self._budget = SendBudget(self._settings.queue_bytes)
+        self._scheduled = LaterSending(
+            meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=self._environment.draw_identity,
+            order_strategy=self._order_strategy, settings=self._settings, clock=self._clock, rng=self._rng,
+        )  # fmt: skip
         self._ending = None
 
     def __del__(self) -> None:
@@ -206,17 +194,30 @@ class Producer(Resident, Generic[V]):
     ) -> None:
         await self.close(flush=kind is None)
 
+    @overload
+    def send(
+        self, subject: str, value: V, *, key: bytes = b"", deliver_at: None = None,
+        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
+        queue: int | None = None, timeout_ms: int | None = None,
+    ) -> SendFuture: ...  # fmt: skip
+    @overload
+    def send(
+        self, subject: str, value: V, *, key: bytes = b"", deliver_at: datetime | int,
+        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
+        queue: int | None = None, timeout_ms: int | None = None,
+    ) -> ScheduledFuture: ...  # fmt: skip
     def send(
         self,
         subject: str,
         value: V,
         *,
         key: bytes = b"",
+        deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
         queue: int | None = None,
         timeout_ms: int | None = None,
-    ) -> SendFuture:
+    ) -> SendFuture | ScheduledFuture:
         """
         Queue a message, behind those of its key that were sent before.
 
@@ -224,6 +225,8 @@ class Producer(Resident, Generic[V]):
             subject: an existing subject.
             value: bytes, or a value for the codec; up to 1 MiB together with key and properties.
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
+            deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
+                at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
             properties: text to text or bytes, up to 64 KiB packed.
             tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
             queue: the logic queue of a static subject in which the message is stored, whatever its key.  The messages
@@ -237,6 +240,7 @@ class Producer(Resident, Generic[V]):
 
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was queued.
+            DeliverAtError, DeliverAtKeyError: an impossible time, or one with a key; nothing was sent.
             QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The future of a message
                 that is sent before the first route raises it.
             QueueFullError: not awaited while the queue is full; nothing was queued.  `await producer.drain()` first.
@@ -247,9 +251,9 @@ class Producer(Resident, Generic[V]):
             sender = self._senders[subject]
         except (KeyError, TypeError):  # the first message of the subject, or not a name
             sender = self._new_sender(subject)
-        if self._budget.bytes >= self._queue_bytes:
+        if deliver_at is not None or self._budget.bytes >= self._queue_bytes:
             again = partial(self.send, subject, value, key=key, properties=properties, tags=tags)
-            return self._send_over_limit(partial(again, queue=queue, timeout_ms=timeout_ms))
+            return self._send_aside(partial(again, queue=queue, timeout_ms=timeout_ms), deliver_at)
         if get_ident() != self._thread:  # two threads would corrupt a batch; or there is a codec
             value = self._encoded(subject, value)
         if type(value) is not bytes or type(key) is not bytes:
@@ -317,9 +321,14 @@ class Producer(Resident, Generic[V]):
             executor.roll()
         return executor.open
 
-    def _send_over_limit(self, send: Callable[[], SendFuture]) -> SendFuture:
-        """Queue a message over the limit; raises QueueFullError if the budget does not let this task do so."""
+    def _send_aside(
+        self, send: partial[SendFuture], deliver_at: datetime | int | None
+    ) -> SendFuture | ScheduledFuture:
+        """Send a message for later, or queue one over the limit, which raises QueueFullError if this task may not."""
         self._home.check()
+        if deliver_at is not None:
+            assert self._scheduled is not None
+            return self._scheduled.send(*send.args, **send.keywords, deliver_at=deliver_at)
         budget, task = self._budget, asyncio.current_task()
         if not budget.may_exceed(task):
             raise QueueFullError(queued_bytes=budget.bytes)
@@ -337,17 +346,10 @@ class Producer(Resident, Generic[V]):
             raise ClosedError("the producer is not open; use: async with Producer(...)")
         check_name("subject", subject)
         sender = self._senders[subject] = SubjectSender(
-            subject,
-            order_strategy=self._order_strategy,
-            meta=self._meta,
-            broker_at=self._connections.broker_at,
-            identity=self._identity,
-            settings=self._settings,
-            clock=self._clock,
-            rng=self._rng,
-            budget=self._budget,
-            on_dead=self._forget,
-        )
+            subject, order_strategy=self._order_strategy, meta=self._meta,
+            broker_at=self._connections.broker_at, identity=self._identity, settings=self._settings,
+            clock=self._clock, rng=self._rng, budget=self._budget, on_dead=self._forget,
+        )  # fmt: skip
         return sender
 
     def _forget(self, sender: SubjectSender) -> None:
@@ -497,28 +499,25 @@ class Producer(Resident, Generic[V]):
         self._home.check_not_elsewhere()
         for sender in self._senders.values():
             sender.roll()
-        await self._budget.wait_until_empty()
-        error = self._budget.unreported()
+        await self._all_settled()
+        error = self._unreported()
         if error is not None:
             raise error
+
+    async def _all_settled(self) -> None:
+        await self._budget.wait_until_empty()
+        if self._scheduled is not None:
+            await self._scheduled.settled()
+
+    def _unreported(self) -> GivenUpError | None:
+        """The error of messages that were given up and not awaited; None without any."""
+        later = None if self._scheduled is None else self._scheduled.unreported()
+        return self._budget.unreported() or later
 
     @property
     def stats(self) -> ProducerStats:
         """Counts since the producer was opened."""
-        budget = self._budget
-        executors = [executor for sender in self._senders.values() for executor in sender.executors]
-        gathering = sum(len(executor.open) for executor in executors)
-        return ProducerStats(
-            sent=budget.acked + budget.failed + budget.messages + gathering,
-            acked=budget.acked,
-            failed=budget.failed,
-            retries=budget.retries,
-            waiting={
-                name: why
-                for sender in self._senders.values()
-                for name, why in sender.waiting.items()
-            },
-        )
+        return producer_stats(self._budget, self._senders.values())
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
         """
@@ -563,7 +562,7 @@ class Producer(Resident, Generic[V]):
                 async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
                     for sender in self._senders.values():
                         sender.roll()
-                    await self._budget.wait_until_empty()
+                    await self._all_settled()
         except TimeoutError:
             pass
         except BaseException:
@@ -580,13 +579,13 @@ class Producer(Resident, Generic[V]):
                 raise
             if not flush:
                 self._log_unreported()
-        error = self._budget.unreported()
+        error = self._unreported()
         if error is not None:
             raise error
 
     def _log_unreported(self, why: str = "closed") -> None:
         """Log the number of messages that were given up and not awaited, where no error can tell it."""
-        error = self._budget.unreported()
+        error = self._unreported()
         if error is not None:
             log.warning("%s: %s", why, error.message)
 
@@ -595,4 +594,6 @@ class Producer(Resident, Generic[V]):
         senders, self._senders = list(self._senders.values()), {}
         for sender in senders:
             await sender.close()
+        if self._scheduled is not None:
+            await self._scheduled.close()
         await self._connections.close()

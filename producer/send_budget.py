@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from ..protocol.errors import GivenUpError, KeylaneError
 from ..protocol.message import Receipt
@@ -11,6 +12,22 @@ from .outgoing_batch import OutgoingBatch
 
 UNAWAITED_MAX = 64
 """How many tasks may have a message over the limit that they do not await."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStats:
+    """Counts since the producer was opened; no count ever falls."""
+
+    sent: int
+    """Messages that `send` queued: acked, given up, or neither yet."""
+    acked: int
+    """Stored, and answered so."""
+    failed: int
+    """Given up.  A message that timed out in flight counts here and not as acked, also if its broker stores it later."""
+    retries: int
+    """Failed tries after which batches were sent again."""
+    waiting: dict[str, str]
+    """Why messages wait, by the name of their partition, or of their subject if they have no partition now."""
 
 
 class SendBudget:

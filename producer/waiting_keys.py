@@ -1,4 +1,4 @@
-"""Lists the keys whose messages wait at a producer: how many, since when, why, and what helps.
+"""Lists the keys whose messages wait at a producer: how many, since when, why, and what helps; and its counts.
 
 A key has one entry, at the partition for which its oldest message waits.  Messages without a key have no order, and
 have one entry for each partition.
@@ -6,13 +6,14 @@ have one entry for each partition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
 
 from ..protocol.routing import Partition, logical_partition
 from .executor import Executor
 from .outgoing_batch import OutgoingBatch
+from .send_budget import ProducerStats, SendBudget
 from .sender import SubjectSender
 from .waiting import NO_ANSWER, NOT_SENT, WaitCause
 
@@ -134,4 +135,17 @@ def waiting_messages(senders: Iterable[SubjectSender], limit: int) -> WaitingMes
         size_bytes=sum(entry.size_bytes for entry in entries),
         keys=tuple(entry.waiting_key() for entry in oldest),
         more_keys=len(entries) - len(oldest),
+    )
+
+
+def producer_stats(budget: SendBudget, senders: Collection[SubjectSender]) -> ProducerStats:
+    """Counts of a producer, and why its messages wait."""
+    executors = [executor for sender in senders for executor in sender.executors]
+    gathering = sum(len(executor.open) for executor in executors)
+    return ProducerStats(
+        sent=budget.acked + budget.failed + budget.messages + gathering,
+        acked=budget.acked,
+        failed=budget.failed,
+        retries=budget.retries,
+        waiting={name: why for sender in senders for name, why in sender.waiting.items()},
     )

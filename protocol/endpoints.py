@@ -5,7 +5,7 @@
 
 A body is JSON, but for posted messages; its type describes it.  `{name}` in a path is a name or a number, percent-encoded.  An error is
 answered with its HTTP status and an `ErrorBody`.  Durations are milliseconds.  No body has an instant: the receiver
-adds a duration to its own clock.
+adds a duration to its own clock.  Only a later delivery is at a time of the calendar.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ from .progress import (
 )
 from .queues import QueueList
 from .routing import Route
+from .scheduled.receipt import CanceledScheduled, ScheduledList
 from .verification import Verification
 
 DATA_PATH = "/v1/data"
@@ -397,6 +398,27 @@ READ_MESSAGES = Endpoint(
     "an offset, from the first message.",
     query=("partition", "queue", "offset", "count"),
 )
+SCHEDULE_MESSAGES = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/scheduled",
+    bytes,
+    ScheduledList,
+    Rights.PRODUCE,
+    "Keep messages without keys durably, and store them in the subject at the time deliver_at: milliseconds since 1970, "
+    "or ISO 8601 with a zone.  A repeat at the same broker with the same Idempotency-Key is kept once.",
+    query=("deliver_at",),
+    headers=(CONTENT_TYPE, IDEMPOTENCY_KEY),
+    content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),
+)
+CANCEL_SCHEDULED = Endpoint(
+    "POST",
+    "/v1/scheduled/{id}/cancel",
+    None,
+    CanceledScheduled,
+    Rights.PRODUCE,
+    "Never deliver a message that this broker keeps; the answer says whether it was delivered already.",
+    idempotent=True,
+)
 
 METASERVER: tuple[Endpoint[Any], ...] = (
     BROKER_HEARTBEAT,
@@ -440,4 +462,6 @@ BROKER: tuple[Endpoint[Any], ...] = (
     HEALTH,
     POST_MESSAGES,
     READ_MESSAGES,
+    SCHEDULE_MESSAGES,
+    CANCEL_SCHEDULED,
 )

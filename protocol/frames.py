@@ -128,6 +128,27 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
     in_flight_ms: int
 
 
+class Schedule(Frame, frozen=True, array_like=True, tag=9):
+    """
+    Store the message in the payload in its subject at its time.  Answer: Scheduled, once durable.
+
+    The payload is a batch of one message without a key, of partition 0.  A repeat with the same `scheduled_id` is stored
+    once.
+    """
+
+    subject: str
+    deliver_at_ms: int
+    """By the calendar, in milliseconds since 1970."""
+    scheduled_id: bytes
+    """16 bytes, drawn at random by the sender."""
+
+
+class CancelScheduled(Frame, frozen=True, array_like=True, tag=10):
+    """Never deliver a scheduled message.  Answer: ScheduledCanceled, once durable."""
+
+    scheduled_id: bytes
+
+
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
     """
@@ -185,6 +206,19 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
     sealed: bool
 
 
+class Scheduled(Frame, frozen=True, array_like=True, tag=71):
+    """The message is durable, and is delivered at its time."""
+
+    broker_group: str
+    durable: str
+
+
+class ScheduledCanceled(Frame, frozen=True, array_like=True, tag=72):
+    """The outcome of a cancel, a CancelOutcome."""
+
+    outcome: str
+
+
 class Refused(Frame, frozen=True, array_like=True, tag=127):
     """An error: its code, its text, its details and its fate."""
 
@@ -194,8 +228,14 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
     fate: str = "not_done"
 
 
-Request = Append | Acquire | Pull | Ack | Release | Read | AcquireShared | PullShared
-Answer = Appended | Acquired | Batches | Acked | Released | Handed | Refused
+Request = (
+    Append | Acquire | Pull | Ack | Release | Read | AcquireShared | PullShared | Schedule
+    | CancelScheduled
+)  # fmt: skip
+Answer = (
+    Appended | Acquired | Batches | Acked | Released | Handed | Scheduled | ScheduledCanceled
+    | Refused
+)  # fmt: skip
 Header = TypeVar("Header", Request, Answer)
 
 _TAGS = {kind: kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Answer))}

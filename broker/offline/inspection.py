@@ -1,4 +1,4 @@
-"""Reads the whole log of a data folder that no broker uses, and lists its problems.  Changes nothing."""
+"""Reads everything of a data folder that no broker uses, and lists its problems.  Changes nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ...protocol.errors import KeylaneError
 from ...protocol.record import Header, Kind
 from ..partition.damage import damage_of
 from ..partition.state import BrokerState
+from ..scheduled.scheduler import open_agenda
 from ..storage.files import Files
 from ..storage.identity import FolderIdentity, read_identity
 from ..storage.log.commit_log import segment_bases
@@ -35,6 +36,8 @@ class Inspection:
     """Bytes of an unfinished write at the end of the log, which the next start cuts."""
     snapshot_position: int = 0
     """The log position of the newest snapshot; 0 without a snapshot."""
+    scheduled: int = 0
+    """Messages that wait for a later delivery, as far as their journal is not damaged."""
     stopped_partitions: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -59,7 +62,7 @@ class _Counting:
 
 def inspect_folder(files: Files) -> Inspection:
     """
-    Read the whole log of a locked folder, check every checksum, and compare it with the snapshot.
+    Read the whole log and the scheduled messages of a locked folder, check every checksum, and compare the snapshot.
 
     Raises:
         DataFolderError: the folder is not a broker's, or a newer broker's.
@@ -86,7 +89,13 @@ def inspect_folder(files: Files) -> Inspection:
         for number, partition in state.partitions.items()
         if partition.lost or partition.fences_lost
     )
-    inspection.problems = [*damage_of(state), *_missing(state, from_snapshot)]
+    agenda, journal = open_agenda(files, cut=False)
+    inspection.scheduled = len(agenda.entries)
+    inspection.problems = [
+        *damage_of(state),
+        *_missing(state, from_snapshot),
+        *journal.problems,
+    ]
     return inspection
 
 

@@ -17,10 +17,13 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from ...producer import Producer, SendFuture
+from ...producer import Producer, ScheduledFuture, SendFuture
+from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError, Fate, InputError, InputUnfinishedError, KeylaneError
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
+from ...protocol.scheduled.deliver_at import read_deliver_at, shown
+from ...protocol.scheduled.receipt import ScheduledReceipt
 from ...protocol.text import counted
 from ..options import WAIT_S, InputFormat, OutputFormat
 from ..screen import show_error, show_json, show_line
@@ -37,6 +40,8 @@ from .lines import (
 )
 from .rows import CsvTable, Ndjson, format_of
 
+Sending = SendFuture | ScheduledFuture
+CLOCK = SystemClock()
 FUTURES_AHEAD = 10_000
 INTERRUPT_FLUSH_S = 5.0
 """After an interrupt, what is queued has this long to be stored."""
@@ -57,6 +62,8 @@ class SendOptions:
     format: InputFormat | None = None
     key_field: str | None = None
     headers: Sequence[str] = ()
+    deliver_at: str | None = None
+    delay_s: float | None = None
 
 
 class SendInput(NamedTuple):
@@ -66,6 +73,8 @@ class SendInput(NamedTuple):
     records: Records | None
     key: bytes
     properties: Mapping[str, str]
+    deliver_at: Callable[[], int | None]
+    """When a message is delivered, in milliseconds since 1970; None: at once."""
 
 
 class ReceiptTally:
@@ -73,20 +82,25 @@ class ReceiptTally:
 
     def __init__(self, form: OutputFormat) -> None:
         self._json = form is OutputFormat.JSON
-        self._first: Receipt | None = None
+        self._first: Receipt | ScheduledReceipt | None = None
         self.count = 0
         self._reordered = 0
         self._possible = 0
         """Messages that may be stored twice."""
         self._partitions: set[int] = set()
+        self._groups: set[str] = set()
+        """Broker groups that keep messages for a later delivery."""
 
-    def add(self, receipt: Receipt, line: int | None = None) -> None:
+    def add(self, receipt: Receipt | ScheduledReceipt, line: int | None = None) -> None:
         """Count a receipt, and show it in JSON; `line` is the number of its line in the input."""
         self.count += 1
         self._first = self._first or receipt
-        self._reordered += receipt.reordered
-        self._possible += receipt.duplicate == "possible"
-        self._partitions.add(receipt.partition_id)
+        if isinstance(receipt, ScheduledReceipt):
+            self._groups.add(receipt.broker_group)
+        else:
+            self._reordered += receipt.reordered
+            self._possible += receipt.duplicate == "possible"
+            self._partitions.add(receipt.partition_id)
         if self._json:
             where = {} if line is None else {"line": line}
             show_json(where | msgspec.structs.asdict(receipt))
@@ -101,7 +115,15 @@ class ReceiptTally:
         """Show the counts, unless each receipt was shown."""
         if self._json:
             return
-        if self.count == 1 and self._first is not None:
+        if isinstance(self._first, ScheduledReceipt):
+            groups = ", ".join(sorted(self._groups))
+            if self.count == 1:
+                until = f"until {shown(self._first.deliver_at_ms)}: id {self._first.scheduled_id}"
+            else:
+                until = f"for later; the first is delivered at {shown(self._first.deliver_at_ms)}"
+            kept = counted(self.count, "message is kept", "messages are kept")
+            show_line(f"{kept} by {groups} ({self._first.durable}) {until}")
+        elif self.count == 1 and self._first is not None:
             receipt = self._first
             reordered = ", reordered" if receipt.reordered else ""
             possible = ", maybe stored twice" if self._possible else ""
@@ -132,16 +154,36 @@ async def produce(meta: str, form: OutputFormat, options: SendOptions) -> None:
         stream = sys.stdin.buffer if options.file is None else _opened(options.file, files)
         async with Producer(meta, wait_s=WAIT_S.get()) as producer:
             if options.value is not None:
-                value, properties = _bytes(options.value), source.properties
-                future = producer.send(
-                    options.subject, value, key=source.key, properties=properties
-                )
-                tally.add(await future)
+                message = Outgoing(source.key, _bytes(options.value), None)
+                tally.add(await _send(producer, options.subject, message, source))
             else:
                 name = STANDARD_INPUT if options.file is None else str(options.file)
                 lines = partial(numbered_lines, stream, records=source.records, name=name)
                 await _Lines(producer, tally, options.subject, source, lines).run(ranges, form)
             tally.close()
+
+
+def _send(producer: Producer, subject: str, message: Outgoing, source: SendInput) -> Sending:
+    """Queue a message, or have a broker keep it."""
+    key = message.key or source.key
+    properties = {**source.properties, **(message.properties or {})}
+    deliver_at = source.deliver_at()
+    if deliver_at is None:
+        return producer.send(subject, message.value, key=key, properties=properties)
+    return producer.send(
+        subject, message.value, key=key, properties=properties, deliver_at=deliver_at
+    )
+
+
+def _deliver_at(options: SendOptions) -> Callable[[], int | None]:
+    """Says when a message is delivered that is sent now; raises DeliverAtError."""
+    if options.deliver_at is not None:
+        at_ms = read_deliver_at(options.deliver_at, now_ms=CLOCK.wall_ms())
+        return lambda: at_ms
+    if options.delay_s is not None:
+        delay_ms = round(options.delay_s * 1000)
+        return lambda: CLOCK.wall_ms() + delay_ms
+    return lambda: None
 
 
 def _input_of(options: SendOptions) -> SendInput:
@@ -163,6 +205,9 @@ def _input_of(options: SendOptions) -> SendInput:
         "--key-field is for the formats csv and ndjson": (
             options.key_field is not None and not rows
         ),
+        "--deliver-at and --delay are two times": (
+            options.deliver_at is not None and options.delay_s is not None
+        ),
         "the key is in each line: leave --key out": (
             bool(options.key) and (own_key or form is InputFormat.JSON)
         ),
@@ -174,13 +219,14 @@ def _input_of(options: SendOptions) -> SendInput:
         if met:
             raise ConfigError(problem)
     key, properties = _bytes(options.key), _headers(options.headers)
+    deliver_at = _deliver_at(options)
     if rows:
         kind = CsvTable if form is InputFormat.CSV else Ndjson
         source = kind(options.key_field, keyless=options.keyless)
-        return SendInput(source.message, source.records, key, properties)
+        return SendInput(source.message, source.records, key, properties, deliver_at)
     separator = None if options.separator is None else parse_separator(options.separator)
     line_format = LineFormat(separator, form is InputFormat.JSON, options.keyless)
-    return SendInput(partial(parse_line, form=line_format), None, key, properties)
+    return SendInput(partial(parse_line, form=line_format), None, key, properties, deliver_at)
 
 
 def _headers(texts: Sequence[str]) -> dict[str, str]:
@@ -219,7 +265,7 @@ class _Lines:
         self._subject = subject
         self._source = source
         self._numbered = lines
-        self._sent: asyncio.Queue[tuple[int, SendFuture] | None] = asyncio.Queue()
+        self._sent: asyncio.Queue[tuple[int, Sending] | None] = asyncio.Queue()
         """Lines whose receipts are waited for, in their order; None behind the last."""
         self._ahead = asyncio.Semaphore(FUTURES_AHEAD)
         self._next_line = 1
@@ -263,12 +309,7 @@ class _Lines:
                 message = source.parse(line)
                 await self._producer.drain()
                 await self._ahead.acquire()
-                future = self._producer.send(
-                    self._subject,
-                    message.value,
-                    key=message.key or source.key,
-                    properties={**source.properties, **(message.properties or {})},
-                )
+                future = _send(self._producer, self._subject, message, source)
                 self._next_line = number + 1
                 self._sent.put_nowait((number, future))
         except KeylaneError as error:  # this line was not sent

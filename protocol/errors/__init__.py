@@ -27,6 +27,7 @@
     │   ├── AcceptedAsLostError                            raised by the client; its fate is UNKNOWN
     │   ├── OutboxMissingError, OutboxOlderError, OutboxNewerError    the tables of an outbox
     │   ├── OutboxRowFailedError                           its fate is UNKNOWN
+    │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError, CodecError     raised by the client
     ├── UnreachableError               no answer of a keylane server
@@ -69,6 +70,7 @@ from .failures import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
+from .scheduled import *  # noqa: F403 - the rest of the tree
 
 TEXT_CHARS_MAX = 4_096
 """An error that quotes its input stays smaller than a frame."""

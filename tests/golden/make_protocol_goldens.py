@@ -44,12 +44,16 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (6, frames.Read(7, 2**40, 1 << 20)),
     (7, frames.AcquireShared(7, "audit", "0123456789abcdef", 5, 30_000)),
     (8, frames.PullShared(7, "audit", "0123456789abcdef", 5, 256, 1 << 20, 5_000, 60_000)),
+    (9, frames.Schedule("orders", 1_800_000_000_123, bytes(range(16)))),
+    (10, frames.CancelScheduled(bytes(range(16)))),
     (1, frames.Appended(-1, "fsync", True)),
     (2, frames.Acquired(3, ((5, 9),), 12, False)),
     (3, frames.Batches(0, 12, 9, True)),
     (4, frames.Acked(2**40)),
     (5, frames.Released()),
     (8, frames.Handed(((3, 5), (9, 2**40)), 3, 2**40, True)),
+    (9, frames.Scheduled("g1", "fsync")),
+    (10, frames.ScheduledCanceled("canceled")),
     (6, frames.refusal(errors.FencedError(partition_id=7, token=5))),
 ]
 PAYLOAD = b"payload"

@@ -48,9 +48,11 @@ LAYERS: dict[str, set[str]] = {
     "broker/storage": set(),
     "broker/store": {"broker/partition", "broker/storage"},
     "broker/retention": {"broker/partition", "broker/storage", "broker/store"},
-    "broker/offline": {"broker/partition", "broker/storage", "broker/store"},
+    "broker/scheduled": {"broker/storage", "broker/store"},
+    "broker/offline": {"broker/partition", "broker/scheduled", "broker/storage", "broker/store"},
     "broker/storage/log": {"broker/storage/index"},
     "broker/storage/index": set(),
+    "producer/scheduled": set(),
     "consumer/pulling": set(),
     "consumer/handling": {"consumer/pulling"},
     "cli/commands": set(),
@@ -64,6 +66,7 @@ LAYERS: dict[str, set[str]] = {
     "protocol/codecs": {"protocol/errors"},
     "protocol/errors": set(),
     "protocol/http": {"protocol/errors"},
+    "protocol/scheduled": {"protocol/errors"},
 }
 
 # folder -> imports that it may not have, because it decides or stores without a network

@@ -135,7 +135,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "deletions failures outbox refusals",
+        "unit/protocol/test_errors.py": "deletions failures outbox refusals scheduled",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",

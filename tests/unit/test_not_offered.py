@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from keylane import Consumer, Producer
-from keylane.protocol.frames import Append, Pull
+from keylane.protocol.frames import Append, Pull, Schedule
 
 
 def arguments(function) -> set[str]:
@@ -19,15 +19,17 @@ def fields(frame) -> set[str]:
     return {field.name for field in msgspec.structs.fields(frame)}
 
 
-def test_no_delay_no_filter():
-    """Neither a send nor an append says when or from where a message comes, neither a consumer nor a pull which it wants."""
-    assert arguments(Producer.send) == {
-        *("subject", "value", "key", "properties", "tags", "queue", "timeout_ms")
-    }
-    assert not {name for name in fields(Append) if "delay" in name or "at_ms" in name}
+def test_filter_is_not_offered():
+    """Neither a consumer nor a pull says which messages it wants."""
     for ask in (arguments(Consumer.__init__), fields(Pull)):
         assert not {name for name in ask if "filter" in name or "tag" in name or "where" in name}
-    with pytest.raises(TypeError, match="delay_ms"):
-        Producer("127.0.0.1:1").send("s", b"v", delay_ms=1)
     with pytest.raises(TypeError, match="filter"):
         Consumer("127.0.0.1:1", subject="s", group="g", filter="x")
+
+
+def test_time_of_delivery_is_not_offered_for_batches():
+    """An append is stored when it comes; a scheduled message is in a frame of its own, without a partition."""
+    assert fields(Append) == {"partition_id"}
+    assert "partition_id" not in fields(Schedule)
+    for send in (Producer.send_all, Producer.send_arrow):
+        assert "deliver_at" not in arguments(send)

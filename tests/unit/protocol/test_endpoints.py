@@ -11,6 +11,7 @@ import pytest
 from keylane.broker.control import BrokerControl
 from keylane.broker.posting import MessagePosting
 from keylane.broker.reading import MessageReading
+from keylane.broker.scheduling import Scheduling
 from keylane.metaserver.calls import control_routes
 from keylane.protocol import endpoints
 from keylane.protocol.endpoints import BROKER, METASERVER
@@ -31,7 +32,10 @@ def test_broker_serves_every_endpoint_of_its_table():
     names = ("broker_group", "broker_id", "clock", "registration")
     control = BrokerControl(MagicMock(), **{name: MagicMock() for name in names})
     posting = MessagePosting(MagicMock(), clock=MagicMock(), rng=MagicMock())
-    routes = [*control.routes(), posting.route(), MessageReading(MagicMock()).route()]
+    reading = MessageReading(MagicMock())
+    names = ("broker_group", "clock", "draw", "standing", "check_writable")
+    scheduling = Scheduling(MagicMock(), MagicMock(), **{name: MagicMock() for name in names})
+    routes = [*control.routes(), posting.route(), reading.route(), *scheduling.routes()]
     assert [route.endpoint for route in routes] == list(BROKER)
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from keylane.cli.commands.produce import ReceiptTally, SendOptions, produce
 from keylane.cli.options import InputFormat, OutputFormat
-from keylane.protocol.errors import ConfigError, InputError
+from keylane.protocol.errors import ConfigError, DeliverAtError, InputError
 from keylane.protocol.message import Receipt
+from keylane.protocol.scheduled.receipt import ScheduledReceipt
 
 STORED = Receipt(1, 5, "fsync", False)
 REORDERED = Receipt(2, 6, "fsync", False, True)
@@ -45,6 +46,38 @@ def test_declaration_of_one_receipt_is_shown(capsys, receipt, shown):
     assert capsys.readouterr().out == shown
 
 
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (1, "1 message is kept by g1 (fsync) until 2027-01-15T08:00:00.000+00:00: id 0a\n"),
+        (
+            2,
+            "2 messages are kept by g1, g2 (fsync) for later; the first is delivered at 2027-01-15T08:00:00.000+00:00\n",
+        ),
+    ],
+)
+def test_messages_for_a_later_delivery_are_told_with_their_time(capsys, count, shown):
+    tally = ReceiptTally(OutputFormat.TABLE)
+    for group in ("g1", "g2")[:count]:
+        tally.add(
+            ScheduledReceipt(
+                scheduled_id="0a",
+                subject="s",
+                broker_group=group,
+                deliver_at_ms=1_800_000_000_000,
+                durable="fsync",
+            )
+        )
+    tally.close()
+    assert capsys.readouterr().out == shown
+
+
+async def test_impossible_time_is_refused_before_anything_is_sent():
+    options = SendOptions(subject="s", value="v", deliver_at="2000-01-01T00:00:00Z")
+    with pytest.raises(DeliverAtError, match="has passed"):
+        await produce("127.0.0.1:1", OutputFormat.TABLE, options)
+
+
 def test_receipt_in_json_says_whether_it_is_reordered(capsys):
     """With the line of the input."""
     ReceiptTally(OutputFormat.JSON).add(REORDERED, 3)
@@ -67,6 +100,7 @@ def test_receipt_in_json_says_whether_it_is_reordered(capsys):
         ({"separator": "=", "file": Path("a.csv")}, "only in the format lines"),
         ({"separator": "=", "format": InputFormat.JSON}, "only in the format lines"),
         ({"keyless": True, "file": Path("a.csv")}, "--key-separator or a --key-field"),
+        ({"value": "v", "deliver_at": "1", "delay_s": 1.0}, "two times"),
         ({"headers": ["a"]}, "name=value"),
         ({"headers": ["=b"]}, "name=value"),
         ({"headers": ["a=b", "a=c"]}, "given twice"),

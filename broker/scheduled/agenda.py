@@ -1,0 +1,281 @@
+"""Which scheduled messages wait, which are due, and which are on their way to their subjects.  Pure.
+
+    waiting ──due──▶ ready ──take──▶ taken ──begin──▶ in a delivery ──end──▶ delivered
+       │ ▲                             │                    │
+       │ └───────── give back ─────────┴── nothing stored ──┘
+       └──cancel──▶ canceled
+
+Invariants
+    A message is in one delivery at most.  A delivery is stored under one idempotency key with the same messages each
+    time, so its messages are given back only when nothing of it can be stored.
+    A message that was taken is not canceled, unless it was given back.
+    A message is not written again behind the record that settles it, which would bring it back at a start.
+    The records of the journal, folded in their order, give the same waiting messages and deliveries.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from ...protocol.errors import ScheduledUnknownError
+from ...protocol.scheduled.receipt import CancelOutcome
+from .records import Canceled, Delivered, Place, Record, Taken, Waits
+
+SETTLED_MAX = 10_000
+"""Delivered and canceled messages that are remembered, for repeated calls."""
+DELIVERY_COUNT_MAX = 1_000
+DELIVERY_BYTES_MAX = 1 << 20
+"""A batch has room for a message of the largest size, so the first message always fits."""
+
+
+@dataclass(slots=True)
+class ScheduledEntry:
+    """A scheduled message without its value, which stays in the journal."""
+
+    scheduled_id: bytes
+    deliver_at_ms: int
+    subject: str
+    size: int
+    place: Place
+    due_ms: int
+    """When it is taken: at its time, or at the next try."""
+    taken: bool = False
+
+
+@dataclass(slots=True)
+class ScheduledDelivery:
+    """A batch of messages that may be stored already."""
+
+    name: str
+    subject: str
+    logical: int
+    scheduled_ids: tuple[bytes, ...]
+    segment: int
+    """The segment of the journal that has its record."""
+
+
+class Agenda:
+    """The scheduled messages of a broker."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, ScheduledEntry] = {}
+        self.deliveries: dict[str, ScheduledDelivery] = {}
+        self.bytes = 0
+        """Bytes of the entries in the journal, about."""
+        self._delivery_of: dict[bytes, str] = {}
+        self._heap: list[tuple[int, int, bytes]] = []
+        self._serial = 0
+        self._ready: dict[str, deque[bytes]] = {}
+        """Due messages by subject, in the order of their times."""
+        self._busy: set[str] = set()
+        """Subjects whose next delivery waits for the one before it."""
+        self._settling: dict[bytes | str, set[int]] = {}
+        """Canceled messages and stored deliveries whose records are not durable yet, with the segments that have them."""
+        self._settled: OrderedDict[bytes, CancelOutcome] = OrderedDict()
+
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────────
+    def knows(self, scheduled_id: bytes) -> bool:
+        """True for a message that waits, is on its way, or was settled lately."""
+        return scheduled_id in self.entries or scheduled_id in self._settled
+
+    def add(self, record: Waits, place: Place) -> None:
+        """Add a message, or note the new place of its record."""
+        entry = self.entries.get(record.scheduled_id)
+        if entry is not None:
+            entry.place = place
+            return
+        at_ms = record.deliver_at_ms
+        entry = ScheduledEntry(
+            record.scheduled_id, at_ms, record.subject, record.size, place, at_ms
+        )
+        self._settled.pop(record.scheduled_id, None)
+        self.entries[entry.scheduled_id] = entry
+        self.bytes += entry.size
+        self._wait(entry)
+
+    def _wait(self, entry: ScheduledEntry) -> None:
+        entry.taken = False
+        self._serial += 1
+        heappush(self._heap, (entry.due_ms, self._serial, entry.scheduled_id))
+
+    def cancel(self, scheduled_id: bytes) -> CancelOutcome | None:
+        """
+        Begin to cancel a message.
+
+        Returns:
+            The outcome, if it is settled or taken already; None if it was waiting: it is taken until `canceled` or
+            `give_back`.
+
+        Raises:
+            ScheduledUnknownError
+        """
+        entry = self.entries.get(scheduled_id)
+        if entry is not None:
+            if entry.taken:
+                return CancelOutcome.DELIVERED
+            entry.taken = True
+            self._settling[scheduled_id] = {entry.place.segment}
+            return None
+        outcome = self._settled.get(scheduled_id)
+        if outcome is None:
+            raise ScheduledUnknownError(scheduled_id=scheduled_id.hex())
+        return outcome
+
+    def canceled(self, scheduled_id: bytes) -> None:
+        """Note that a cancel is durable."""
+        self._settling.pop(scheduled_id, None)
+        self._settle(scheduled_id, CancelOutcome.CANCELED)
+
+    def _settle(self, scheduled_id: bytes, outcome: CancelOutcome) -> None:
+        entry = self.entries.pop(scheduled_id, None)
+        if entry is not None:
+            self.bytes -= entry.size
+        self._settled[scheduled_id] = outcome
+        if len(self._settled) > SETTLED_MAX:
+            self._settled.popitem(last=False)
+
+    # ── deliveries ────────────────────────────────────────────────────────────────────────────────────
+    def take(self, now_ms: int) -> list[list[ScheduledEntry]]:
+        """
+        Take messages whose time has come: of each subject that is not busy, the next batch, the oldest first.
+
+        The subjects are busy until `free`.
+        """
+        while self._heap and self._heap[0][0] <= now_ms:
+            due_ms, _, scheduled_id = heappop(self._heap)
+            entry = self.entries.get(scheduled_id)
+            if entry is not None and entry.due_ms == due_ms and not entry.taken:
+                self._ready.setdefault(entry.subject, deque()).append(scheduled_id)
+        batches = []
+        for subject in [subject for subject in self._ready if subject not in self._busy]:
+            batch = self._next_batch(self._ready[subject])
+            if not self._ready[subject]:
+                del self._ready[subject]
+            if batch:
+                self._busy.add(subject)
+                batches.append(batch)
+        return batches
+
+    def _next_batch(self, ready: deque[bytes]) -> list[ScheduledEntry]:
+        batch: list[ScheduledEntry] = []
+        size = 0
+        while ready and len(batch) < DELIVERY_COUNT_MAX:
+            entry = self.entries.get(ready[0])
+            if entry is not None and not entry.taken:
+                size += entry.size
+                if batch and size > DELIVERY_BYTES_MAX:
+                    break
+                entry.taken = True
+                batch.append(entry)
+            ready.popleft()
+        return batch
+
+    def free(self, subject: str) -> None:
+        """Let the next delivery of a subject begin."""
+        self._busy.discard(subject)
+
+    def begin(self, record: Taken, segment: int) -> ScheduledDelivery:
+        """Note a delivery whose record is durable in this segment."""
+        for scheduled_id in record.scheduled_ids:
+            before = self._delivery_of.get(scheduled_id)
+            if before is not None and before != record.delivery:
+                self._dissolve(before)
+            self._delivery_of[scheduled_id] = record.delivery
+        delivery = ScheduledDelivery(
+            record.delivery, record.subject, record.logical, record.scheduled_ids, segment
+        )
+        self.deliveries[record.delivery] = delivery
+        return delivery
+
+    def end(self, name: str) -> None:
+        """Note that the messages of a delivery are stored; `ended` follows when its record is durable."""
+        delivery = self.deliveries.get(name)
+        if delivery is not None:
+            self._dissolve(name)
+            known = [each for each in delivery.scheduled_ids if each in self.entries]
+            segments = {self.entries[each].place.segment for each in known}
+            self._settling[name] = segments | {delivery.segment}
+            for scheduled_id in delivery.scheduled_ids:
+                self._settle(scheduled_id, CancelOutcome.DELIVERED)
+
+    def ended(self, name: str) -> None:
+        """Note that the record of a stored delivery is durable."""
+        self._settling.pop(name, None)
+
+    def give_back(self, scheduled_ids: Iterable[bytes], due_ms: int | None = None) -> None:
+        """Have messages that were taken, and of which none is stored, wait until `due_ms`; None: as before."""
+        for scheduled_id in scheduled_ids:
+            if (name := self._delivery_of.get(scheduled_id)) is not None:
+                self._dissolve(name)
+            self._settling.pop(scheduled_id, None)
+            entry = self.entries.get(scheduled_id)
+            if entry is not None:
+                entry.due_ms = entry.due_ms if due_ms is None else due_ms
+                self._wait(entry)
+
+    def _dissolve(self, name: str) -> None:
+        """Forget a delivery, whose messages are in no other."""
+        for scheduled_id in self.deliveries.pop(name).scheduled_ids:
+            self._delivery_of.pop(scheduled_id, None)
+
+    # ── the journal ───────────────────────────────────────────────────────────────────────────────────
+    def replay(self, record: Record, place: Place) -> None:
+        """Fold a record of the journal, at a start; `finish` ends it."""
+        if isinstance(record, Waits):
+            self.add(record, place)
+        elif isinstance(record, Canceled):
+            if (name := self._delivery_of.get(record.scheduled_id)) is not None:
+                self._dissolve(name)  # it was given back before the cancel
+            self.canceled(record.scheduled_id)
+        elif isinstance(record, Taken):
+            self.begin(record, place.segment)
+        elif isinstance(record, Delivered):
+            if record.delivery in self.deliveries:
+                self._dissolve(record.delivery)
+            for scheduled_id in record.scheduled_ids:
+                self._settle(scheduled_id, CancelOutcome.DELIVERED)
+
+    def finish(self) -> None:
+        """End a replay: messages of deliveries are taken, all others wait."""
+        for name, delivery in list(self.deliveries.items()):
+            if not all(scheduled_id in self.entries for scheduled_id in delivery.scheduled_ids):
+                self._dissolve(name)
+        for scheduled_id in self._delivery_of:
+            self.entries[scheduled_id].taken = True
+
+    def move(self, records: Iterable[Record], place: Place) -> None:
+        """Note where records were written again; those that were settled meanwhile stay so."""
+        for record in records:
+            if isinstance(record, Waits) and record.scheduled_id in self.entries:
+                self.entries[record.scheduled_id].place = place
+            elif isinstance(record, Taken) and record.delivery in self.deliveries:
+                self.deliveries[record.delivery].segment = place.segment
+
+    def needs(self, record: Record, segment: int) -> bool:
+        """True if a record of this segment must be written again before the segment is removed."""
+        if isinstance(record, Waits):
+            entry = self.entries.get(record.scheduled_id)
+            canceling = record.scheduled_id in self._settling
+            return entry is not None and entry.place.segment == segment and not canceling
+        if isinstance(record, Taken):
+            delivery = self.deliveries.get(record.delivery)
+            return delivery is not None and delivery.segment == segment
+        return False
+
+    def is_settling(self, segment: int) -> bool:
+        """True if this segment has records of messages that are settled, durably only when what is written now is."""
+        return any(segment in segments for segments in self._settling.values())
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next message is due that is not due yet; None without one."""
+        while self._heap:
+            due_ms, _, scheduled_id = self._heap[0]
+            entry = self.entries.get(scheduled_id)
+            if entry is not None and entry.due_ms == due_ms and not entry.taken:
+                return due_ms
+            heappop(self._heap)
+        return None

@@ -1,0 +1,540 @@
+"""Keeps scheduled messages durably, and stores each in its subject at its time.  Runs on one event loop.
+
+    schedule, cancel ─▶ journal ─▶ agenda ──time──▶ "taken" in the journal ─▶ the subject ─▶ "delivered" in the journal
+
+What waits for the disk is written as one frame with one sync.  A delivery is a batch of due messages of one subject:
+its idempotency key is durable before it is stored, so a repeat after a crash is stored once.
+
+Times are those of the calendar.  A calendar that is set forward is noticed within POLL_MS; one that is set back delays
+messages that are not due any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from ...protocol.backoff import Backoff, Pauses
+from ...protocol.clock import Clock
+from ...protocol.errors import (
+    BrokerReadOnlyError,
+    CorruptLogError,
+    DiskFullError,
+    Fate,
+    KeylaneError,
+    ScheduleFullError,
+    StorageError,
+)
+from ...protocol.http.posted import PostedMessage
+from ...protocol.scheduled.receipt import CancelOutcome
+from ..standing import Standing
+from ..storage.files import Files
+from ..store.group_commit import RunBlocking
+from .agenda import Agenda, ScheduledDelivery, ScheduledEntry
+from .journal import SEGMENT_BYTES, ScheduledJournal
+from .records import Canceled, Delivered, Place, Record, Taken, Waits
+
+log = logging.getLogger("keylane.broker")
+
+POLL_MS = 1_000
+WRITE_BYTES_MAX = 4 << 20
+"""Bytes of messages from which on a frame takes no more."""
+SETTLE_S = 0.02
+"""How long a segment waits for the records that settle its messages, before it is looked at again."""
+COPIED_MAX = 1_000
+"""Records that are written again in one frame, before a segment is removed."""
+WAITS = Backoff(first_ms=50, max_ms=30_000)
+"""Pauses of a subject whose messages cannot be stored now."""
+UNREADABLE_MS = 60_000
+"""Pause of a message that cannot be read from the disk."""
+
+
+class Subjects(Protocol):
+    """Where messages go whose time has come."""
+
+    async def place(self, subject: str) -> int:
+        """A logical partition whose partition takes messages now.  Raises KeylaneError."""
+        ...
+
+    async def store(
+        self,
+        subject: str,
+        messages: Sequence[PostedMessage],
+        *,
+        sent_at_ns: Sequence[int],
+        key: str,
+        logical: int,
+    ) -> None:
+        """
+        Store messages without keys as one batch under an idempotency key; a repeat is stored once.
+
+        Raises:
+            KeylaneError: nothing is stored, or its fate is UNKNOWN.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Write:
+    """Records that wait for the disk."""
+
+    records: Sequence[Record]
+    size: int
+    done: asyncio.Future[None]
+    then: Callable[[Place], object]
+    undo: Callable[[], object]
+
+
+class Scheduler:
+    """The scheduled messages of a broker; made by `open`."""
+
+    def __init__(
+        self,
+        journal: ScheduledJournal,
+        agenda: Agenda,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        run_blocking: RunBlocking,
+        broker_group: str,
+        count_max: int,
+        bytes_max: int,
+    ) -> None:
+        """
+        Args:
+            rng: for idempotency keys and pauses; it must give no number a second time after a restart.
+            run_blocking: runs one function at a time, in the order of the calls.
+        """
+        self._journal = journal
+        self._agenda = agenda
+        self._clock = clock
+        self._rng = rng
+        self._run_blocking = run_blocking
+        self._broker_group = broker_group
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._queue: deque[_Write] = deque()
+        self._writing: dict[bytes, asyncio.Future[None]] = {}
+        """Messages that are not durable yet."""
+        self._canceling: dict[bytes, asyncio.Future[None]] = {}
+        """Cancels that are not durable yet."""
+        self._writing_bytes = 0
+        self._failure = ""
+        """Why nothing is written any more; "" if it is."""
+        self._wake = asyncio.Event()
+        self._pauses: dict[str, Pauses] = {}
+        """Subjects whose last delivery failed."""
+        self._problems: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writer: asyncio.Task[None] | None = None
+        self._cleaner: asyncio.Task[None] | None = None
+        self.delivered = 0
+        """Messages delivered since the start."""
+
+    @classmethod
+    def open(
+        cls,
+        files: Files,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        run_blocking: RunBlocking,
+        broker_group: str,
+        count_max: int,
+        bytes_max: int,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> Scheduler:
+        """
+        Recover the scheduled messages of a locked data folder; blocks.
+
+        Raises:
+            DataFolderError: a newer broker wrote the journal.
+        """
+        agenda, journal = open_agenda(files, segment_bytes=segment_bytes)
+        return cls(
+            journal,
+            agenda,
+            clock=clock,
+            rng=rng,
+            run_blocking=run_blocking,
+            broker_group=broker_group,
+            count_max=count_max,
+            bytes_max=bytes_max,
+        )
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def problem(self) -> str:
+        """Why scheduled messages are neither taken nor delivered; "" if they are."""
+        if self._journal.problems:
+            return self._journal.problems[0]
+        return self._failure
+
+    def view(self) -> dict[str, object]:
+        """The state for the broker's health."""
+        return {
+            "count": len(self._agenda.entries),
+            "bytes": self._agenda.bytes,
+            "next_ms": self._agenda.next_due_ms,
+            "delivered": self.delivered,
+            "problem": self.problem,
+            "late": dict(list(self._problems.items())[:10]),
+        }
+
+    async def schedule(self, messages: Sequence[Waits]) -> None:
+        """
+        Keep messages durably, all of them or none; one with a known id is kept already.
+
+        Raises:
+            ScheduleFullError, BrokerReadOnlyError, CorruptLogError: nothing is kept.
+            StorageError: see its fate.
+        """
+        self._check()
+        known = [self._writing.get(message.scheduled_id) for message in messages]
+        fresh = [
+            message
+            for message, writing in zip(messages, known, strict=True)
+            if writing is None and not self._agenda.knows(message.scheduled_id)
+        ]
+        if fresh:
+            size = sum(message.size for message in fresh)
+            self._check_limits(len(fresh), size)
+            await self._keep(fresh, size)
+        for writing in known:
+            if writing is not None:
+                await asyncio.shield(writing)
+
+    def _check_limits(self, count: int, size: int) -> None:
+        kept = len(self._agenda.entries) + len(self._writing)
+        if kept + count > self._count_max:
+            raise ScheduleFullError(
+                f"the broker keeps {kept} scheduled messages, and takes {self._count_max} at most",
+                limit=self._count_max,
+                broker_group=self._broker_group,
+            )
+        kept = self._agenda.bytes + self._writing_bytes
+        if kept + size > self._bytes_max:
+            raise ScheduleFullError(
+                f"the broker keeps {kept} bytes of scheduled messages, and takes {self._bytes_max} at most",
+                limit=self._bytes_max,
+                broker_group=self._broker_group,
+            )
+
+    async def _keep(self, messages: Sequence[Waits], size: int) -> None:
+        def end() -> None:
+            self._writing_bytes -= size
+            for message in messages:
+                del self._writing[message.scheduled_id]
+
+        def kept(place: Place) -> None:
+            end()
+            for message in messages:
+                self._agenda.add(message, place)
+            self._wake.set()
+
+        done = self._submit(messages, size, then=kept, undo=end)
+        self._writing_bytes += size
+        for message in messages:
+            self._writing[message.scheduled_id] = done
+        await asyncio.shield(done)
+
+    async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
+        """
+        Never deliver a message, durably, unless it is delivered already.
+
+        Raises:
+            ScheduledUnknownError: the message is not known, or no longer.
+            BrokerReadOnlyError, CorruptLogError: nothing is done.
+            StorageError: see its fate.
+        """
+        self._check()
+        for working in (self._writing.get(scheduled_id), self._canceling.get(scheduled_id)):
+            if working is not None:
+                await asyncio.shield(working)
+        outcome = self._agenda.cancel(scheduled_id)
+        if outcome is not None:
+            return outcome
+        done = self._submit(
+            [Canceled(scheduled_id)],
+            0,
+            then=lambda _place: self._end_cancel(scheduled_id, self._agenda.canceled),
+            undo=lambda: self._end_cancel(scheduled_id, self._wait_again),
+        )
+        self._canceling[scheduled_id] = done
+        await asyncio.shield(done)
+        return CancelOutcome.CANCELED
+
+    def _end_cancel(self, scheduled_id: bytes, decide: Callable[[bytes], None]) -> None:
+        del self._canceling[scheduled_id]
+        decide(scheduled_id)
+
+    def _wait_again(self, scheduled_id: bytes) -> None:
+        self._agenda.give_back([scheduled_id])
+        self._wake.set()
+
+    def _check(self) -> None:
+        if self._journal.problems:
+            raise CorruptLogError(f"scheduled messages are not served: {self.problem}")
+        if self._failure:
+            raise BrokerReadOnlyError(f"scheduled messages are not written: {self._failure}")
+
+    # ── the journal ───────────────────────────────────────────────────────────────────────────────────
+    def _submit(
+        self,
+        records: Sequence[Record],
+        size: int,
+        *,
+        then: Callable[[Place], object] = lambda _place: None,
+        undo: Callable[[], object] = lambda: None,
+    ) -> asyncio.Future[None]:
+        """
+        Have records written in the order of the calls.
+
+        Args:
+            then: called when they are durable, before the future is done.
+            undo: called in its place if they are not written, or may not be durable.
+        """
+        done = asyncio.get_running_loop().create_future()
+        self._queue.append(_Write(records, size, done, then, undo))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write(), name="scheduled messages")
+        return done
+
+    async def _write(self) -> None:
+        while self._queue:
+            writes: list[_Write] = []
+            size = 0
+            while self._queue and (not writes or size + self._queue[0].size <= WRITE_BYTES_MAX):
+                writes.append(self._queue.popleft())
+                size += writes[-1].size
+            records = [record for write in writes for record in write.records]
+            place = Place(0, 0, 0)
+            try:
+                self._check()
+                if records:
+                    place = await self._run_blocking(self._journal.append, records)
+            except KeylaneError as error:
+                if isinstance(error, StorageError) and not isinstance(error, DiskFullError):
+                    self._failure = self._failure or error.message
+                    log.critical("no scheduled messages until the broker is restarted: %s", error)
+                for write in writes:
+                    write.undo()
+                    write.done.set_exception(error.copy(error.fate))
+                    write.done.exception()  # its caller may be gone
+                continue
+            for write in writes:
+                write.then(place)
+                write.done.set_result(None)
+            self._clean()
+        self._writer = None
+
+    def _clean(self) -> None:
+        """Begin to remove the oldest segments if most of the journal is about settled messages."""
+        most = 2 * (self._agenda.bytes + self._journal.segment_bytes)
+        many = len(self._journal.segments) > 1
+        if self._cleaner is None and many and self._journal.bytes > most:
+            self._cleaner = asyncio.create_task(self._remove_oldest(), name="scheduled cleaning")
+
+    async def _remove_oldest(self) -> None:
+        """Write again what is needed of the oldest segment, then remove it."""
+        try:
+            segment = self._journal.segments[0]
+            records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
+            while True:
+                needed = [record for record in records if self._agenda.needs(record, segment)]
+                if needed:
+                    copied = needed[:COPIED_MAX]
+                    await self._submit(copied, 0, then=partial(self._agenda.move, copied))
+                elif self._agenda.is_settling(segment):
+                    await asyncio.sleep(SETTLE_S)
+                else:
+                    break
+            await self._run_blocking(self._journal.remove, segment)
+        except KeylaneError as error:
+            log.error("the journal of scheduled messages stays large: %s", error.message)
+        finally:
+            self._cleaner = None
+
+    # ── deliveries ────────────────────────────────────────────────────────────────────────────────────
+    async def run(self, target: Subjects, standing: Standing) -> None:
+        """Deliver messages at their times, until cancelled; none before a metaserver has accepted the data folder."""
+        await standing.wait_accepted()
+        if self._journal.problems:
+            return  # a record that is lost may say that a message is delivered or canceled
+        for delivery in list(self._agenda.deliveries.values()):
+            self._start(self._resume(delivery, target, standing))
+        while True:
+            self._wake.clear()
+            now_ms = self._clock.wall_ms()
+            for batch in self._agenda.take(now_ms):
+                self._start(self._deliver(batch, target, standing))
+            due_ms = self._agenda.next_due_ms
+            wait_ms = None if due_ms is None else min(max(due_ms - now_ms, 1), POLL_MS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                    await self._wake.wait()
+            if not standing.accepted:
+                await standing.wait_accepted()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="delivery of scheduled messages")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a delivery of scheduled messages failed", exc_info=task.exception())
+
+    async def _deliver(
+        self, batch: list[ScheduledEntry], target: Subjects, standing: Standing
+    ) -> None:
+        """Store a batch of due messages in their subject, or give them back."""
+        subject = batch[0].subject
+        try:
+            messages = await self._read(batch)
+            if not messages:
+                self._free(subject)
+                return
+            name = f"scheduled-{self._rng.getrandbits(128):032x}"
+            logical = await target.place(subject)
+            taken = Taken(name, subject, logical, tuple(each.scheduled_id for each in messages))
+            await self._submit(
+                [taken], 0, then=lambda place: self._agenda.begin(taken, place.segment)
+            )
+        except KeylaneError as error:
+            self._give_back(subject, [entry.scheduled_id for entry in batch], error)
+            return
+        delivery = self._agenda.deliveries[name]
+        await self._store(delivery, messages, target, standing, doubtful=False)
+
+    async def _resume(
+        self, delivery: ScheduledDelivery, target: Subjects, standing: Standing
+    ) -> None:
+        """Store a batch that may have been stored before a restart."""
+        entries = [self._agenda.entries[each] for each in delivery.scheduled_ids]
+        messages = await self._read(entries)
+        if len(messages) == len(entries):
+            await self._store(delivery, messages, target, standing, doubtful=True)
+
+    async def _read(self, entries: Sequence[ScheduledEntry]) -> list[Waits]:
+        """The messages of entries, in their order; those that cannot be read now are given back."""
+        by_id: dict[bytes, Waits] = {}
+        wanted = {entry.scheduled_id for entry in entries}
+        for place in dict.fromkeys(entry.place for entry in entries):
+            try:
+                records = await self._run_blocking(self._journal.read, place)
+            except StorageError as error:
+                log.error("a scheduled message cannot be read: %s", error.message)
+                continue
+            for record in records:
+                if isinstance(record, Waits) and record.scheduled_id in wanted:
+                    by_id[record.scheduled_id] = record
+        unread = wanted - by_id.keys()
+        if unread:
+            self._agenda.give_back(unread, self._clock.wall_ms() + UNREADABLE_MS)
+        return [by_id[entry.scheduled_id] for entry in entries if entry.scheduled_id in by_id]
+
+    async def _store(
+        self,
+        delivery: ScheduledDelivery,
+        messages: Sequence[Waits],
+        target: Subjects,
+        standing: Standing,
+        *,
+        doubtful: bool,
+    ) -> None:
+        """Store a delivery whose record is durable until it is stored, or surely is not."""
+        posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
+        pauses = WAITS.pauses(self._rng)
+        while True:
+            if not standing.accepted:
+                await standing.wait_accepted()
+            try:
+                await target.store(
+                    delivery.subject,
+                    posted,
+                    sent_at_ns=[each.sent_at_ns for each in messages],
+                    key=delivery.name,
+                    logical=delivery.logical,
+                )
+                break
+            except KeylaneError as error:
+                doubtful = doubtful or error.fate is Fate.UNKNOWN
+                if not doubtful:
+                    self._give_back(delivery.subject, delivery.scheduled_ids, error)
+                    return
+                self._tell(delivery.subject, error)
+                self._free(delivery.subject)
+                await asyncio.sleep(pauses.next_ms() / 1000)
+        self._agenda.end(delivery.name)
+        self.delivered += len(messages)
+        self._pauses.pop(delivery.subject, None)
+        self._problems.pop(delivery.subject, None)
+        self._free(delivery.subject)
+        done = Delivered(delivery.name, delivery.scheduled_ids)
+        while True:
+            try:
+                await self._submit([done], 0, then=lambda _: self._agenda.ended(delivery.name))
+                return
+            except KeylaneError:  # a start stores it again, as a duplicate
+                await asyncio.sleep(pauses.next_ms() / 1000)
+
+    def _give_back(self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError) -> None:
+        """Have messages of which nothing is stored wait for a while."""
+        pauses = self._pauses.get(subject)
+        if pauses is None:
+            pauses = self._pauses[subject] = WAITS.pauses(self._rng)
+        self._agenda.give_back(scheduled_ids, self._clock.wall_ms() + pauses.next_ms())
+        self._tell(subject, error)
+        self._free(subject)
+
+    def _free(self, subject: str) -> None:
+        self._agenda.free(subject)
+        self._wake.set()
+
+    def _tell(self, subject: str, error: KeylaneError) -> None:
+        """Log each problem of a subject once."""
+        if self._problems.get(subject) != error.message:
+            log.warning("scheduled messages of %s wait: %s", subject, error.message)
+            self._problems[subject] = error.message
+
+    async def close(self) -> None:
+        """End deliveries, and wait until what was submitted is written."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for working in (self._cleaner, self._writer):
+            if working is not None:
+                await asyncio.wait([working])
+        self._journal.close()
+
+
+def open_agenda(
+    files: Files, *, segment_bytes: int = SEGMENT_BYTES, cut: bool = True
+) -> tuple[Agenda, ScheduledJournal]:
+    """
+    What the journal of a data folder says; blocks.
+
+    Args:
+        cut: cut a write off that was not finished; without it no byte is changed.
+
+    Raises:
+        DataFolderError: a newer broker wrote the journal.
+    """
+    agenda = Agenda()
+
+    def visit(place: Place, records: list[Record]) -> None:
+        for record in records:
+            agenda.replay(record, place)
+
+    journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, cut=cut)
+    agenda.finish()
+    return agenda, journal

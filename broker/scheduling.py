@@ -1,0 +1,189 @@
+"""Answers calls about later deliveries: frames of producers, and plain HTTP.
+
+    POST /v1/subjects/{subject}/scheduled?deliver_at=…      receipts, each with the id of a message
+    POST /v1/scheduled/{id}/cancel                          canceled, or delivered
+
+The scheduler keeps the messages and delivers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+from ..protocol.batch import check_batch, check_lengths, columns
+from ..protocol.clock import Clock
+from ..protocol.endpoints import CANCEL_SCHEDULED, SCHEDULE_MESSAGES
+from ..protocol.errors import DeliverAtError, DeliverAtKeyError, InvalidRequestError
+from ..protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
+from ..protocol.http.idempotency import IDEMPOTENCY_KEY, keyed_producer
+from ..protocol.http.posted import PostedMessage, posted_messages
+from ..protocol.ids import check_name
+from ..protocol.message import check_message_size
+from ..protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
+from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledReceipt
+from ..rpc.server import ControlRoute, Params, check_params
+from .peers import Peers
+from .scheduled.records import Waits
+from .scheduled.scheduler import Scheduler
+from .service import Handled
+from .standing import Standing, check_standing
+from .store.store import DURABLE
+
+ID_BYTES = 16
+LATE_MS_MAX = 60_000
+"""How far a time in a frame may have passed: the producer has checked it by its own calendar, and may have tried for a
+while."""
+
+
+class Scheduling:
+    """Answers calls about scheduled messages from a scheduler."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        peers: Peers,
+        *,
+        broker_group: str,
+        clock: Clock,
+        draw: Callable[[int], int],
+        standing: Standing,
+        check_writable: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            draw: draws a number at random, of the given length in bits, for ids.
+            check_writable: raises BrokerReadOnlyError while the broker takes no messages.
+        """
+        self._scheduler = scheduler
+        self._peers = peers
+        self._broker_group = broker_group
+        self._clock = clock
+        self._draw = draw
+        self._standing = standing
+        self._check_writable = check_writable
+
+    def routes(self) -> list[ControlRoute]:
+        """The routes of the calls by HTTP."""
+        return [
+            ControlRoute(SCHEDULE_MESSAGES, self.post),
+            ControlRoute(CANCEL_SCHEDULED, self.post_cancel),
+        ]
+
+    # ── frames ────────────────────────────────────────────────────────────────────────────────────────
+    async def schedule(self, request: Schedule, payload: memoryview) -> Handled:
+        """
+        Keep the message in the payload until its time, durably.
+
+        Raises:
+            DeliverAtError, DeliverAtKeyError, ScheduleFullError, SubjectUnknownError, BrokerReadOnlyError: it is not kept.
+        """
+        subject = check_name("subject", request.subject)
+        _check_id(request.scheduled_id)
+        self._check_time(request.deliver_at_ms)
+        header = check_batch(payload)
+        check_lengths(payload, header)
+        if header.count != 1 or header.length != len(payload):
+            raise InvalidRequestError("a scheduled message is a batch of one message")
+        cut = columns(payload, header)
+        key, value, packed = (
+            cut.blob[edges[0] : edges[1]]
+            for edges in (cut.key_edges, cut.value_edges, cut.property_edges)
+        )
+        if key:
+            raise DeliverAtKeyError
+        check_message_size(0, len(value), len(packed))
+        message = Waits(
+            request.scheduled_id, request.deliver_at_ms, subject, cut.sent_at_ns[0], value, packed
+        )
+        await self._keep(subject, [message])
+        return Scheduled(self._broker_group, DURABLE), b""
+
+    async def cancel(self, request: CancelScheduled, _payload: memoryview) -> Handled:
+        """Never deliver a message, unless it is delivered.  Raises ScheduledUnknownError."""
+        _check_id(request.scheduled_id)
+        outcome = await self._scheduler.cancel(request.scheduled_id)
+        return ScheduledCanceled(outcome.value), b""
+
+    def _check_time(self, deliver_at_ms: int) -> None:
+        now_ms = self._clock.wall_ms()
+        if not now_ms - LATE_MS_MAX <= deliver_at_ms <= now_ms + AHEAD_MS_MAX + LATE_MS_MAX:
+            raise DeliverAtError(
+                f"deliver_at is {shown(deliver_at_ms)}, and by the broker's calendar it is {shown(now_ms)}",
+                deliver_at_ms=deliver_at_ms,
+                now_ms=now_ms,
+            )
+
+    async def _keep(self, subject: str, messages: list[Waits]) -> None:
+        self._check_writable()
+        await self._peers.route(subject)  # the subject exists
+        await self._scheduler.schedule(messages)
+
+    # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────────
+    async def post(self, body: bytes, params: Params) -> ScheduledList:
+        """
+        Keep the messages of a request until `deliver_at`, durably: all or none.
+
+        Raises:
+            KeylaneError: none is kept, or its fate is UNKNOWN.
+        """
+        check_params(SCHEDULE_MESSAGES, params)
+        await check_standing(self._standing)
+        subject = check_name("subject", params["subject"])
+        if "deliver_at" not in params:
+            raise DeliverAtError("the time is missing: …/scheduled?deliver_at=2030-01-31T08:00:00Z")
+        now_ms = self._clock.wall_ms()
+        deliver_at_ms = read_deliver_at(params["deliver_at"], now_ms=now_ms)
+        posted = posted_messages(body, params)
+        if any(message.key for message in posted):
+            raise DeliverAtKeyError
+        ids = self._ids(posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
+        sent_at_ns = self._clock.wall_ns()
+        messages = [
+            Waits(
+                number, deliver_at_ms, subject, sent_at_ns, message.value, message.packed_properties
+            )
+            for number, message in zip(ids, posted, strict=True)
+        ]
+        await self._keep(subject, messages)
+        return ScheduledList(
+            receipts=[
+                ScheduledReceipt(
+                    scheduled_id=number.hex(),
+                    subject=subject,
+                    broker_group=self._broker_group,
+                    deliver_at_ms=deliver_at_ms,
+                    durable=DURABLE,
+                )
+                for number in ids
+            ]
+        )
+
+    def _ids(
+        self, messages: list[PostedMessage], deliver_at_ms: int, key: str | None
+    ) -> list[bytes]:
+        """The ids of messages: of a repeat with the same idempotency key, messages and time the same ids."""
+        if key is None:
+            return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
+        named = f"{keyed_producer(key, messages)} {deliver_at_ms}"
+        return [
+            blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
+            for number in range(len(messages))
+        ]
+
+    async def post_cancel(self, _body: object, params: Params) -> CanceledScheduled:
+        """Never deliver a message, unless it is delivered.  Raises ScheduledUnknownError."""
+        await check_standing(self._standing)
+        try:
+            number = bytes.fromhex(params["id"])
+        except ValueError:
+            number = b""
+        _check_id(number)
+        return CanceledScheduled(outcome=await self._scheduler.cancel(number))
+
+
+def _check_id(scheduled_id: bytes) -> None:
+    if len(scheduled_id) != ID_BYTES:
+        raise InvalidRequestError(
+            f"the id of a scheduled message has {ID_BYTES} bytes, {2 * ID_BYTES} hexadecimal digits"
+        )

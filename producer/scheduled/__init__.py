@@ -1,0 +1,1 @@
+"""Messages for a later delivery: sent to brokers that keep them, and canceled there."""

@@ -1,0 +1,353 @@
+"""Messages for a later delivery: each is sent to a broker, which keeps it until its time; a cancel goes to that broker.
+
+A message whose broker did not answer is sent to the same broker again, under the same id, so it is kept once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Generator, Mapping
+from datetime import datetime
+from typing import Any
+
+from ...protocol.batch import encode_batch
+from ...protocol.clock import Clock
+from ...protocol.errors import (
+    BrokerGroupUnknownError,
+    ClosedError,
+    DeliverAtKeyError,
+    DeliveryTimeoutError,
+    Fate,
+    GivenUpError,
+    InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    QueueFullError,
+    Retry,
+    ScheduleFullError,
+    UnreachableError,
+)
+from ...protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
+from ...protocol.ids import NO_PRODUCER, check_name
+from ...protocol.message import check_message_size, pack_properties
+from ...protocol.routing import OrderStrategy, Route
+from ...protocol.scheduled.deliver_at import deliver_at_ms
+from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
+from ...protocol.text import counted, seconds
+from ...rpc.client import BrokerClient, MetaClient
+from ...rpc.home import Home, Resident
+from ...rpc.identity import DrawBits
+from ..arguments import checked_timeout, refuse_text
+from ..settings import ProducerSettings
+
+ID_BYTES = 16
+
+
+class ScheduledFuture:
+    """
+    The future outcome of a `send` with `deliver_at`: `await future` returns the ScheduledReceipt, or raises.
+
+    A cancelled wait does not withdraw the message; `producer.cancel(receipt)` does.
+    """
+
+    __slots__ = ("_task", "_reported")
+
+    def __init__(self, task: asyncio.Task[ScheduledReceipt]) -> None:
+        self._task = task
+        self._reported = False
+
+    def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
+        self._reported = True
+        try:
+            return (yield from asyncio.shield(self._task).__await__())
+        except KeylaneError as error:
+            raise error.copy(error.fate) from error.__cause__
+
+    def done(self) -> bool:
+        """True once the message is kept by a broker, or given up."""
+        return self._task.done()
+
+    def result(self) -> ScheduledReceipt:
+        """
+        The receipt of a message that a broker keeps.
+
+        Raises:
+            asyncio.InvalidStateError: it is not `done` yet.
+            KeylaneError: it was given up; the same error as from `await`.
+        """
+        self._reported = self._reported or self._task.done()
+        return self._task.result()
+
+    def add_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> None:
+        """Call `callback(future)` in the producer's event loop, soon after the message is kept or given up."""
+        self._task.add_done_callback(lambda _: callback(self))
+
+    def __repr__(self) -> str:
+        return f"<ScheduledFuture {'done' if self.done() else 'pending'}>"
+
+
+class LaterSending:
+    """Sends scheduled messages of one opening of a producer."""
+
+    def __init__(
+        self,
+        meta: MetaClient,
+        *,
+        encode: Callable[[str, Any], Any],
+        broker_at: Callable[[str], BrokerClient],
+        draw: DrawBits,
+        order_strategy: OrderStrategy | None,
+        settings: ProducerSettings,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        """
+        Args:
+            encode: makes bytes of a value for a subject.
+        """
+        self._meta = meta
+        self._encode = encode
+        self._broker_at = broker_at
+        self._draw = draw
+        self._order_strategy = order_strategy
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._routes: dict[str, asyncio.Task[Route]] = {}
+        """The last question for the route of each subject, while its brokers answer."""
+        self._bytes = 0
+        """Bytes of messages that no broker keeps yet."""
+        self._pending: set[ScheduledFuture] = set()
+        self._failed: list[ScheduledFuture] = []
+        """Messages that were given up since the last `unreported`."""
+
+    def send(
+        self,
+        subject: str,
+        value: Any,
+        *,
+        deliver_at: datetime | int,
+        key: bytes = b"",
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> ScheduledFuture:
+        """
+        Begin to send a message; with a time-out of 0 it is tried until a broker keeps or refuses it.
+
+        Args:
+            timeout_ms: None: `delivery_timeout_ms` of the settings.
+
+        Raises:
+            InvalidRequestError, CodecError: it has a logic queue, or is not bytes; nothing is sent.
+            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, InvalidNameError: nothing is sent.
+            QueueFullError: too much waits for brokers; nothing is sent.
+        """
+        check_name("subject", subject)
+        data = self._encode(subject, value)
+        if type(data) is not bytes or type(key) is not bytes:
+            refuse_text(value=data, key=key)
+        if key:
+            raise DeliverAtKeyError
+        limit_ms = self._settings.delivery_timeout_ms
+        limit_ms = limit_ms if timeout_ms is None else checked_timeout(timeout_ms)
+        if queue is not None:
+            raise InvalidRequestError(
+                "a message for a later delivery has no logic queue: leave out queue or deliver_at"
+            )
+        packed = pack_properties(properties, tags)
+        at_ms = deliver_at_ms(deliver_at, now_ms=self._clock.wall_ms())
+        check_message_size(0, len(data), len(packed))
+        if self._bytes >= self._settings.queue_bytes:
+            raise QueueFullError(queued_bytes=self._bytes)
+        batch = _batch_of(data, packed, self._clock.wall_ns())
+        request = Schedule(subject, at_ms, self._draw(8 * ID_BYTES).to_bytes(ID_BYTES))
+        task = asyncio.create_task(self._keep(request, batch, limit_ms), name="later delivery")
+        future = ScheduledFuture(task)
+        self._bytes += len(batch)
+        self._pending.add(future)
+
+        def ended(task: asyncio.Task[ScheduledReceipt]) -> None:
+            self._bytes -= len(batch)
+            self._pending.discard(future)
+            if not task.cancelled() and task.exception() is not None:
+                self._failed.append(future)
+
+        task.add_done_callback(ended)
+        return future
+
+    async def _keep(
+        self, request: Schedule, batch: bytes, timeout_ms: int | None
+    ) -> ScheduledReceipt:
+        attempt = _Attempt()
+        began_ms = self._clock.boot_ms()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
+                return await self._try(request, batch, attempt)
+        except TimeoutError:
+            waited = seconds(self._clock.boot_ms() - began_ms)
+            error: KeylaneError = DeliveryTimeoutError(
+                f"no broker keeps the message for {request.subject} after {waited}: {attempt.why}",
+                subject=request.subject,
+            )
+        except KeylaneError as refusal:
+            error = refusal
+        except asyncio.CancelledError:
+            error = ClosedError(f"the producer was closed before a broker kept it: {attempt.why}")
+        raise error.copy(Fate.UNKNOWN) if attempt.doubtful else error
+
+    async def _try(self, request: Schedule, batch: bytes, attempt: _Attempt) -> ScheduledReceipt:
+        pauses = self._settings.backoff.pauses(self._rng)
+        while True:
+            try:
+                group, address = await self._broker(request.subject, attempt.doubtful)
+                settled, attempt.doubtful = attempt.doubtful, group
+                try:
+                    answer, _ = await self._broker_at(address).call(request, batch)
+                except KeylaneError as error:
+                    if error.fate is Fate.NOT_DONE:
+                        attempt.doubtful = settled
+                    raise
+                assert isinstance(answer, Scheduled)
+                return ScheduledReceipt(
+                    scheduled_id=request.scheduled_id.hex(),
+                    subject=request.subject,
+                    broker_group=answer.broker_group,
+                    deliver_at_ms=request.deliver_at_ms,
+                    durable=answer.durable,
+                )
+            except KeylaneError as error:
+                self._routes.pop(request.subject, None)
+                again = isinstance(error, UnreachableError) or error.retry is not Retry.NEVER
+                if not again or isinstance(error, ScheduleFullError):
+                    raise
+                attempt.why = error.message
+            await asyncio.sleep(pauses.next_ms() / 1000)
+
+    async def _broker(self, subject: str, doubtful: str) -> tuple[str, str]:
+        """
+        A broker group that is available, with its address: `doubtful`, which may keep the message already, or any.
+
+        Raises:
+            KeylaneError: there is none now, or the subject is refused.
+        """
+        if doubtful:
+            return doubtful, await self._address(doubtful)
+        asked = self._routes.get(subject)
+        if asked is None:
+            call = self._meta.route(subject, order_strategy=self._order_strategy)
+            asked = self._routes[subject] = asyncio.create_task(call)
+        route = await asyncio.shield(asked)
+        available = [
+            (partition.broker_group, partition.address)
+            for partition in route.open_partitions()
+            if partition.address is not None
+        ]
+        if not available:
+            raise NotSentError(f"no broker of subject {subject!r} is available now")
+        return self._rng.choice(available)
+
+    async def _address(self, broker_group: str) -> str:
+        """The address of a broker group.  Raises NotSentError, BrokerGroupUnknownError."""
+        brokers = (await self._meta.health()).details.get("brokers", [])
+        for broker in brokers:
+            if broker["broker_group"] == broker_group:
+                if not broker["available"]:
+                    raise NotSentError(
+                        f"broker group {broker_group!r} is not available now",
+                        broker_group=broker_group,
+                    )
+                return str(broker["address"])
+        raise BrokerGroupUnknownError(broker_group=broker_group)
+
+    async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
+        """See `Producer.cancel`."""
+        if not isinstance(receipt, ScheduledReceipt):
+            raise InvalidRequestError(
+                f"cancel takes the ScheduledReceipt of a message, not {receipt!r:.60}"
+            )
+        try:
+            scheduled_id = bytes.fromhex(receipt.scheduled_id)
+        except ValueError:
+            raise InvalidRequestError(f"not a receipt of a broker: {receipt!r:.200}") from None
+        broker = self._broker_at(await self._address(receipt.broker_group))
+        answer, _ = await broker.call(CancelScheduled(scheduled_id))
+        assert isinstance(answer, ScheduledCanceled)
+        return CancelOutcome(answer.outcome)
+
+    async def settled(self) -> None:
+        """Wait until every message is kept or given up."""
+        while self._pending:
+            await asyncio.wait([future._task for future in self._pending])
+            await asyncio.sleep(0)
+
+    def unreported(self) -> GivenUpError | None:
+        """The error that tells of messages that were given up, and whose futures were not awaited."""
+        errors = [future._task.exception() for future in self._failed if not future._reported]
+        self._failed.clear()
+        if not errors:
+            return None
+        unknown = sum(
+            isinstance(each, KeylaneError) and each.fate is Fate.UNKNOWN for each in errors
+        )
+        gone = counted(len(errors), "scheduled message was", "scheduled messages were")
+        error = GivenUpError(f"{gone} given up: {errors[0]}", messages=len(errors), unknown=unknown)
+        error.fate = Fate.UNKNOWN if unknown else Fate.NOT_DONE
+        error.__cause__ = errors[0]
+        return error
+
+    async def close(self) -> None:
+        """Give up the messages that no broker keeps yet."""
+        tasks: list[asyncio.Task[Any]] = [future._task for future in self._pending]
+        tasks += self._routes.values()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _batch_of(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:
+    """The batch of one message that a frame for a later delivery has."""
+    return encode_batch(
+        partition_id=0,
+        sent_at_ns=[sent_at_ns],
+        keys=[b""],
+        values=[value],
+        properties=[packed],
+        producer_id=NO_PRODUCER,
+        producer_epoch=0,
+        sequence=0,
+    )
+
+
+class _Attempt:
+    """What is known of a message that is being sent."""
+
+    def __init__(self) -> None:
+        self.doubtful = ""
+        """The broker group that may keep the message; "" if none may."""
+        self.why = "no answer"
+
+
+class ScheduledCancels(Resident):
+    """The part of a producer that cancels scheduled messages."""
+
+    _home: Home
+    _scheduled: LaterSending | None = None
+
+    async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
+        """
+        Have a message that was sent with `deliver_at` never delivered, durably.  A repeat is harmless.
+
+        Returns:
+            CANCELED, or DELIVERED if the message is in its subject, or on its way there.
+
+        Raises:
+            ScheduledUnknownError: the broker does not know the message, or no longer.
+            NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+        """
+        self._home.check()
+        assert self._scheduled is not None
+        return await self._scheduled.cancel(receipt)

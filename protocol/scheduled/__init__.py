@@ -1,0 +1,1 @@
+"""Messages that are delivered at a later time: the time, the receipt, the answer to a cancel."""

@@ -1,0 +1,80 @@
+"""The time of a later delivery, as programs give it, in milliseconds since 1970.  Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from ..errors import DeliverAtError
+
+AHEAD_MS_MAX = 366 * 86_400_000
+"""A year, whichever it is."""
+SECONDS_MAX = 100_000_000_000
+"""A smaller number is seconds since 1970, given for milliseconds."""
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+def deliver_at_ms(given: object, *, now_ms: int) -> int:
+    """
+    The milliseconds since 1970 of a time that a program gives; never earlier than that time.
+
+    Args:
+        given: a datetime with a time zone, or a whole number of milliseconds.
+        now_ms: the calendar of the caller.
+
+    Raises:
+        DeliverAtError: another type, no time zone, not later than now, or over AHEAD_MS_MAX ahead.
+    """
+    if isinstance(given, datetime):
+        if given.utcoffset() is None:
+            raise DeliverAtError(
+                f"deliver_at has no time zone: {given.isoformat()}; give datetime(…, tzinfo=UTC), or .astimezone()"
+            )
+        at_ms = -((_BEGIN - given) // _MS)
+    elif type(given) is int:
+        at_ms = given
+    else:
+        raise DeliverAtError(
+            f"deliver_at is a datetime or milliseconds, not {type(given).__name__} {given!r:.40}"
+        )
+    if at_ms <= now_ms:
+        seconds = " (seconds since 1970?  milliseconds are needed)" if at_ms < SECONDS_MAX else ""
+        raise DeliverAtError(
+            f"deliver_at has passed: {shown(at_ms)}{seconds}; now is {shown(now_ms)}",
+            deliver_at_ms=_detail(at_ms),
+            now_ms=now_ms,
+        )
+    if at_ms > now_ms + AHEAD_MS_MAX:
+        raise DeliverAtError(
+            f"deliver_at is over 366 days ahead: {shown(at_ms)}; now is {shown(now_ms)}",
+            deliver_at_ms=_detail(at_ms),
+            now_ms=now_ms,
+        )
+    return at_ms
+
+
+def read_deliver_at(text: str, *, now_ms: int) -> int:
+    """As `deliver_at_ms`, of a text: milliseconds, or a time of ISO 8601 with a zone.  Raises DeliverAtError."""
+    if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20:
+        return deliver_at_ms(int(text), now_ms=now_ms)
+    try:
+        # A plus sign that stands in a URL as it is comes as a space.
+        given = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
+    except ValueError:
+        raise DeliverAtError(
+            f"deliver_at is milliseconds since 1970 or a time such as 2030-01-31T08:00:00Z, not {text!r:.60}"
+        ) from None
+    return deliver_at_ms(given, now_ms=now_ms)
+
+
+def shown(at_ms: int) -> str:
+    """The time as ISO 8601 in UTC, for people; the number where no calendar has it."""
+    try:
+        return (_BEGIN + at_ms * _MS).isoformat(timespec="milliseconds")
+    except OverflowError:
+        return f"{at_ms:.3g} ms" if abs(at_ms) < 10**300 else "a number without meaning"
+
+
+def _detail(at_ms: int) -> int | None:
+    """The number, if a wire can carry it."""
+    return at_ms if abs(at_ms) < 2**63 else None

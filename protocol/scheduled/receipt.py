@@ -1,0 +1,44 @@
+"""What a sender is told of a message that is delivered later.  Pure."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class ScheduledReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduled message: durable at a broker, which stores it in its subject at its time.  `cancel` takes it."""
+
+    scheduled_id: str
+    subject: str
+    broker_group: str
+    """The broker group that keeps the message until its time."""
+    deliver_at_ms: int
+    """Milliseconds since 1970."""
+    durable: str
+    """"fsync": on the broker's disk."""
+
+
+class CancelOutcome(enum.StrEnum):
+    """
+    What a cancel met.
+
+    CANCELED: the message was waiting, and is never delivered; so it is again after a repeated cancel.
+    DELIVERED: it is stored in its subject, or on its way there.
+    """
+
+    CANCELED = "canceled"
+    DELIVERED = "delivered"
+
+
+class ScheduledList(msgspec.Struct, frozen=True, kw_only=True):
+    """Every message of a request is kept until its time; receipts in the order of the messages."""
+
+    receipts: list[ScheduledReceipt]
+
+
+class CanceledScheduled(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a cancel."""
+
+    outcome: CancelOutcome

@@ -1,0 +1,220 @@
+"""The agenda decides which scheduled messages are due, taken, given back, canceled, delivered; and from its records."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.broker.scheduled.agenda import (
+    DELIVERY_BYTES_MAX,
+    DELIVERY_COUNT_MAX,
+    SETTLED_MAX,
+    Agenda,
+)
+from keylane.broker.scheduled.records import Canceled, Delivered, Place, Taken, Waits
+from keylane.protocol.errors import ScheduledUnknownError
+from keylane.protocol.scheduled.receipt import CancelOutcome
+
+PLACE = Place(1, 0, 100)
+CANCELED, DELIVERED = CancelOutcome.CANCELED, CancelOutcome.DELIVERED
+
+
+def number(name: str) -> bytes:
+    return name.encode().ljust(16, b"\0")
+
+
+def waits(name: str, at_ms: int, *, subject: str = "s", value: bytes = b"v") -> Waits:
+    return Waits(number(name), at_ms, subject, 0, value, b"")
+
+
+def agenda_of(*messages: Waits) -> Agenda:
+    agenda = Agenda()
+    for message in messages:
+        agenda.add(message, PLACE)
+    return agenda
+
+
+def cancel(agenda: Agenda, name: str) -> None:
+    assert agenda.cancel(number(name)) is None
+    agenda.canceled(number(name))
+
+
+def taken(agenda: Agenda, now_ms: int) -> list[list[str]]:
+    """Names of the messages that are taken now, by batch."""
+    return [
+        [entry.scheduled_id.rstrip(b"\0").decode() for entry in batch]
+        for batch in agenda.take(now_ms)
+    ]
+
+
+def test_messages_are_taken_by_subject_at_their_times_the_oldest_first():
+    agenda = agenda_of(
+        waits("c", 30), waits("a", 10), waits("b", 20), waits("other", 15, subject="t")
+    )
+    assert agenda.next_due_ms == 10
+    assert taken(agenda, 9) == []
+    assert taken(agenda, 20) == [["a", "b"], ["other"]]
+    assert agenda.next_due_ms == 30
+
+
+def test_busy_subject_has_one_delivery_at_a_time():
+    """What becomes due meanwhile is in the next."""
+    agenda = agenda_of(waits("a", 10), waits("b", 20), waits("c", 20))
+    assert taken(agenda, 10) == [["a"]]
+    assert taken(agenda, 20) == []
+    agenda.free("s")
+    assert taken(agenda, 20) == [["b", "c"]]
+
+
+def test_delivery_has_a_limit_of_messages_and_of_bytes():
+    many = [waits(f"{each}", each) for each in range(DELIVERY_COUNT_MAX + 1)]
+    agenda = agenda_of(*many)
+    assert len(taken(agenda, 10_000)[0]) == DELIVERY_COUNT_MAX
+    agenda.free("s")
+    assert len(taken(agenda, 10_000)[0]) == 1
+    large = bytes(DELIVERY_BYTES_MAX)
+    agenda = agenda_of(waits("a", 1, value=large), waits("b", 2), waits("c", 3))
+    assert taken(agenda, 3) == [["a"]]
+    agenda.free("s")
+    assert taken(agenda, 3) == [["b", "c"]]
+
+
+def test_canceled_message_is_never_taken():
+    """Neither one that waits, nor one that is due behind a delivery of its subject."""
+    agenda = agenda_of(waits("a", 10), waits("b", 20), waits("c", 30))
+    assert taken(agenda, 10) == [["a"]]
+    assert taken(agenda, 20) == []
+    for name in ("b", "c"):
+        cancel(agenda, name)
+        assert agenda.cancel(number(name)) is CANCELED
+    agenda.free("s")
+    assert taken(agenda, 30) == []
+    assert agenda.next_due_ms is None
+    assert agenda.bytes == agenda.entries[number("a")].size
+
+
+def test_cancel_of_a_taken_message_says_delivered_until_it_is_given_back():
+    agenda = agenda_of(waits("a", 10))
+    taken(agenda, 10)
+    assert agenda.cancel(number("a")) is DELIVERED
+    agenda.give_back([number("a")], due_ms=50)
+    agenda.free("s")
+    assert taken(agenda, 49) == []
+    assert agenda.cancel(number("a")) is None
+
+
+def test_unknown_message_cannot_be_canceled():
+    """Nor one that was settled SETTLED_MAX messages ago."""
+    agenda = agenda_of(*(waits(f"{each}", 1) for each in range(SETTLED_MAX + 1)))
+    with pytest.raises(ScheduledUnknownError):
+        agenda.cancel(number("strange"))
+    for each in range(SETTLED_MAX + 1):
+        cancel(agenda, f"{each}")
+    with pytest.raises(ScheduledUnknownError):
+        agenda.cancel(number("0"))
+    assert agenda.cancel(number("1")) is CANCELED
+
+
+def test_cancel_that_was_not_written_is_undone():
+    agenda = agenda_of(waits("a", 10))
+    assert agenda.cancel(number("a")) is None
+    assert taken(agenda, 10) == []
+    agenda.give_back([number("a")])
+    assert taken(agenda, 10) == [["a"]]
+
+
+def test_stored_delivery_settles_its_messages():
+    agenda = agenda_of(waits("a", 10), waits("b", 10))
+    taken(agenda, 10)
+    agenda.begin(Taken("d", "s", 0, (number("a"), number("b"))), 1)
+    agenda.end("d")
+    assert not agenda.entries
+    assert agenda.bytes == 0
+    assert agenda.cancel(number("a")) is DELIVERED
+    assert agenda.knows(number("b"))
+
+
+def replayed(*records: object) -> Agenda:
+    agenda = Agenda()
+    for position, record in enumerate(records):
+        agenda.replay(record, Place(1, position, 1))
+    agenda.finish()
+    return agenda
+
+
+A, B = waits("a", 10), waits("b", 20)
+TAKEN = Taken("d", "s", 7, (A.scheduled_id, B.scheduled_id))
+
+
+def test_replay_has_the_deliveries_that_are_not_stored():
+    """Their messages are not taken a second time."""
+    agenda = replayed(A, B, TAKEN, waits("c", 15))
+    assert agenda.deliveries["d"].scheduled_ids == TAKEN.scheduled_ids
+    assert taken(agenda, 100) == [["c"]]
+    assert agenda.cancel(A.scheduled_id) is DELIVERED
+
+
+def test_replay_settles_stored_deliveries_and_canceled_messages():
+    agenda = replayed(
+        A, B, TAKEN, Delivered("d", TAKEN.scheduled_ids), waits("c", 15), Canceled(number("c"))
+    )
+    assert not agenda.entries
+    assert not agenda.deliveries
+
+
+def test_replay_gives_back_what_is_left_of_a_delivery_that_stored_nothing():
+    """One of its messages was canceled later, or is in a later delivery."""
+    agenda = replayed(A, B, TAKEN, Canceled(A.scheduled_id))
+    assert not agenda.deliveries
+    assert taken(agenda, 100) == [["b"]]
+    agenda = replayed(A, B, TAKEN, Taken("e", "s", 8, (B.scheduled_id,)))
+    assert list(agenda.deliveries) == ["e"]
+    assert taken(agenda, 100) == [["a"]]
+
+
+def test_replay_knows_records_that_were_written_again():
+    """A message behind its delivery, and a message twice, as after a repeat."""
+    agenda = replayed(TAKEN, B, A, A)
+    assert list(agenda.deliveries) == ["d"]
+    assert taken(agenda, 100) == []
+    agenda.end("d")
+    assert not agenda.entries
+
+
+def test_segment_is_settling_until_the_records_that_settle_its_messages_are_durable():
+    """Meanwhile its messages are neither written again nor removed."""
+    agenda = agenda_of(waits("a", 10), waits("b", 20))
+    assert not agenda.is_settling(1)
+    agenda.cancel(number("b"))
+    assert agenda.is_settling(1)
+    assert not agenda.needs(waits("b", 20), 1)
+    agenda.give_back([number("b")])
+    assert not agenda.is_settling(1)
+    assert agenda.needs(waits("b", 20), 1)
+    taken(agenda, 10)
+    agenda.begin(Taken("d", "s", 0, (number("a"),)), 3)
+    agenda.end("d")
+    assert agenda.is_settling(1)
+    assert agenda.is_settling(3)
+    assert not agenda.is_settling(2)
+    assert not agenda.needs(waits("a", 10), 1)
+    agenda.ended("d")
+    assert not agenda.is_settling(1)
+
+
+def test_end_of_a_delivery_settles_its_messages_when_its_beginning_is_removed():
+    """The oldest segment had the record of the delivery, and the messages were written again before their end."""
+    assert not replayed(A, B, Delivered("d", TAKEN.scheduled_ids)).entries
+
+
+def test_only_waiting_messages_and_open_deliveries_are_written_again():
+    agenda = replayed(A, B, TAKEN, waits("c", 15), waits("d", 16), Canceled(number("d")))
+    needed = [A, B, TAKEN, waits("c", 15)]
+    assert all(agenda.needs(record, 1) for record in needed)
+    assert not any(agenda.needs(record, 2) for record in needed)
+    assert not agenda.needs(waits("d", 16), 1)
+    assert not agenda.needs(Canceled(number("d")), 1)
+    agenda.move(needed, Place(2, 0, 1))
+    assert all(agenda.needs(record, 2) for record in needed)
+    cancel(agenda, "c")
+    agenda.move([waits("c", 15)], Place(3, 0, 1))
+    assert number("c") not in agenda.entries

@@ -1,0 +1,302 @@
+"""The scheduler on a simulated disk, with a scripted subject: kept, delivered, canceled, over faults and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from keylane.broker.scheduled.journal import segment_path
+from keylane.broker.scheduled.records import Waits
+from keylane.broker.scheduled.scheduler import Scheduler, open_agenda
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    CorruptLogError,
+    DiskFullError,
+    FlushFailedError,
+    KeylaneError,
+    NotSentError,
+    OutcomeUnknownError,
+    ScheduleFullError,
+    SubjectUnknownError,
+)
+from keylane.protocol.http.posted import PostedMessage
+from keylane.protocol.scheduled.receipt import CancelOutcome
+from sim.machines.disk import SimDisk
+
+CLOCK = SystemClock()
+RNG = random.Random(7)
+"""One for all: a restart draws no number again."""
+
+
+async def in_place(function: Callable[..., Any], /, *args: Any) -> Any:
+    await asyncio.sleep(0)
+    return function(*args)
+
+
+class AcceptedFolder:
+    """A standing that a metaserver has accepted."""
+
+    set_aside = ""
+    asked = accepted = True
+
+    async def wait_accepted(self) -> None:
+        return
+
+    async def wait_asked(self) -> None:
+        return
+
+
+class ScriptedSubjects:
+    """Stores each batch once by its idempotency key, as a partition does; errors come first, before or after storing."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, list[bytes]] = {}
+        self.errors: list[tuple[KeylaneError, bool]] = []
+        """An error, and whether the batch is stored before."""
+        self.tries: list[str] = []
+
+    @property
+    def values(self) -> list[bytes]:
+        return [value for batch in self.batches.values() for value in batch]
+
+    async def place(self, subject: str) -> int:
+        if subject == "unknown":
+            raise SubjectUnknownError(subject=subject)
+        return 5
+
+    async def store(
+        self,
+        subject: str,
+        messages: Sequence[PostedMessage],
+        *,
+        sent_at_ns: Sequence[int],
+        key: str,
+        logical: int,
+    ) -> None:
+        assert (subject, logical, len(sent_at_ns)) == ("s", 5, len(messages))
+        self.tries.append(key)
+        values = [message.value for message in messages]
+        if self.errors:
+            error, is_stored = self.errors.pop(0)
+            if is_stored:
+                self.batches[key] = values
+            raise error
+        assert self.batches.setdefault(key, values) == values, "a repeat has the same messages"
+
+
+def open_scheduler(disk: SimDisk, **limits: int) -> Scheduler:
+    return Scheduler.open(
+        disk,
+        clock=CLOCK,
+        rng=RNG,
+        run_blocking=in_place,
+        broker_group="g1",
+        count_max=limits.get("count_max", 10_000),
+        bytes_max=limits.get("bytes_max", 1 << 20),
+        segment_bytes=limits.get("segment_bytes", 1 << 16),
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(scheduler: Scheduler, subjects: ScriptedSubjects) -> AsyncIterator[None]:
+    loop = asyncio.create_task(scheduler.run(subjects, AcceptedFolder()))
+    try:
+        yield
+    finally:
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await scheduler.close()
+
+
+def message(name: bytes, after_ms: int = 20, *, subject: str = "s") -> Waits:
+    at_ms = CLOCK.wall_ms() + after_ms
+    return Waits(name.rjust(16, b"-"), at_ms, subject, 1, name, b"")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_messages_are_delivered_at_their_times_and_settled():
+    subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a", 60), message(b"b", 20)])
+        assert subjects.values == []
+        assert scheduler.view()["count"] == 2
+        await until(lambda: scheduler.view()["count"] == 0)
+        assert subjects.values == [b"b", b"a"]
+        assert await scheduler.cancel(b"a".rjust(16, b"-")) is CancelOutcome.DELIVERED
+
+
+async def test_repeated_message_is_kept_once():
+    """Also one that is not durable yet, and one that is delivered."""
+    subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
+    once = message(b"a")
+    async with running(scheduler, subjects):
+        await asyncio.gather(scheduler.schedule([once]), scheduler.schedule([once]))
+        await scheduler.schedule([once])
+        await until(lambda: scheduler.view()["count"] == 0)
+        await scheduler.schedule([once])
+        assert scheduler.view()["count"] == 0
+    assert subjects.values == [b"a"]
+
+
+async def test_messages_over_the_limits_are_refused_all_of_them():
+    scheduler = open_scheduler(SimDisk(), count_max=3)
+    with pytest.raises(ScheduleFullError) as refused:
+        await scheduler.schedule([message(b"%d" % each) for each in range(4)])
+    assert (refused.value.limit, refused.value.broker_group) == (3, "g1")
+    assert scheduler.view()["count"] == 0
+    await scheduler.schedule([message(b"%d" % each) for each in range(3)])
+    with pytest.raises(ScheduleFullError):
+        await scheduler.schedule([message(b"more")])
+    scheduler = open_scheduler(SimDisk(), bytes_max=1_000)
+    with pytest.raises(ScheduleFullError, match="bytes"):
+        await scheduler.schedule([message(bytes(1_000))])
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_delivery_without_an_answer_is_repeated_under_its_key(is_stored):
+    """Newer messages of the subject are not delayed by it."""
+    subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
+    subjects.errors = [(OutcomeUnknownError(), is_stored), (NotSentError(), False)]
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a")])
+        await until(lambda: scheduler.view()["count"] == 0)
+    assert subjects.values == [b"a"]
+    assert len(set(subjects.tries)) == 1
+    assert len(subjects.tries) == 3
+
+
+async def test_messages_of_which_nothing_is_stored_may_be_canceled_again():
+    subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
+    subjects.errors = [(NotSentError("no broker"), False)]
+    kept = message(b"a")
+    async with running(scheduler, subjects):
+        await scheduler.schedule([kept])
+        await until(lambda: bool(scheduler.view()["late"]))
+        assert scheduler.view()["late"] == {"s": "no broker"}
+        assert await scheduler.cancel(kept.scheduled_id) is CancelOutcome.CANCELED
+        await asyncio.sleep(0.1)
+    assert subjects.values == []
+
+
+async def test_messages_of_an_unknown_subject_delay_no_other():
+    subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a", subject="unknown"), message(b"b")])
+        await until(lambda: scheduler.view()["count"] == 1)
+        assert subjects.values == [b"b"]
+        assert list(scheduler.view()["late"]) == ["unknown"]
+
+
+async def test_restart_repeats_an_open_delivery_with_the_same_messages():
+    """It was stored, and its answer was lost in the crash."""
+    disk, subjects = SimDisk(), ScriptedSubjects()
+    subjects.errors = [(OutcomeUnknownError(), True)]
+    scheduler = open_scheduler(disk)
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a"), message(b"b")])
+        await until(lambda: len(subjects.tries) == 1)
+    scheduler = open_scheduler(disk)
+    await scheduler.schedule([message(b"c")])
+    async with running(scheduler, subjects):
+        await until(lambda: scheduler.view()["count"] == 0)
+    assert sorted(subjects.values) == [b"a", b"b", b"c"]
+    assert subjects.tries[0] in subjects.tries[1:]
+
+
+async def test_overdue_messages_are_delivered_at_a_start_in_the_order_of_their_times():
+    disk, subjects = SimDisk(), ScriptedSubjects()
+    scheduler = open_scheduler(disk)
+    await scheduler.schedule([message(b"%d" % each, 90 - 10 * each) for each in range(9)])
+    await scheduler.close()
+    await asyncio.sleep(0.1)
+    scheduler = open_scheduler(disk)
+    async with running(scheduler, subjects):
+        await until(lambda: scheduler.view()["count"] == 0)
+    assert subjects.values == [b"%d" % each for each in reversed(range(9))]
+    assert len(subjects.tries) == 1
+
+
+async def test_full_disk_refuses_messages_and_cancels_until_it_has_room():
+    disk, subjects = SimDisk(), ScriptedSubjects()
+    scheduler = open_scheduler(disk)
+    kept = message(b"a", 200)
+    async with running(scheduler, subjects):
+        await scheduler.schedule([kept])
+        disk.room = 10
+        with pytest.raises(DiskFullError):
+            await scheduler.schedule([message(b"b")])
+        with pytest.raises(DiskFullError):
+            await scheduler.cancel(kept.scheduled_id)
+        disk.room = None
+        await scheduler.schedule([message(b"c")])
+        await until(lambda: scheduler.view()["count"] == 0)
+    assert sorted(subjects.values) == [b"a", b"c"]
+
+
+async def test_failed_sync_ends_all_writes():
+    disk = SimDisk()
+    scheduler = open_scheduler(disk)
+    await scheduler.schedule([message(b"a", 60_000)])
+    disk.fail = "fdatasync"
+    with pytest.raises(FlushFailedError):
+        await scheduler.schedule([message(b"b")])
+    disk.fail = ""
+    with pytest.raises(BrokerReadOnlyError, match="not written"):
+        await scheduler.schedule([message(b"c")])
+    assert scheduler.problem
+    assert scheduler.view()["count"] == 1
+
+
+async def test_damaged_journal_serves_and_delivers_nothing():
+    """A record that is lost may say that a message was canceled; the damage is told, and the file stays as it is."""
+    disk, subjects = SimDisk(), ScriptedSubjects()
+    scheduler = open_scheduler(disk)
+    for name in (b"a", b"b", b"c"):
+        await scheduler.schedule([message(name)])
+    await scheduler.close()
+    path = segment_path(1)
+    disk.contents[path].data[100] ^= 1
+    before = bytes(disk.contents[path].data)
+    scheduler = open_scheduler(disk)
+    async with running(scheduler, subjects):
+        await asyncio.sleep(0.1)
+        with pytest.raises(CorruptLogError, match="damaged"):
+            await scheduler.schedule([message(b"d")])
+        with pytest.raises(CorruptLogError):
+            await scheduler.cancel(b"a".rjust(16, b"-"))
+    assert subjects.values == []
+    assert bytes(disk.contents[path].data) == before
+
+
+async def test_old_segments_are_removed_and_waiting_messages_are_kept():
+    """The journal stays small while messages pass, and a restart finds what waits."""
+    disk, subjects = SimDisk(), ScriptedSubjects()
+    scheduler = open_scheduler(disk, segment_bytes=4_096)
+    waiting = [message(b"wait-%d" % each, 60_000) for each in range(5)]
+    async with running(scheduler, subjects):
+        await scheduler.schedule(waiting)
+        for turn in range(100):
+            await scheduler.schedule([message(b"%d-%d" % (turn, each), 1) for each in range(5)])
+        await until(lambda: scheduler.view()["count"] == len(waiting))
+    assert sum(disk.size(f"scheduled/{name}") or 0 for name in disk.list("scheduled")) < 30_000
+    assert disk.size(segment_path(1)) is None
+    agenda, journal = open_agenda(disk)
+    assert journal.problems == []
+    assert agenda.entries.keys() == {each.scheduled_id for each in waiting}
+    for entry in agenda.entries.values():
+        assert any(
+            isinstance(record, Waits) and record.scheduled_id == entry.scheduled_id
+            for record in journal.read(entry.place)
+        )
+    assert len(subjects.values) == len(set(subjects.values)) == 500

@@ -1,0 +1,221 @@
+"""Calls about scheduled messages: what is refused before anything is kept, and what a repeat is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane.broker.scheduled.records import Waits
+from keylane.broker.scheduling import LATE_MS_MAX, Scheduling
+from keylane.protocol.batch import encode_batch
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    CorruptBatchError,
+    DeliverAtError,
+    DeliverAtKeyError,
+    InvalidNameError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    SubjectUnknownError,
+)
+from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
+from keylane.protocol.http.idempotency import IDEMPOTENCY_KEY
+from keylane.protocol.http.posted import CONTENT_TYPE, JSON
+from keylane.protocol.message import pack_properties
+from keylane.protocol.scheduled.receipt import CancelOutcome
+from sim.machines.clock import ManualClock
+
+NOW_MS = 1_800_000_000_000
+ID = bytes(range(16))
+
+
+class AcceptedFolder:
+    set_aside = ""
+    asked = accepted = True
+
+
+class KnownSubjects:
+    async def route(self, subject: str) -> None:
+        if subject == "unknown":
+            raise SubjectUnknownError(subject=subject)
+
+
+class RecordedMessages:
+    """Records what is to be kept and canceled."""
+
+    def __init__(self) -> None:
+        self.kept: list[Waits] = []
+        self.canceled: list[bytes] = []
+
+    async def schedule(self, messages: list[Waits]) -> None:
+        self.kept += messages
+
+    async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
+        self.canceled.append(scheduled_id)
+        return CancelOutcome.CANCELED
+
+
+class Calls:
+    """The calls of a broker at NOW_MS."""
+
+    def __init__(self) -> None:
+        self.messages = RecordedMessages()
+        self.read_only = False
+        self._drawn = 0
+        clock = ManualClock()
+        clock.wall_ms = lambda: NOW_MS
+        self.scheduling = Scheduling(
+            self.messages,
+            KnownSubjects(),
+            broker_group="g1",
+            clock=clock,
+            draw=self._draw,
+            standing=AcceptedFolder(),
+            check_writable=self._check,
+        )
+
+    def _draw(self, _bits: int) -> int:
+        self._drawn += 1
+        return self._drawn
+
+    def _check(self) -> None:
+        if self.read_only:
+            raise BrokerReadOnlyError("the disk is full")
+
+    async def frame(
+        self, *, at_ms: int = NOW_MS + 1, subject: str = "s", number: bytes = ID, **batch: Any
+    ) -> object:
+        payload = batch.pop("payload", None) or one(**batch)
+        answer, _ = await self.scheduling.schedule(
+            Schedule(subject, at_ms, number), memoryview(payload)
+        )
+        return answer
+
+    async def post(self, body: bytes, **params: str) -> list[str]:
+        given = {"subject": "s", "deliver_at": f"{NOW_MS + 1}"} | params
+        answer = await self.scheduling.post(body, given)
+        return [receipt.scheduled_id for receipt in answer.receipts]
+
+
+def one(*, key: bytes = b"", value: bytes = b"v", properties: bytes = b"", count: int = 1) -> bytes:
+    return encode_batch(
+        partition_id=0,
+        sent_at_ns=[17] * count,
+        keys=[key] * count,
+        values=[value] * count,
+        properties=[properties] * count,
+        producer_id=0,
+        producer_epoch=0,
+        sequence=0,
+    )
+
+
+async def test_frame_is_kept_with_its_message():
+    calls = Calls()
+    packed = pack_properties({"kind": "reminder"})
+    assert await calls.frame(value=b"later", properties=packed) == Scheduled("g1", "fsync")
+    assert calls.messages.kept == [Waits(ID, NOW_MS + 1, "s", 17, b"later", packed)]
+
+
+async def test_frame_with_a_key_is_refused():
+    calls = Calls()
+    with pytest.raises(DeliverAtKeyError):
+        await calls.frame(key=b"k")
+    assert calls.messages.kept == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "error"),
+    [
+        ({"at_ms": NOW_MS - LATE_MS_MAX - 1}, DeliverAtError),
+        ({"at_ms": NOW_MS + 367 * 86_400_000}, DeliverAtError),
+        ({"subject": "../etc"}, InvalidNameError),
+        ({"subject": "unknown"}, SubjectUnknownError),
+        ({"number": b"short"}, InvalidRequestError),
+        ({"count": 2}, InvalidRequestError),
+        ({"payload": one() + b"more"}, InvalidRequestError),
+        ({"payload": b"no batch"}, CorruptBatchError),
+        ({"payload": one()[:-1] + b"x"}, CorruptBatchError),
+        ({"value": bytes(1 << 20), "properties": b"x"}, MessageTooLargeError),
+    ],
+)
+async def test_bad_frame_is_refused_and_nothing_is_kept(frame, error):
+    calls = Calls()
+    with pytest.raises(error):
+        await calls.frame(**frame)
+    assert calls.messages.kept == []
+
+
+async def test_frame_that_is_a_little_late_is_kept():
+    """Its producer has checked the time before it tried."""
+    calls = Calls()
+    await calls.frame(at_ms=NOW_MS - LATE_MS_MAX)
+    assert len(calls.messages.kept) == 1
+
+
+async def test_broker_that_takes_no_messages_keeps_none():
+    calls = Calls()
+    calls.read_only = True
+    with pytest.raises(BrokerReadOnlyError):
+        await calls.frame()
+
+
+async def test_posted_body_is_kept_with_an_id_for_each_message():
+    calls = Calls()
+    body = b'[{"value": "a", "properties": {"n": "1"}}, {"value": {"b": 2}}]'
+    receipts = await calls.post(body, **{CONTENT_TYPE: JSON})
+    assert receipts == [f"{number:032x}" for number in (1, 2)]
+    assert [(each.value, each.deliver_at_ms) for each in calls.messages.kept] == [
+        (b"a", NOW_MS + 1),
+        (b'{"b":2}', NOW_MS + 1),
+    ]
+
+
+async def test_repeated_post_with_an_idempotency_key_has_the_same_ids():
+    """Other messages, another time and another key have other ids."""
+    calls = Calls()
+    first = await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"})
+    assert await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"}) == first
+    others = [
+        await calls.post(b"w", **{IDEMPOTENCY_KEY: "k"}),
+        await calls.post(b"v", **{IDEMPOTENCY_KEY: "l"}),
+        await calls.post(b"v", deliver_at=f"{NOW_MS + 2}", **{IDEMPOTENCY_KEY: "k"}),
+    ]
+    assert first not in others
+
+
+@pytest.mark.parametrize(
+    ("params", "body", "error"),
+    [
+        ({"deliver_at": "soon"}, b"v", DeliverAtError),
+        ({"deliver_at": f"{NOW_MS}"}, b"v", DeliverAtError),
+        ({CONTENT_TYPE: JSON}, b'{"key": "k", "value": "v"}', DeliverAtKeyError),
+        ({"key": "k"}, b"v", InvalidRequestError),
+        ({CONTENT_TYPE: JSON}, b"[]", InvalidRequestError),
+        ({"subject": "unknown"}, b"v", SubjectUnknownError),
+        ({IDEMPOTENCY_KEY: ""}, b"v", InvalidRequestError),
+    ],
+)
+async def test_bad_post_is_refused_and_nothing_is_kept(params, body, error):
+    calls = Calls()
+    with pytest.raises(error):
+        await calls.post(body, **params)
+    assert calls.messages.kept == []
+
+
+async def test_post_without_a_time_is_refused():
+    with pytest.raises(DeliverAtError, match="missing"):
+        await Calls().scheduling.post(b"v", {"subject": "s"})
+
+
+async def test_cancel_names_a_message():
+    calls = Calls()
+    answer, _ = await calls.scheduling.cancel(CancelScheduled(ID), memoryview(b""))
+    assert answer == ScheduledCanceled("canceled")
+    posted = await calls.scheduling.post_cancel(None, {"id": ID.hex()})
+    assert posted.outcome is CancelOutcome.CANCELED
+    assert calls.messages.canceled == [ID, ID]
+    for bad in ("", "zz", "00"):
+        with pytest.raises(InvalidRequestError):
+            await calls.scheduling.post_cancel(None, {"id": bad})

@@ -1,0 +1,250 @@
+"""Messages for a later delivery, with scripted brokers: which is asked, when again, and what the sender is told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from keylane.producer import ProducerSettings
+from keylane.producer.scheduled.sending import LaterSending
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import Health
+from keylane.protocol.errors import (
+    BrokerGroupUnknownError,
+    BrokerReadOnlyError,
+    ClosedError,
+    DeliverAtError,
+    DeliverAtKeyError,
+    DeliveryTimeoutError,
+    Fate,
+    InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    OutcomeUnknownError,
+    QueueFullError,
+    ScheduleFullError,
+)
+from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
+from keylane.protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
+
+CLOCK = SystemClock()
+GROUPS = ("g1", "g2")
+
+
+class ScriptedBrokers:
+    """A metaserver and two brokers; a broker answers with the next entry of `script`, then keeps everything."""
+
+    def __init__(self, *script: KeylaneError) -> None:
+        self.script = list(script)
+        self.asked: list[tuple[str, Any]] = []
+        """Address and request of each call."""
+        self.routes = 0
+        self.available = True
+
+    async def route(self, subject: str, *, order_strategy: object = None) -> Route:
+        self.routes += 1
+        return Route(
+            subject=subject,
+            version=1,
+            order_strategy=OrderStrategy.STRICT,
+            partitions=tuple(
+                Partition(
+                    partition_id=number,
+                    name=f"s.p{number}",
+                    queue=number,
+                    range_start=number * 512,
+                    range_end=number * 512 + 512,
+                    broker_group=group,
+                    state=PartitionState.OPEN,
+                    address=f"{group}:1" if self.available else None,
+                )
+                for number, group in enumerate(GROUPS)
+            ),
+        )
+
+    async def health(self) -> Health:
+        brokers = [
+            {"broker_group": group, "address": f"{group}:1", "available": self.available}
+            for group in GROUPS
+        ]
+        return Health(program="metaserver", ready=True, details={"brokers": brokers})
+
+    def broker_at(self, address: str) -> ScriptedBroker:
+        return ScriptedBroker(self, address)
+
+    def sending(self, **settings: Any) -> LaterSending:
+        return LaterSending(
+            self,
+            encode=lambda _subject, value: value,
+            broker_at=self.broker_at,
+            draw=random.Random(7).getrandbits,
+            order_strategy=None,
+            settings=ProducerSettings(backoff=Backoff(first_ms=1, max_ms=5), **settings),
+            clock=CLOCK,
+            rng=random.Random(7),
+        )
+
+
+class ScriptedBroker:
+    def __init__(self, brokers: ScriptedBrokers, address: str) -> None:
+        self._brokers = brokers
+        self._address = address
+
+    async def call(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
+        self._brokers.asked.append((self._address, request))
+        await asyncio.sleep(0)
+        if self._brokers.script:
+            raise self._brokers.script.pop(0)
+        if isinstance(request, CancelScheduled):
+            return ScheduledCanceled("delivered"), b""
+        assert isinstance(request, Schedule)
+        assert payload
+        return Scheduled(self._address.partition(":")[0], "fsync"), b""
+
+
+def send(sending: LaterSending, value: bytes = b"v", **changed: Any) -> Any:
+    given: dict[str, Any] = {"deliver_at": CLOCK.wall_ms() + 60_000} | changed
+    return sending.send("s", value, **given)
+
+
+async def test_receipt_names_the_message_and_its_broker_group():
+    brokers = ScriptedBrokers()
+    future = send(brokers.sending())
+    assert not future.done()
+    with pytest.raises(asyncio.InvalidStateError):
+        future.result()
+    receipt = await future
+    ((address, request),) = brokers.asked
+    assert receipt.scheduled_id == request.scheduled_id.hex()
+    assert (receipt.subject, receipt.broker_group + ":1") == ("s", address)
+    assert receipt.deliver_at_ms == request.deliver_at_ms
+    assert future.result() is receipt
+
+
+async def test_route_serves_many_messages():
+    brokers = ScriptedBrokers()
+    sending = brokers.sending()
+    await send(sending)
+    receipts = [await send(sending) for _ in range(20)]
+    assert brokers.routes == 1
+    assert {receipt.broker_group for receipt in receipts} == set(GROUPS)
+    assert len({receipt.scheduled_id for receipt in receipts}) == 20
+
+
+async def test_message_without_an_answer_goes_to_the_same_broker_under_the_same_id():
+    """Other brokers would keep it a second time."""
+    silent = [OutcomeUnknownError(), NotSentError(), BrokerReadOnlyError(), OutcomeUnknownError()]
+    brokers = ScriptedBrokers(*silent)
+    await send(brokers.sending())
+    assert len(brokers.asked) == 5
+    assert len({address for address, _ in brokers.asked}) == 1
+    assert len({request.scheduled_id for _, request in brokers.asked}) == 1
+
+
+async def test_message_that_was_surely_not_kept_may_go_to_another_broker():
+    brokers = ScriptedBrokers(*(NotSentError() for _ in range(10)))
+    await send(brokers.sending())
+    assert {address for address, _ in brokers.asked} == {"g1:1", "g2:1"}
+    assert brokers.routes > 1
+
+
+@pytest.mark.parametrize("refusal", [DeliverAtError("late"), ScheduleFullError("full")])
+async def test_refusal_is_reported_with_its_fate(refusal):
+    with pytest.raises(type(refusal)) as error:
+        await send(ScriptedBrokers(refusal).sending())
+    assert error.value.fate is Fate.NOT_DONE
+    with pytest.raises(type(refusal)) as error:
+        await send(ScriptedBrokers(OutcomeUnknownError(), refusal).sending())
+    assert error.value.fate is Fate.UNKNOWN, "the first try may have been kept, and delivered"
+
+
+async def test_message_is_given_up_after_its_time_out():
+    brokers = ScriptedBrokers()
+    brokers.available = False
+    future = send(brokers.sending(), timeout_ms=30)
+    with pytest.raises(DeliveryTimeoutError, match="no broker of subject 's'") as error:
+        await future
+    assert error.value.fate is Fate.NOT_DONE
+
+
+async def test_bad_arguments_are_refused_at_once():
+    sending = ScriptedBrokers().sending()
+    with pytest.raises(DeliverAtKeyError):
+        send(sending, key=b"k")
+    with pytest.raises(DeliverAtError):
+        send(sending, deliver_at=1)
+    with pytest.raises(InvalidRequestError, match="no logic queue"):
+        send(sending, queue=0)
+    with pytest.raises(InvalidRequestError, match="a property"):
+        send(sending, properties={"n": 1})
+    await sending.settled()
+
+
+async def test_messages_over_the_limit_are_refused():
+    brokers = ScriptedBrokers()
+    sending = brokers.sending(queue_bytes=1 << 20)
+    futures = [send(sending, bytes(1 << 19)) for _ in range(2)]
+    with pytest.raises(QueueFullError):
+        send(sending)
+    await asyncio.gather(*futures)
+    await send(sending)
+
+
+async def test_message_that_was_given_up_and_not_awaited_is_reported_once():
+    refused = [ScheduleFullError("full"), ScheduleFullError("full")]
+    sending = ScriptedBrokers(*refused).sending()
+    send(sending)
+    await sending.settled()
+    error = sending.unreported()
+    assert error is not None
+    assert (error.messages, error.unknown) == (1, 0)
+    assert sending.unreported() is None
+    with pytest.raises(ScheduleFullError):
+        await send(sending)
+    assert sending.unreported() is None
+
+
+async def test_messages_that_no_broker_keeps_are_given_up_at_close():
+    brokers = ScriptedBrokers()
+    brokers.available = False
+    sending = brokers.sending()
+    future = send(sending)
+    await asyncio.sleep(0.01)
+    await sending.close()
+    assert future.done()
+    with pytest.raises(ClosedError):
+        await future
+    error = sending.unreported()
+    assert error is None, "the future told it"
+
+
+async def test_cancel_goes_to_the_broker_of_the_receipt():
+    brokers = ScriptedBrokers()
+    sending = brokers.sending()
+    receipt = await send(sending)
+    assert await sending.cancel(receipt) is CancelOutcome.DELIVERED
+    (_, kept), (address, request) = brokers.asked
+    assert address == f"{receipt.broker_group}:1"
+    assert request == CancelScheduled(kept.scheduled_id)
+    brokers.available = False
+    with pytest.raises(NotSentError, match="not available"):
+        await sending.cancel(receipt)
+
+
+@pytest.mark.parametrize("receipt", ["0a", None, b"id"])
+async def test_cancel_takes_receipts_only(receipt):
+    with pytest.raises(InvalidRequestError, match="ScheduledReceipt"):
+        await ScriptedBrokers().sending().cancel(receipt)
+
+
+async def test_cancel_at_an_unknown_broker_group_is_refused():
+    receipt = ScheduledReceipt(
+        scheduled_id="0a", subject="s", broker_group="g9", deliver_at_ms=1, durable="fsync"
+    )
+    with pytest.raises(BrokerGroupUnknownError):
+        await ScriptedBrokers().sending().cancel(receipt)
