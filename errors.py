@@ -5,6 +5,7 @@ The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those tha
 """
 
 from .protocol.errors.base import Fate, KeylaneError, Retry
+from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
 from .protocol.errors.outbox import *
 from .protocol.errors.refusals import *
@@ -45,6 +46,7 @@ __all__ = [
     "FrameError",
     "GivenUpError",
     "GroupBusyError",
+    "GroupDeletedError",
     "GroupStrategyError",
     "GroupUnknownError",
     "HandlerTypeError",
@@ -98,6 +100,7 @@ __all__ = [
     "StaticSubjectError",
     "StorageError",
     "StrategyMismatchError",
+    "SubjectDeletedError",
     "SubjectExistsError",
     "SubjectNotStaticError",
     "SubjectUnknownError",

@@ -12,12 +12,13 @@ from keylane.consumer.handling.stream import Stream
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.message import Message
+from sim.machines.clock import ManualClock
 from support import handling
 from support.cluster import eventually
 from support.handling import virtual_loop
 
 
-class Client:
+class StreamClient:
     """What a stream needs of a pull client."""
 
     deadline_ns = 2**62
@@ -42,14 +43,14 @@ class Client:
         await self.in_flight.wait_until_empty()
 
 
-def stream_of(client: Client, *, handover_ms: int, count: int = 3) -> Stream:
+def stream_of(client: StreamClient, *, handover_ms: int, count: int = 3) -> Stream:
     stream = Stream(clock=SystemClock(), handover_ms=handover_ms, check=lambda: None)
     client.in_flight.count += count
     stream.put([Message("s", b"k", b"", offset, 1, 0, delivery=client) for offset in range(count)])
     return stream
 
 
-async def waiting(stream: Stream, client: Client) -> asyncio.Task[None]:
+async def waiting(stream: Stream, client: StreamClient) -> asyncio.Task[None]:
     """Begin a hand-over that does not end by itself."""
     quiesced = asyncio.create_task(stream.quiesce(client))
     await asyncio.sleep(0.1)
@@ -62,7 +63,7 @@ async def test_hand_over_waits_for_the_message_in_the_loop_body(
 ):
     """Until the ack, however short `handover_ms` and the lease are; one warning is logged."""
     monkeypatch.setattr(stream_module, "HANDOVER_WARN_MS", 10)
-    client = Client(left_ms=0)
+    client = StreamClient(left_ms=0)
     stream = stream_of(client, handover_ms=0)
     await stream.next()
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
@@ -79,7 +80,7 @@ async def test_hand_over_waits_for_the_message_in_the_loop_body(
 
 async def test_hand_over_waits_handover_ms_for_messages_passed_over():
     """A user who asks for the next message works on no earlier one, once the time is up."""
-    client = Client()
+    client = StreamClient()
     stream = stream_of(client, handover_ms=20)
     await stream.next()
     quiesced = await waiting(stream, client)
@@ -91,7 +92,7 @@ async def test_hand_over_waits_handover_ms_for_messages_passed_over():
 
 async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
     """A user who asked for more in vain, and then works on the messages collected, is in the loop body."""
-    client = Client()
+    client = StreamClient()
     stream = stream_of(client, handover_ms=0)
     for _ in range(3):
         await stream.next()
@@ -107,7 +108,7 @@ async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
 
 async def test_hand_over_waits_for_acks_as_long_as_the_lease_is_renewed():
     """Within `handover_ms` the present end of the lease counts, not its end when the hand-over began."""
-    client = Client(left_ms=20)
+    client = StreamClient(left_ms=20)
     stream = stream_of(client, handover_ms=600_000)
     await stream.next()
     asked = [asyncio.create_task(stream.next()) for _ in range(3)]
@@ -120,7 +121,7 @@ async def test_hand_over_waits_for_acks_as_long_as_the_lease_is_renewed():
 
 async def test_hand_over_ends_at_once_when_the_consumer_closes():
     """Closing gives up unacked messages, also in the middle of the loop body."""
-    client = Client()
+    client = StreamClient()
     stream = stream_of(client, handover_ms=600_000)
     await stream.next()
     quiesced = await waiting(stream, client)
@@ -131,7 +132,7 @@ async def test_hand_over_ends_at_once_when_the_consumer_closes():
 def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
     """After ten and twenty seconds, and once when the next message is asked for; a quick body is never logged."""
     loop, machine = virtual_loop()
-    client = handling.Client()
+    client = handling.StreamClient()
     client.taken = lambda message: None  # type: ignore[attr-defined]
 
     async def story() -> None:
@@ -151,36 +152,29 @@ def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
     assert "offset 1, key digest ac52cb5ff985d463 is left by the loop" in caplog.messages[2]
 
 
-class Boot:
-    """A boot clock that is set by hand."""
-
-    now_ns = 0
-
-    def boot_ns(self) -> int:
-        return self.now_ns
-
-    def look(self, stream: Stream, *, seconds: int) -> None:
-        for _ in range(seconds):
-            self.now_ns += 1_000_000_000
-            stream.look()
+def look(stream: Stream, clock: ManualClock, *, seconds: int) -> None:
+    """Let the stream look after itself once a second."""
+    for _ in range(seconds):
+        clock.advance(1_000)
+        stream.look()
 
 
 async def test_consumer_that_is_never_iterated_is_logged(caplog):
     """A consumer without its intended handler keeps its partitions idle: a warning after a while, and rarely again."""
-    clock = Boot()
+    clock = ManualClock()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
     stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
-    clock.look(stream, seconds=60)
+    look(stream, clock, seconds=60)
     (record,) = caplog.records
     assert "no handler and is not iterated" in record.message
 
 
 async def test_consumer_that_was_iterated_once_is_not_logged(caplog):
-    clock = Boot()
+    clock = ManualClock()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
     asking = asyncio.ensure_future(stream.next())
     await asyncio.sleep(0)
     asking.cancel()
     stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
-    clock.look(stream, seconds=60)
+    look(stream, clock, seconds=60)
     assert not caplog.records
