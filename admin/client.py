@@ -367,8 +367,7 @@ class Admin(ClusterCalls):
         """
         Give a static subject more logic queues while messages flow; returns and raises as `resize`.
 
-        A queue that is cut keeps its number, its logic offsets and the first half of its keys.  The second half continues
-        in a new queue with the next free number, from logic offset 0.
+        A queue that is cut keeps its number, logic offsets and first half; the second half is a new queue, from offset 0.
 
         Args:
             count: the new number of queues, up to 1024; the widest queues are cut.
