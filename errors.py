@@ -66,6 +66,7 @@ __all__ = [
     "OperationUnknownError",
     "OriginError",
     "OtherLoopError",
+    "OtherTaskError",
     "OutboxMissingError",
     "OutboxNewerError",
     "OutboxOlderError",

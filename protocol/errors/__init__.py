@@ -16,6 +16,7 @@
     │   ├── SequenceReusedError                            two producers under one id
     │   ├── IdempotencyKeyReusedError                      other messages under an idempotency key
     │   ├── ForkedError, OtherLoopError, AlreadyOpenError  raised by the client: not open here
+    │   ├── OtherTaskError                                 raised by a consumer without a handler
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError

@@ -287,6 +287,20 @@ class IdempotencyKeyReusedError(RefusedError):
     """Offset of the first message that was stored under the key."""
 
 
+class OtherTaskError(RefusedError):
+    """A task asks for the next message of a consumer over which another task iterates."""
+
+    code = 1148
+    retry = Retry.LATER
+    summary = "another task iterates over this consumer"
+    hint = (
+        "Iterate in one task, or take over once every message is acked.  For many messages at once, give the consumer "
+        "handler= and concurrency=: it keeps the order of each key."
+    )
+    unacked = Detail(int)
+    """Messages that the other task took and has not acked; None if it waits for one."""
+
+
 class StrategyMismatchError(RefusedError):
     """The order strategy of a producer is not the subject's."""
 
