@@ -111,7 +111,7 @@ class Consumer(Resident):
 
         Raises:
             ConfigError, InvalidNameError: an argument that cannot work.
-            HandlerTypeError: the handler is a generator function, async or not, or a class; also a TypeError.
+            HandlerTypeError: the handler is a generator function, a class, or not for one message; also a TypeError.
         """
         check_name("subject", subject)
         check_name("consumer group", group)

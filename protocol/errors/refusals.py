@@ -10,7 +10,7 @@ class ConfigError(KeylaneError):
 
     code = 1001
     summary = "the settings cannot work"
-    hint = "Fix every setting listed, then start again."
+    hint = "Nothing was started.  Fix everything that the message names, then try again."
     problems = Detail(int)
     """The number of problems."""
     path = Detail(str)
@@ -18,13 +18,14 @@ class ConfigError(KeylaneError):
 
 
 class HandlerTypeError(ConfigError, TypeError):
-    """A handler whose body would never run: it is a generator function, or returns something that must be run."""
+    """
+    A handler whose body would never run: a generator function, a function of other arguments than one message, or one
+    that returns something that must be run.
+    """
 
     code = 1010
     summary = "not a handler"
-    hint = (
-        "Give a function that does its work when it is called or awaited: no generator, no yield."
-    )
+    hint = "Give a function of one message that does its work when it is called or awaited: no generator, no yield."
 
 
 class WorkerCancelledError(KeylaneError):
@@ -81,6 +82,8 @@ class InvalidRequestError(RefusedError):
     hint = "Nothing was done.  Fix what the message names, then ask again."
     partition_id = Detail(int)
     address = Detail(str)
+    unknown_call = Detail(int)
+    """1 if the server does not have the call."""
 
 
 class OriginError(RefusedError):

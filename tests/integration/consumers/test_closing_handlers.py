@@ -43,9 +43,7 @@ async def test_handlers_do_not_start_after_one_of_them_has_closed_the_consumer(
         closed = True
 
     names: dict[str, Any] = {"subject": subject, "group": "g", "consume_strategy": strategy}
-    consumer = Consumer(
-        shared_cluster.meta, handler=handle, concurrency=concurrency, **names
-    )
+    consumer = Consumer(shared_cluster.meta, handler=handle, concurrency=concurrency, **names)
     await asyncio.wait_for(consumer.run(), 60)
     assert closed
     assert "late" not in started
