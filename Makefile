@@ -22,7 +22,7 @@ WORKERS ?= 5
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit format bench bench-clients bench-store bench-order lock wheel clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-store bench-order lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -49,7 +49,10 @@ demo: $(STAMP) ## run the main job on real flights (ARGS="--rows 20000 --keep")
 
 check: lint types unit ## the quick round before a commit: style, types, tidy and unit tests
 
-test: lint types ## what has to pass: style, types, every kind of test (WORKERS=5, ARGS for pytest)
+test: lint ## what has to pass: style, types, every kind of test (WORKERS=5, ARGS for pytest)
+	@$(MAKE) --no-print-directory --jobs 2 types suite
+
+suite: $(STAMP)
 	@$(PARALLEL) --second-chance --durations=15 --durations-min=1 $(ARGS)
 
 lint: $(STAMP) ## formatting and lint

@@ -1,7 +1,7 @@
 """keylane: messages of one order key keep their order.
 
 The public face: the clients, the types of what they take and return, and the errors that their docstrings name;
-`keylane.errors` has all errors.  Names are loaded when they are first used, so importing keylane starts nothing and
+`keylane.errors` has all errors, `keylane.sync` clients for programs without an event loop.  Names are loaded when they are first used, so importing keylane starts nothing and
 imports no network library.
 """
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import errors as errors
+    from . import sync as sync
     from .admin import (
         Admin,
         BrokerList,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         QueueSlice,
     )
     from .producer import (
+        LogicQueue,
         Producer,
         ProducerSettings,
         ProducerStats,
@@ -60,6 +62,9 @@ if TYPE_CHECKING:
         WaitingMessages,
     )
     from .protocol.backoff import Backoff
+    from .protocol.codecs.codec import Codec
+    from .protocol.codecs.models import PydanticCodec
+    from .protocol.codecs.text import JsonCodec, TextCodec
     from .protocol.control import TimeBound
     from .protocol.errors import (
         AcceptedAsLostError,
@@ -67,6 +72,7 @@ if TYPE_CHECKING:
         BrokerCordonedError,
         BrokerGroupUnknownError,
         ClosedError,
+        CodecError,
         ConfigError,
         CorruptBatchError,
         CreationFailedError,
@@ -143,6 +149,8 @@ __all__ = [
     "BusySubject",
     "CheckView",
     "ClosedError",
+    "Codec",
+    "CodecError",
     "ConfigError",
     "ConsumeStrategy",
     "Consumer",
@@ -171,9 +179,11 @@ __all__ = [
     "InvalidNameError",
     "InvalidRequestError",
     "JavaMissingError",
+    "JsonCodec",
     "KeyHaltedError",
     "KeylaneError",
     "LeaseLostError",
+    "LogicQueue",
     "LossView",
     "Message",
     "MessageTooLargeError",
@@ -204,6 +214,7 @@ __all__ = [
     "Producer",
     "ProducerSettings",
     "ProducerStats",
+    "PydanticCodec",
     "QueueFullError",
     "QueueProgress",
     "QueueReader",
@@ -235,6 +246,7 @@ __all__ = [
     "SubjectUnknownError",
     "SubjectView",
     "TableReceipt",
+    "TextCodec",
     "TimeBound",
     "UnreachableError",
     "Verification",
@@ -286,6 +298,7 @@ _HOMES = {
         "QueueSlice",
     ),
     ".producer": (
+        "LogicQueue",
         "Producer",
         "ProducerSettings",
         "ProducerStats",
@@ -294,6 +307,9 @@ _HOMES = {
         "WaitingMessages",
     ),
     ".protocol.backoff": ("Backoff",),
+    ".protocol.codecs.codec": ("Codec",),
+    ".protocol.codecs.models": ("PydanticCodec",),
+    ".protocol.codecs.text": ("JsonCodec", "TextCodec"),
     ".protocol.control": ("TimeBound",),
     ".protocol.message": ("Message", "Receipt", "TableReceipt"),
     ".protocol.queues": ("QueueView", "SegmentView"),
@@ -310,8 +326,8 @@ _HOMES = {
 if not TYPE_CHECKING:  # for a type checker a name that is not above is an error
 
     def __getattr__(name: str) -> object:
-        if name == "errors":
-            return import_module(".errors", __name__)
+        if name in {"errors", "sync"}:
+            return import_module(f".{name}", __name__)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = next((home for home, names in _HOMES.items() if name in names), ".protocol.errors")

@@ -19,6 +19,7 @@ __all__ = [
     "BrokerGroupUnknownError",
     "BrokerReadOnlyError",
     "ClosedError",
+    "CodecError",
     "ConfigError",
     "CorruptBatchError",
     "CorruptIndexError",

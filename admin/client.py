@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 
@@ -42,16 +42,15 @@ from ..protocol.operations import (
 )
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
-from ..protocol.text import refused_value
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.home import Resident
+from .arguments import checked as _checked
 from .views import BrokerList, GroupDescription, SubjectDescription
 from .views import describe_group as join_group
 from .views import describe_subject as join_subject
 
-T = TypeVar("T")
 POLL_MS = 100
 
 
@@ -131,7 +130,7 @@ class Admin(Resident):
             partitions: 1 to 1024 physical partitions, spread over the available broker groups.
             order_strategy: what producers do while a partition does not answer.
             retention: what an old message waits for before it is removed.
-            static: the partitions are logic queues, whose number never changes.
+            static: the partitions are logic queues, whose number changes only by `grow_subject`.
 
         Raises:
             SubjectExistsError: it exists with other settings.
@@ -286,11 +285,33 @@ class Admin(Resident):
         Raises:
             SubjectUnknownError, NotEnoughBrokersError
             OperationRunningError: another operation on the subject has not changed the route yet.
-            StaticSubjectError: the number of logic queues of a static subject never changes.
+            StaticSubjectError: the subject has logic queues; see `grow_subject`.
         """
         check_name("subject", subject)
         return await self._change(
             OperationKind.RESIZE, dry_run, subject=subject, partitions=partitions
+        )
+
+    async def grow_subject(
+        self, subject: str, count: int = 0, *, queues: Sequence[int] = (), dry_run: bool = False
+    ) -> OperationView:
+        """
+        Give a static subject more logic queues while messages flow; returns and raises as `resize`.
+
+        A queue that is cut keeps its number, its logic offsets and the first half of its keys.  The second half continues
+        in a new queue with the next free number, from logic offset 0.
+
+        Args:
+            count: the new number of queues, up to 1024; the widest queues are cut.
+            queues: the numbers of the queues to cut in the middle, in place of `count`.
+
+        Raises:
+            QueueUnknownError: the subject has no such queue.
+            SubjectNotStaticError: the subject has no logic queues; see `resize`.
+        """
+        check_name("subject", subject)
+        return await self._change(
+            OperationKind.GROW, dry_run, subject=subject, partitions=count, queues=queues
         )
 
     async def split(self, partition_id: int, *, dry_run: bool = False) -> OperationView:
@@ -534,22 +555,3 @@ class Admin(Resident):
                 return partition.partition_id, error.message
 
         return dict(await asyncio.gather(*map(ask, partitions)))
-
-
-def _checked(kind: type[T], given: object, **arguments: str) -> T:
-    """
-    What a caller gave, as the type that goes over the wire.
-
-    Args:
-        arguments: the argument of each field that has another name than its argument.
-
-    Raises:
-        InvalidRequestError
-    """
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        text = refused_value(error, kind)
-        for field, argument in arguments.items():
-            text = text.replace(f"`$.{field}`", argument)
-        raise InvalidRequestError(text) from None

@@ -43,7 +43,7 @@ from .peers import Peers
 WAIT_MS = 10_000
 """How long a request waits for a newer route, as while a partition is split."""
 ANYWHERE = -1
-"""In place of a logical partition: any open partition will do."""
+"""Instead of a logical partition: any open partition will do."""
 
 
 @dataclass(slots=True)
@@ -67,13 +67,13 @@ class _Post:
         return self.producer.producer_id != NO_PRODUCER
 
     def pending(self) -> list[int]:
-        """The messages without a receipt, by their place in the request."""
-        return [place for place, receipt in enumerate(self.receipts) if receipt is None]
+        """The messages without a receipt, by their index in the request."""
+        return [index for index, receipt in enumerate(self.receipts) if receipt is None]
 
     def in_range(self, partition: Partition) -> list[int]:
         """All messages in the range of a partition."""
         start, end = partition.range_start, partition.range_end
-        return [place for place, logical in enumerate(self.logical) if start <= logical < end]
+        return [index for index, logical in enumerate(self.logical) if start <= logical < end]
 
 
 class MessagePosting:
@@ -147,10 +147,10 @@ class MessagePosting:
         """Store what is pending by this route; the errors of the partitions that did not."""
         if post.keyed:
             earlier = [
-                (partition, places)
+                (partition, indices)
                 for partition in route.partitions
                 if partition.state is PartitionState.SEALED
-                and set(places := post.in_range(partition)).intersection(post.pending())
+                and set(indices := post.in_range(partition)).intersection(post.pending())
             ]
             errors = [
                 error
@@ -175,12 +175,12 @@ class MessagePosting:
             for partition in still_open
             for logical in range(partition.range_start, partition.range_end)
         }
-        for place in post.pending():
-            logical = post.logical[place]
+        for index in post.pending():
+            logical = post.logical[index]
             partition = anywhere if logical == ANYWHERE else by_logical.get(logical)
             if partition is None:
                 raise NoPartitionError(f"subject {post.subject!r} has no open partition now")
-            parts.setdefault(partition.partition_id, (partition, []))[1].append(place)
+            parts.setdefault(partition.partition_id, (partition, []))[1].append(index)
         return parts
 
     def _any(self, still_open: Iterable[Partition]) -> Partition | None:
@@ -195,7 +195,7 @@ class MessagePosting:
         self, post: _Post, parts: Iterable[tuple[Partition, list[int]]], *, sequence: int = 0
     ) -> list[KeylaneError]:
         answers = await asyncio.gather(
-            *(self._append(post, partition, places, sequence) for partition, places in parts),
+            *(self._append(post, partition, indices, sequence) for partition, indices in parts),
             return_exceptions=True,
         )
         errors: list[KeylaneError] = []
@@ -207,10 +207,10 @@ class MessagePosting:
         return errors
 
     async def _append(
-        self, post: _Post, partition: Partition, places: list[int], sequence: int
+        self, post: _Post, partition: Partition, indices: list[int], sequence: int
     ) -> None:
         """Store messages in a partition, and note their receipts."""
-        messages = [post.messages[place] for place in places]
+        messages = [post.messages[index] for index in indices]
         batch = encode_batch(
             partition_id=partition.partition_id,
             sent_at_ns=[post.sent_at_ns] * len(messages),
@@ -223,8 +223,8 @@ class MessagePosting:
         )
         answer, _ = await self._peers.call(partition, Append(partition.partition_id), batch)
         assert isinstance(answer, Appended)
-        for offset, place in enumerate(places, answer.base_offset):
-            post.receipts[place] = PostReceipt(
+        for offset, index in enumerate(indices, answer.base_offset):
+            post.receipts[index] = PostReceipt(
                 partition_id=partition.partition_id,
                 queue=partition.queue,
                 offset=offset,

@@ -10,7 +10,6 @@ from ..protocol.batch import batch_starts, columns
 from ..protocol.control import MessagePage, MessageView
 from ..protocol.endpoints import READ_MESSAGES
 from ..protocol.errors import (
-    CorruptBatchError,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
@@ -21,10 +20,9 @@ from ..protocol.errors import (
     SubjectNotStaticError,
 )
 from ..protocol.frames import Batches, Read
-from ..protocol.http.message_json import bytes_field
+from ..protocol.http.message_json import bytes_field, properties_fields
 from ..protocol.ids import check_name
 from ..protocol.limits import READ_MESSAGES_MAX
-from ..protocol.message import unpack_properties
 from ..protocol.queues import is_behind_loss, outside
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.text import listed
@@ -36,7 +34,7 @@ COUNT_DEFAULT = 100
 READ_BYTES = 1 << 20
 """Bytes of the batches for one answer; one larger batch is read whole."""
 FIRST = -1
-"""In place of an offset: the first one that is stored."""
+"""Instead of an offset: the first one that is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ class MessageReading:
         return await self._read_by(newer, asked)
 
     async def _read_by(self, route: Route, asked: _Asked) -> MessagePage:
-        partition, offset = _place(route, asked)
+        partition, offset = _located(route, asked)
         shift = partition.logic_start if asked.queue is not None else 0
         physical = offset if offset == FIRST else offset - shift
         try:
@@ -145,10 +143,10 @@ def _asked(params: Params) -> _Asked:
     )
 
 
-def _place(route: Route, asked: _Asked) -> tuple[Partition, int]:
+def _located(route: Route, asked: _Asked) -> tuple[Partition, int]:
     """The partition that has what is asked for, and the offset there: logic, if a queue is asked for."""
     if asked.queue is not None:
-        return _place_in_queue(route, asked.queue, asked.offset)
+        return _located_in_queue(route, asked.queue, asked.offset)
     ids = [partition.partition_id for partition in route.partitions]
     if asked.partition_id is None:
         raise InvalidRequestError(
@@ -164,7 +162,7 @@ def _place(route: Route, asked: _Asked) -> tuple[Partition, int]:
     )
 
 
-def _place_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition, int]:
+def _located_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition, int]:
     if not route.static:
         raise SubjectNotStaticError(subject=route.subject)
     chain = _chain(route, queue)
@@ -206,8 +204,8 @@ def _behind_loss(
 def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> list[MessageView]:
     """At most `count` messages of batches, from offset `start` on."""
     views: list[MessageView] = []
-    for place, header in batch_starts(data):
-        batch = columns(data, header, place)
+    for position, header in batch_starts(data):
+        batch = columns(data, header, position)
         first = max(start - header.base_offset, 0)
         for index in range(first, min(header.count, first + count - len(views))):
             key, value, packed = (
@@ -225,7 +223,7 @@ def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> l
                         "sent_at_ns": batch.sent_at_ns[index],
                         **bytes_field("key", key),
                         **bytes_field("value", value),
-                        **_properties(packed),
+                        **properties_fields(packed),
                     },
                     MessageView,
                 )
@@ -233,10 +231,3 @@ def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> l
         if len(views) == count:
             break
     return views
-
-
-def _properties(packed: bytes) -> dict[str, object]:
-    try:
-        return {"properties": dict(unpack_properties(packed))}
-    except CorruptBatchError:  # the broker takes any bytes
-        return {"properties_base64": packed}

@@ -40,7 +40,7 @@ from ..protocol.frames import (
 from ..protocol.ids import MAX_I64, check_offset
 from ..protocol.limits import (
     ACK_RANGES_MAX,
-    HOLD_MS_MAX,
+    IN_FLIGHT_MS_MAX,
     IN_FLIGHT_PER_SESSION_MAX,
     PULL_BYTES_MAX,
     PULL_WAIT_MS_MAX,
@@ -169,7 +169,7 @@ class BrokerService:
                 count_max=request.count_max,
                 readable_offset=partition.readable_offset,
                 now_ms=now_ms,
-                hold_ms=request.hold_ms,
+                in_flight_ms=request.in_flight_ms,
             )
             drained = partition.ended and group.acked.cursor >= partition.next_offset
             if drained and (saved := self._save(partition, group)) is not None:
@@ -245,7 +245,7 @@ class BrokerService:
         Save a group's progress if it is not durable, as after an ack that met a full disk.
 
         Returns:
-            A future to await before the progress is told, or None if it is durable.
+            A future to await before the progress is reported, or None if it is durable.
 
         Raises:
             BrokerReadOnlyError: the progress cannot be made durable now.
@@ -296,7 +296,7 @@ def _owner(request: Pull | PullShared | Ack | Release, group: Group) -> str:
 def _check_shared(request: PullShared) -> int:
     for name, value, high in (
         ("count_max", request.count_max, IN_FLIGHT_PER_SESSION_MAX),
-        ("hold_ms", request.hold_ms, HOLD_MS_MAX),
+        ("in_flight_ms", request.in_flight_ms, IN_FLIGHT_MS_MAX),
         ("bytes_max", request.bytes_max, MAX_I64),
     ):
         if not 1 <= value <= high:

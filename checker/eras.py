@@ -28,7 +28,7 @@ class Era:
         self.ended: set[int] = set()
         """Offsets handled by any owner."""
         self.cursor = start
-        """The highest cursor that the broker told."""
+        """The highest cursor that the broker reported."""
         self._cursors: list[tuple[int, int]] = []
         """(instant, cursor), each higher than the one before."""
         self._acked: dict[int, int] = {}
@@ -40,7 +40,7 @@ class Era:
         """Whether a message is handled or not owed."""
         return offset in self.ended or offset < self.start
 
-    def told(  # noqa: PLR0917 - the fields of an event
+    def reported(  # noqa: PLR0917 - the fields of an event
         self,
         kind: str,
         began: int,
@@ -50,7 +50,7 @@ class Era:
         note: Note,
         floor: int,
     ) -> None:
-        """The broker told its cursor, and acked ranges: those of an ack's request, or those above the cursor."""
+        """The broker reported its cursor, and acked ranges: those of an ack's request, or those above the cursor."""
         for offset in range(max(self._passed, floor), cursor):
             if offset not in self.ended:
                 note("skip", f"the cursor passed {offset}, not handled")

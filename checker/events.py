@@ -28,7 +28,7 @@ class Settled(NamedTuple):
         stored      it is in the log
         not done    it is not in the log
         unknown     it may be in the log
-        gone        as unknown: the producer died, was closed, or was told that the message may be on a lost disk
+        gone        as unknown: the producer died, was closed, or reported that the message may be on a lost disk
         withdrawn   the producer was closed, and said that the message is not in the log
         flushed     its future was not awaited, and a later flush or close raised no error
     """
@@ -39,7 +39,7 @@ class Settled(NamedTuple):
     offset: int = -1
     reordered: bool = False
     twice: bool = False
-    """The producer was told that the message may be stored elsewhere as well."""
+    """The receipt says that the message may be stored elsewhere as well."""
 
 
 class Stored(NamedTuple):
@@ -60,7 +60,7 @@ class Ranged(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """An operator opened the children of a partition whose end is unknown, and was told that this reorders messages."""
+    """An operator opened the children of a partition whose end is unknown, and was warned that this reorders messages."""
 
     partition_id: int
 
@@ -148,7 +148,7 @@ class LetGo(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """A consumer told the metaserver its leases, as pairs of (partition id, token); an event for each change."""
+    """A consumer reported its leases to the metaserver, as pairs of (partition id, token); an event for each change."""
 
     session: str
     holding: tuple[tuple[int, int], ...]

@@ -1,7 +1,7 @@
 """Judges a history of one run, event by event.  Pure.
 
     lost            acked and not stored where the receipt says, or acked for a group that never handled it
-    phantom         stored or handled and never sent so, or stored although the sender was told it was not
+    phantom         stored or handled and never sent so, or stored although its producer reported that it was not
     duplicate       stored twice, though neither that nor a reordering was declared; a batch taken twice
     inversion       two messages of one key and producer stored in another order than they were sent, or one where
                     its key does not belong, though no reordering was declared; one declared that has an order to keep
@@ -18,7 +18,7 @@
     two grants      a lease given away that was neither let go nor expired; a handler of an older grant that
                     began after a newer one; a lease let go while its handler still runs
     starvation      after everything is healed, something sent is not settled, or something stored not handled
-    silent loss     a flush, or a close, told no error, and a message sent before is stored nowhere
+    silent loss     a flush, or a close, reported no error, and a message sent before is stored nowhere
 
 Handling a message again under a higher token is no anomaly: delivery is at least once.  A message is *owed* to a
 group until the group has handled it.  A reset back over handled messages makes them owed again, under tokens above the
@@ -163,9 +163,9 @@ class Judge:
         session_left_ms: int | None = None,
     ) -> None:
         """See `events.Started`."""
-        place = (partition_id, offset)
+        slot = (partition_id, offset)
         log, note = self.log, self.findings.note
-        if log.values.get(place) != value:
+        if log.values.get(slot) != value:
             note("phantom", f"{value!r} handled at {partition_id}/{offset}, where it is not")
             return
         if clock_ns >= deadline_ns:
@@ -180,7 +180,7 @@ class Judge:
         self.progress(group, partition_id).begun(offset, sending.key, token, session)
         if self._lost and sending.key and sending.strict:
             self._check_lost(partition_id, (group, sending.producer, sending.key), sending.number)
-        for before in log.before(place):
+        for before in log.before(slot):
             if not self.progress(group, before[0]).through(before[1], token):
                 note(
                     "skip",
@@ -220,7 +220,7 @@ class Judge:
         progress = self.progress(group, partition_id)
         progress.served(kind, token, began, self.now)
         if cursor >= 0:
-            progress.told(kind, token, began, self.now, cursor, ranges)
+            progress.reported(kind, token, began, self.now, cursor, ranges)
 
     def resetting(self, group: str, partition_id: int, token: int, cursor: int) -> None:
         """See `events.Resetting`."""

@@ -1,4 +1,4 @@
-"""What was sent, what its senders were told, and where it is stored at the end.  Pure.
+"""What was sent, what was reported to its senders, and where it is stored at the end.  Pure.
 
 The events of sending come before those of settling, and those before what is stored.
 """
@@ -13,7 +13,7 @@ from ..protocol.routing import logical_partition
 from .events import Value
 from .findings import Findings
 
-Place = tuple[int, int]
+Slot = tuple[int, int]
 """Partition and offset."""
 
 
@@ -35,14 +35,14 @@ class _Fate(NamedTuple):
 _UNSETTLED = _Fate("", 0, -1, reordered=False, twice=False)
 
 
-def _promised(sending: _Sending, fate: _Fate, place: Place) -> bool:
+def _promised(sending: _Sending, fate: _Fate, slot: Slot) -> bool:
     """
-    True if the order of a message at `place` was promised: by its subject, or by its receipt.
+    True if the order of a message at `slot` was promised: by its subject, or by its receipt.
 
-    For a message that may be stored twice, only the place in its receipt is promised.
+    For a message that may be stored twice, only the slot in its receipt is promised.
     """
     if fate.twice:
-        return not fate.reordered and (fate.partition_id, fate.offset) == place
+        return not fate.reordered and (fate.partition_id, fate.offset) == slot
     return sending.strict or (fate.outcome == "stored" and not fate.reordered)
 
 
@@ -55,26 +55,26 @@ class Log:
     """
 
     def __init__(self, findings: Findings, *, partitions_fixed: bool = False) -> None:
-        self.values: dict[Place, Value] = {}
-        """Place → the value stored there."""
+        self.values: dict[Slot, Value] = {}
+        """Slot → the value stored there."""
         self.sendings: dict[Value, _Sending] = {}
         self._findings = findings
         self._partitions_fixed = partitions_fixed
         self._fates: dict[Value, _Fate] = {}
-        self._first_place: dict[Value, Place] = {}
-        self._more_places: defaultdict[Value, list[Place]] = defaultdict(list)
+        self._first_slot: dict[Value, Slot] = {}
+        self._more_slots: defaultdict[Value, list[Slot]] = defaultdict(list)
         self._newest: dict[tuple[int, str, bytes], int] = {}
-        self._last: dict[tuple[int, bytes], Place] = {}
+        self._last: dict[tuple[int, bytes], Slot] = {}
         self._home: dict[bytes, int] = {}
         self._strays: set[bytes] = set()
         """Keys in more than one partition."""
-        self._before: dict[Place, Place] = {}
-        self._elsewhere: dict[Place, Place] = {}
+        self._before: dict[Slot, Slot] = {}
+        self._elsewhere: dict[Slot, Slot] = {}
         self._ranges: dict[int, range] = {}
         self._abandoned: set[int] = set()
         self._lost: set[int] = set()
-        self._around: dict[Place, Place] = {}
-        """Place → the place before it outside of lost partitions, where a lost one lies between."""
+        self._around: dict[Slot, Slot] = {}
+        """Slot → the slot before it outside of lost partitions, where a lost one lies between."""
 
     def ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
         """See `events.Ranged`."""
@@ -106,12 +106,12 @@ class Log:
         sending = self.sendings.get(value)
         if reordered and sending is not None and (sending.strict or not sending.key):
             why = "its subject is strict" if sending.strict else "it has no key"
-            self._findings.note("inversion", f"{value!r} was told as reordered, although {why}")
+            self._findings.note("inversion", f"{value!r} was reported as reordered, although {why}")
 
     def stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
         """See `events.Stored`."""
-        place = (partition_id, offset)
-        self.values[place] = value
+        slot = (partition_id, offset)
+        self.values[slot] = value
         sending = self.sendings.get(value)
         if sending is None or sending.key != key:
             self._findings.note(
@@ -119,46 +119,46 @@ class Log:
             )
             return
         fate = self._fates.get(value, _UNSETTLED)
-        promised = _promised(sending, fate, place)
-        first = self._first_place.setdefault(value, place)
-        if first != place:
-            self._more_places[value].append(place)
+        promised = _promised(sending, fate, slot)
+        first = self._first_slot.setdefault(value, slot)
+        if first != slot:
+            self._more_slots[value].append(slot)
             if promised and not fate.twice:
                 self._findings.note(
                     "duplicate", f"{value!r} at {partition_id}/{offset} and {first}"
                 )
         if fate.outcome in {"not done", "withdrawn"}:
-            self._findings.note("phantom", f"{value!r} at {place}, told as {fate.outcome}")
+            self._findings.note("phantom", f"{value!r} at {slot}, reported as {fate.outcome}")
         if key:
-            self._keyed(place, key, sending, promised=promised)
+            self._keyed(slot, key, sending, promised=promised)
 
-    def _keyed(self, place: Place, key: bytes, sending: _Sending, *, promised: bool) -> None:
-        partition_id = place[0]
+    def _keyed(self, slot: Slot, key: bytes, sending: _Sending, *, promised: bool) -> None:
+        partition_id = slot[0]
         if promised:
             taken = self._ranges.get(partition_id)
             if taken is not None and logical_partition(key) not in taken:
                 self._findings.note(
-                    "inversion", f"{key!r} at {place}: its partition is another, undeclared"
+                    "inversion", f"{key!r} at {slot}: its partition is another, undeclared"
                 )
             lane = (partition_id, sending.producer, key)
             before = self._newest.get(lane, -1)
             if sending.number < before:
                 self._findings.note(
                     "inversion",
-                    f"{key!r}: number {sending.number} of {sending.producer} at {place} after {before}",
+                    f"{key!r}: number {sending.number} of {sending.producer} at {slot} after {before}",
                 )
             else:
                 self._newest[lane] = sending.number
         last = self._last.get((partition_id, key))
         if last is not None:
-            self._before[place] = last
+            self._before[slot] = last
         elif self._home.setdefault(key, partition_id) != partition_id:
             self._strays.add(key)
             if self._partitions_fixed:
                 self._findings.note(
                     "inversion", f"{key!r} is in partitions {self._home[key]} and {partition_id}"
                 )
-        self._last[partition_id, key] = place
+        self._last[partition_id, key] = slot
 
     def close(self, *, drained: bool) -> None:
         """Find what the whole log lacks."""
@@ -167,18 +167,22 @@ class Log:
             sending = self.sendings.get(value)
             if fate.outcome in {"not done", "unknown"} and sending is not None and sending.strict:
                 note("lost", f"{value!r} was given up, although its order is strict")
-            first = self._first_place.get(value)
+            first = self._first_slot.get(value)
             if fate.outcome == "flushed" and first is None:
-                note("silent loss", f"{value!r} is nowhere, though a flush after it told nothing")
+                note(
+                    "silent loss", f"{value!r} is nowhere, though a flush after it reported nothing"
+                )
             if fate.outcome != "stored":
                 continue
-            told = (fate.partition_id, fate.offset)
+            reported = (fate.partition_id, fate.offset)
             if first is None:
                 note("lost", f"{value!r} was acked and is nowhere")
             elif (
-                fate.offset >= 0 and told != first and told not in self._more_places.get(value, ())
+                fate.offset >= 0
+                and reported != first
+                and reported not in self._more_slots.get(value, ())
             ):
-                note("lost", f"{value!r} is not at {told}")
+                note("lost", f"{value!r} is not at {reported}")
         if drained:
             for value, sending in self.sendings.items():
                 if sending.strict and value not in self._fates:
@@ -187,30 +191,30 @@ class Log:
 
     def _join_partitions(self) -> None:
         """Find the promised order of each key from one partition to the next: that of its producer."""
-        lanes: defaultdict[tuple[str, bytes, bool], list[tuple[int, Place]]] = defaultdict(list)
-        for value, place in self._first_place.items():
+        lanes: defaultdict[tuple[str, bytes, bool], list[tuple[int, Slot]]] = defaultdict(list)
+        for value, slot in self._first_slot.items():
             sending = self.sendings[value]
             fate = self._fates.get(value, _UNSETTLED)
-            if sending.key in self._strays and _promised(sending, fate, place):
-                lanes[sending.producer, sending.key, sending.strict].append((sending.number, place))
+            if sending.key in self._strays and _promised(sending, fate, slot):
+                lanes[sending.producer, sending.key, sending.strict].append((sending.number, slot))
         for (_, _, strict), lane in lanes.items():
             lane.sort()
             for (_, earlier), (_, later) in pairwise(lane):
                 declared = not strict and earlier[0] in self._abandoned
                 if earlier[0] != later[0] and not declared:
                     self._elsewhere[later] = earlier
-            left = [place for _, place in lane if place[0] not in self._lost]
+            left = [slot for _, slot in lane if slot[0] not in self._lost]
             for earlier, later in pairwise(left) if len(left) < len(lane) else ():
                 declared = not strict and earlier[0] in self._abandoned
                 if earlier[0] != later[0] and not declared:
                     self._around[later] = earlier
 
-    def before(self, place: Place) -> tuple[Place, ...]:
-        """Places whose messages must be handled before the one at `place`."""
-        here, there = self._before.get(place), self._elsewhere.get(place)
-        if self._around and place in self._around:
-            near = tuple(place for place in (here, there) if place is not None)
-            return (*near, self._around[place])
+    def before(self, slot: Slot) -> tuple[Slot, ...]:
+        """Slots whose messages must be handled before the one at `slot`."""
+        here, there = self._before.get(slot), self._elsewhere.get(slot)
+        if self._around and slot in self._around:
+            near = tuple(slot for slot in (here, there) if slot is not None)
+            return (*near, self._around[slot])
         if there is None:
             return () if here is None else (here,)
         return (there,) if here is None else (here, there)

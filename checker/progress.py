@@ -88,7 +88,7 @@ class Progress:
             self._instants.append(instant)
             self._fences.append(token)
 
-    def told(
+    def reported(
         self,
         kind: str,
         token: int,
@@ -97,13 +97,15 @@ class Progress:
         cursor: int,
         ranges: tuple[Range, ...],
     ) -> None:
-        """The broker told its cursor and acked ranges; or that a reset has set the cursor."""
+        """The broker reported its cursor and acked ranges; or that a reset has set the cursor."""
         if kind == "reset":
             self.eras.done(token)
             return
         if kind == "acquire":
             self.eras.acquired(token, cursor, ranges)
-        self.eras.of(token).told(kind, began, instant, cursor, ranges, self._note, self.eras.floor)
+        self.eras.of(token).reported(
+            kind, began, instant, cursor, ranges, self._note, self.eras.floor
+        )
 
     def resetting(self, token: int, cursor: int) -> None:
         """The broker is asked to set the cursor."""
@@ -118,7 +120,7 @@ class Progress:
                 self._note("lost", f"{offset} was removed before it was handled")
 
     def recovered(self, token: int, cursor: int) -> None:
-        """The broker was restarted: neither the fence nor a cursor that was told may have fallen."""
+        """The broker was restarted: neither the fence nor a cursor that was reported may have fallen."""
         if self._fences and token < self._fences[-1]:
             self._note(
                 "nonmonotonic", f"the fence is {token} after a restart, {self._fences[-1]} before"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Mapping
 
-from ..protocol.errors import CorruptBatchError
-from ..protocol.http.message_json import bytes_field
+import msgspec
+
+from ..protocol.http.message_json import bytes_field, properties_fields
 from ..protocol.message import Message
 from .screen import json_text
 
@@ -22,12 +24,17 @@ def message_json(message: Message) -> str:
         "attempt": message.attempt,
         "sent_at_ns": message.sent_at_ns,
     }
-    try:
-        facts["properties"] = dict(message.properties)
-    except CorruptBatchError:  # the broker takes any bytes
-        facts["properties_base64"] = b64encode(message.packed_properties).decode()
+    facts |= msgspec.to_builtins(properties_fields(message.packed_properties))
     facts |= {"queue": message.queue, "logic_offset": message.logic_offset}
     return json_text(facts)
+
+
+def shown_properties(properties: Mapping[str, str | bytes]) -> dict[str, str]:
+    """Properties as texts to be shown; bytes as UTF-8 text, with escapes."""
+    return {
+        name: value if isinstance(value, str) else value.decode(errors="backslashreplace")
+        for name, value in properties.items()
+    }
 
 
 def _printed(name: str, data: bytes) -> dict[str, str]:

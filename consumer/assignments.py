@@ -18,8 +18,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from typing import Any
 
 from ..protocol.clock import Clock
+from ..protocol.codecs.codec import Codec
 from ..protocol.control import Grant, Grants
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
@@ -60,8 +62,10 @@ class Assignments:
         connections: Connections,
         membership: Membership,
         dispatch: Workers | Stream,
+        codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
     ) -> None:
+        self.codec = codec
         self._subject = subject
         self._group = group
         self._settings = settings

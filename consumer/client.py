@@ -9,9 +9,10 @@ import re
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 from ..protocol.address import addresses_of
+from ..protocol.codecs.codec import Codec, V, check_codec
 from ..protocol.control import SHORT_TEXT_CHARS_MAX
 from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError
 from ..protocol.ids import check_name
@@ -49,7 +50,7 @@ class Assignment:
     """Messages that retention by time removed before this consumer pulled them."""
 
 
-class Consumer(Resident):
+class Consumer(Resident, Generic[V]):
     """
     Handles the messages of a subject for a consumer group.
 
@@ -82,7 +83,8 @@ class Consumer(Resident):
         *,
         subject: str,
         group: str,
-        handler: Handler | None = None,
+        handler: Handler[V] | None = None,
+        codec: Codec[V] | None = None,
         concurrency: int | None = None,
         ttl_ms: int | None = None,
         name: str | None = None,
@@ -100,12 +102,12 @@ class Consumer(Resident):
             group: the consumer group; its first consumer creates it.
             handler: an `async def`, called for many keys at once; or a `def`, called on the event loop, so it must be
                 quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
+            codec: decodes values for `message.decode()`, as JsonCodec(Order) does; None: that returns bytes.
             concurrency: handlers at once, each on another key; 16 by default.
             ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
             name: for people, shown with the partitions; up to 512 characters; by default host and process id.
-            consume_strategy: the strategy of the group, "exclusive", the default, or "shared": every consumer of the
-                group takes messages of every partition, in no order, each at least once.  The group's first consumer
-                decides.
+            consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
+                partition, in no order, each at least once.  The group's first consumer decides.
             settings: everything that can be set; the arguments above take precedence.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
@@ -115,23 +117,22 @@ class Consumer(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        if name is not None:
-            _check_client_name(name)
+        _check_client_name(name)
         self._settings = _settings_with(
             settings, concurrency=concurrency, ttl_ms=ttl_ms, consume_strategy=consume_strategy
         )
         self._addresses = addresses_of(meta)
         if handler is not None:
             check_handler(handler)
-        self._subject = subject
-        self._group = group
+        if codec is not None:
+            check_codec(codec)
+        self._codec = codec
+        self._subject, self._group = subject, group
         self._handler = handler
         self._name = name
         self._environment = _environment or Environment()
-        network, timeout_ms = self._environment.network, self._settings.call_timeout_ms
-        self._connections = Connections(
-            network, timeout_ms=timeout_ms, what="consumer", wait_s=wait_s
-        )
+        network, call_ms = self._environment.network, self._settings.call_timeout_ms
+        self._connections = Connections(network, timeout_ms=call_ms, what="consumer", wait_s=wait_s)
         self._home = self._connections.home
         self._clock = self._environment.clock
         self._ended: asyncio.Future[None] | None = None
@@ -229,6 +230,7 @@ class Consumer(Resident):
             connections=self._connections,
             membership=membership,
             dispatch=dispatch,
+            codec=self._codec,
             fail=self._fail,
         )
 
@@ -392,10 +394,10 @@ class Consumer(Resident):
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(False)
 
-    def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> AsyncIterator[Message[V]]:
         return self
 
-    def __anext__(self) -> Coroutine[Any, Any, Message]:
+    def __anext__(self) -> Coroutine[Any, Any, Message[V]]:
         """
         The next message, for a consumer without a handler.
 
@@ -411,7 +413,8 @@ class Consumer(Resident):
             raise ClosedError(
                 "the consumer is not open, or it has a handler that gets the messages"
             )
-        return self._dispatch.next()
+        step: Coroutine[Any, Any, Message[Any]] = self._dispatch.next()
+        return step
 
     @property
     def assignment(self) -> list[Assignment]:
@@ -441,7 +444,7 @@ def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerS
 
 def _check_client_name(name: object) -> None:
     """Raises ConfigError: a metaserver would not take it as the name of a client."""
-    legal = (
+    legal = name is None or (
         isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX and not _UNSENDABLE.search(name)
     )
     if not legal:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ..protocol.backoff import Backoff
 from ..protocol.limits import (
     ACK_RANGES_MAX,
-    HOLD_MS_MAX,
+    IN_FLIGHT_MS_MAX,
     PULL_BYTES_MAX,
     TTL_MS_DEFAULT,
     TTL_MS_MAX,
@@ -23,7 +23,7 @@ _RANGES = {
     "pull_wait_ms": (0, 30_000),
     "buffer_messages": (1, 1_000_000),
     "in_flight_messages": (1, 100_000),
-    "in_flight_ms": (100, HOLD_MS_MAX),
+    "in_flight_ms": (100, IN_FLIGHT_MS_MAX),
     "ack_linger_ms": (0, 10_000),
     "handover_ms": (0, 600_000),
     "call_timeout_ms": CALL_TIMEOUT_MS,

@@ -1,4 +1,4 @@
-"""The settings of a metaserver, with their help texts; all problems are told at once."""
+"""The settings of a metaserver, with their help texts; all problems are reported at once."""
 
 from __future__ import annotations
 

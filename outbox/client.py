@@ -166,7 +166,7 @@ class Outbox(Resident):
         value: bytes,
         *,
         key: bytes = b"",
-        properties: Mapping[str, str] | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
     ) -> int:
         """
         Add a message in the transaction of `target`.
@@ -175,7 +175,7 @@ class Outbox(Resident):
             subject: need not exist yet; its messages wait until it does.
             value: up to 1 MiB together with key and properties.
             key: the order key; none means any partition, and no order.
-            properties: text to text, up to 64 KiB packed.
+            properties: text to text or bytes, up to 64 KiB packed.
 
         Returns:
             The id of the row.
@@ -206,7 +206,7 @@ class Outbox(Resident):
         value: bytes,
         *,
         key: bytes = b"",
-        properties: Mapping[str, str] | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
     ) -> int:
         """As `add`, for a Session or a Connection, in any thread."""
         if not isinstance(target, Session | Connection):
@@ -226,7 +226,7 @@ class Outbox(Resident):
         value: bytes,
         *,
         key: bytes = b"",
-        properties: Mapping[str, str] | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
     ) -> None:
         """
         Add a message in a transaction of its own, and wait until it is stored by a broker.
@@ -251,7 +251,7 @@ class Outbox(Resident):
         return _row_id(connection.execute(self._insert, row))
 
     def _row(
-        self, subject: str, value: bytes, key: bytes, properties: Mapping[str, str] | None
+        self, subject: str, value: bytes, key: bytes, properties: Mapping[str, str | bytes] | None
     ) -> dict[str, Any]:
         check_name("subject", subject)
         arguments: dict[str, object] = {"value": value, "key": key}

@@ -275,7 +275,7 @@ class Drainer:
             level = logging.WARNING if attempt == WARN_AT else logging.DEBUG
             log.log(level, "rows of %s wait: %s", subject, known.problem)
             await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
-            if self.token is None:  # another process sends; what it leaves is met as unknown
+            if self.token is None:  # another process sends: the next lease asks for the route again
                 self._routes.known.pop(subject, None)
                 return
 

@@ -66,7 +66,7 @@ class PartitionSender:
         self.subject = subject
         self.partition_id = partition_id
         self.partition: Partition | None = None
-        """None until the metaserver has told where it is."""
+        """None until the route has its address."""
         self.listed = False
         """It is open in the latest route."""
         self.sealed = False

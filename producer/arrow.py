@@ -351,18 +351,18 @@ class TableSending:
         if sender.careful:
             await self._send_by_row(block, rows)
             return
-        places = _Places(sender, self._draw(10))
-        order, bounds = places.order(block.keys, len(block))
+        by_executor = _RowExecutors(sender, self._draw(10))
+        order, bounds = by_executor.order(block.keys, len(block))
         if order is not None:
             block, rows = block.take(order), rows[order]
-        held: tuple[int, int] | None = None
-        for executor, (start, end) in zip(places.executors, pairwise(bounds), strict=True):
+        unrouted: tuple[int, int] | None = None
+        for executor, (start, end) in zip(by_executor.executors, pairwise(bounds), strict=True):
             if executor is None:
-                held = start, end
+                unrouted = start, end
             else:
                 self._queue(sender, executor, block, rows, start, end)
-        if held is not None:
-            part = np.arange(*held)
+        if unrouted is not None:
+            part = np.arange(*unrouted)
             await self._send_by_row(block.take(part), rows[part])
 
     def _queue(
@@ -439,22 +439,22 @@ class TableSending:
         return error
 
 
-class _Places:
+class _RowExecutors:
     """The executors that the logical partitions of a subject lead to now."""
 
     def __init__(self, sender: SubjectSender, keyless_logical: int) -> None:
         self.executors: list[Executor | None] = []
-        places: dict[Executor | None, int] = {}
+        indices: dict[Executor | None, int] = {}
         for executor in sender.table:
-            if executor not in places:
-                places[executor] = len(self.executors)
+            if executor not in indices:
+                indices[executor] = len(self.executors)
                 self.executors.append(executor)
         keyless = sender.keyless[keyless_logical]
-        if keyless not in places:
-            places[keyless] = len(self.executors)
+        if keyless not in indices:
+            indices[keyless] = len(self.executors)
             self.executors.append(keyless)
-        self._of_logical = np.fromiter((places[executor] for executor in sender.table), np.uint16)
-        self._keyless = places[keyless]
+        self._of_logical = np.fromiter((indices[executor] for executor in sender.table), np.uint16)
+        self._keyless = indices[keyless]
 
     def order(
         self, keys: Column | None, rows: int
@@ -471,7 +471,7 @@ class _Places:
         if count == 1:
             return None, [0, rows]
         logical = hash_column(keys.blob, keys.edges) & np.uint64(LOGICAL_PARTITIONS - 1)
-        places = self._of_logical[logical]
-        places[keys.lengths == 0] = self._keyless
-        bounds = np.cumsum(np.bincount(places, minlength=count))
-        return np.argsort(places, kind="stable"), [0, *bounds.tolist()]
+        indices = self._of_logical[logical]
+        indices[keys.lengths == 0] = self._keyless
+        bounds = np.cumsum(np.bincount(indices, minlength=count))
+        return np.argsort(indices, kind="stable"), [0, *bounds.tolist()]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Generic, Self, cast
 
 import xxhash
 
 from ..protocol.address import addresses_of
 from ..protocol.batch import BYTES_PER_MESSAGE
+from ..protocol.codecs.codec import Codec, V, encode_value
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
@@ -28,13 +30,23 @@ from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import TableReceipt, check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
-from ..protocol.settings import is_within
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD, Resident
+from .arguments import (
+    checked_codecs,
+    checked_partitioner,
+    checked_settings,
+    checked_strategy,
+    checked_timeout,
+    refuse_text,
+)
+from .executor import Executor
 from .identity import Identity
+from .outgoing_batch import OutgoingBatch
+from .placing import LogicQueue, chosen_place
 from .send_budget import SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
@@ -42,7 +54,6 @@ from .settings import ProducerSettings
 from .waiting_keys import WaitingMessages, waiting_messages
 
 log = logging.getLogger("keylane.producer")
-TIMEOUT_MS_MAX = 1_000_000_000_000
 NO_LIMIT = 1 << 62
 """Bytes: more than any queue has."""
 _hash = xxhash.xxh3_64_intdigest
@@ -64,7 +75,7 @@ class ProducerStats:
     """Why messages wait, by the name of their partition, or of their subject if they have no partition now."""
 
 
-class Producer(Resident):
+class Producer(Resident, Generic[V]):
     """
     Sends messages; messages with the same key are stored in the order of their `send` calls.
 
@@ -88,6 +99,8 @@ class Producer(Resident):
         meta: str | Iterable[str],
         *,
         order_strategy: OrderStrategy | str | None = None,
+        partitioner: Callable[[bytes], int | LogicQueue] | None = None,
+        codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
         _environment: Environment | None = None,
@@ -99,6 +112,11 @@ class Producer(Resident):
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
             order_strategy: what each subject must have, "strict" or "best_tried"; messages to a subject with the other
                 one fail with a StrategyMismatchError.  None: either.
+            partitioner: called with the key of each message (b"": no key) that is sent without `queue`, in place of the
+                hash: it returns a logical partition, 0 to 1023, or the LogicQueue of a static subject.  Messages for
+                the same logical partition or queue are stored in the order of their `send` calls.
+            codec: encodes the values that `send` and `send_all` are given, as JsonCodec(Order) does; or codecs by subject:
+                annotate that producer as `Producer[Any]`; subjects without a codec take bytes.  None: all do.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
@@ -106,10 +124,12 @@ class Producer(Resident):
             ConfigError: an argument that cannot work.
         """
         self._addresses = addresses_of(meta)
-        self._order_strategy = None if order_strategy is None else _order_strategy(order_strategy)
-        self._settings = ProducerSettings() if settings is None else settings
-        if not isinstance(self._settings, ProducerSettings):
-            raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
+        self._order_strategy = checked_strategy(order_strategy)
+        self._partitioner = checked_partitioner(partitioner)
+        self._hashing: object = partitioner
+        """The `queue` of a message that goes by the hash of its key: None, or nothing if there is a partitioner."""
+        self._codec = checked_codecs(codec)
+        self._settings = checked_settings(settings)
         self._batch_bytes = self._settings.batch_bytes
         self._queue_bytes = self._settings.queue_bytes
         self._large_bytes = self._settings.large_bytes
@@ -161,7 +181,8 @@ class Producer(Resident):
     def _begin(self, meta: MetaClient) -> None:
         """Set the state of a new opening; no state of an earlier one is kept, and none that a fork copied."""
         self._meta = meta
-        self._thread = get_ident()
+        self._thread = get_ident() if self._codec is None else NO_THREAD
+        """The thread in which `send` takes values as they are."""
         self._rng = self._environment.new_rng()
         self._identity = Identity(self._environment.draw_identity)
         self._senders = {}
@@ -169,9 +190,9 @@ class Producer(Resident):
         self._ending = None
 
     def __del__(self) -> None:
-        """Log messages that were given up and never told, because the producer was never closed."""
+        """Log messages that were given up and never reported, because the producer was never closed."""
         if getattr(self, "_open", False) and self._home.here:
-            self._log_untold("never closed")
+            self._log_unreported("never closed")
 
     def _forked(self) -> None:
         """In a forked child, leave the queued messages to the parent; `send` finds no sender."""
@@ -188,10 +209,12 @@ class Producer(Resident):
     def send(
         self,
         subject: str,
-        value: bytes,
+        value: V,
         *,
         key: bytes = b"",
-        properties: Mapping[str, str] | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendFuture:
         """
@@ -199,9 +222,13 @@ class Producer(Resident):
 
         Args:
             subject: an existing subject.
-            value: up to 1 MiB together with key and properties.
+            value: bytes, or a value for the codec; up to 1 MiB together with key and properties.
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
-            properties: text to text, up to 64 KiB packed.
+            properties: text to text or bytes, up to 64 KiB packed.
+            tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
+            queue: the logic queue of a static subject in which the message is stored, whatever its key.  The messages
+                of a queue are stored in the order of their `send` calls; those of a key that is sent to several
+                queues have no order.  None: by the key, or by the producer's partitioner.
             timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
                 its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
@@ -209,7 +236,9 @@ class Producer(Resident):
             A future: `await` it for the Receipt; an unknown subject raises there.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
+            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was queued.
+            QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The future of a message
+                that is sent before the first route raises it.
             QueueFullError: not awaited while the queue is full; nothing was queued.  `await producer.drain()` first.
             KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume` first.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
@@ -218,17 +247,23 @@ class Producer(Resident):
             sender = self._senders[subject]
         except (KeyError, TypeError):  # the first message of the subject, or not a name
             sender = self._new_sender(subject)
-        if type(value) is not bytes or type(key) is not bytes:
-            _refuse_text(value=value, key=key)
-        packed = pack_properties(properties) if properties else b""
-        size = len(value) + len(key) + len(packed)
-        if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
-            check_message_size(len(key), len(value), len(packed))
-        timeout_ms = self._timeout_ms if timeout_ms is None else _checked_timeout(timeout_ms)
         if self._budget.bytes >= self._queue_bytes:
-            return self._send_over_limit(subject, value, key, properties, timeout_ms or None)
-        if get_ident() != self._thread:  # two threads would corrupt a batch
+            again = partial(self.send, subject, value, key=key, properties=properties, tags=tags)
+            return self._send_over_limit(partial(again, queue=queue, timeout_ms=timeout_ms))
+        if get_ident() != self._thread:  # two threads would corrupt a batch; or there is a codec
+            value = self._encoded(subject, value)
+        if type(value) is not bytes or type(key) is not bytes:
+            refuse_text(value=value, key=key)
+        data: bytes = value  # type: ignore[assignment]
+        packed = pack_properties(properties, tags) if properties or tags else b""
+        size = len(data) + len(key) + len(packed)
+        if size > KEY_BYTES_MAX and (size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX):
+            check_message_size(len(key), len(data), len(packed))
+        timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
+        if queue is not self._hashing:  # a queue or a partitioner chooses the place
             self._home.check()
+            place = chosen_place(queue, self._partitioner, key)
+            return sender.send_to(place, key, data, packed, self._now_ns(), timeout_ms)
         if key:
             logical = _hash(key) & 1023
             executor = sender.table[logical]
@@ -237,18 +272,17 @@ class Producer(Resident):
             executor = sender.keyless[logical]
         if executor is None:
             self._home.check()
-            return sender.hold(key, value, packed, self._now_ns(), timeout_ms)
+            return sender.hold(key, data, packed, self._now_ns(), timeout_ms)
         reordered = sender.careful and sender.check(executor, key, logical)
-        if size > self._large_bytes:
-            self._home.check()
-            executor.roll()
         # `OutgoingBatch.add`, written out: a producer spends most of its time here.
         batch = executor.open
         values = batch.values
         index = len(values)
-        if not index:
-            self._home.check()  # once for each batch, because it costs a third of a send
-        values.append(value)
+        if not index or size > self._large_bytes:
+            batch = self._begin_batch(executor, size)
+            values = batch.values
+            index = len(values)
+        values.append(data)
         batch.keys.append(key)
         batch.times.append(self._now_ns())
         if packed or batch.properties is not None:
@@ -262,14 +296,28 @@ class Producer(Resident):
             executor.roll()
         return BatchFuture(batch, index)
 
-    def _send_over_limit(
-        self,
-        subject: str,
-        value: bytes,
-        key: bytes,
-        properties: Mapping[str, str] | None,
-        timeout_ms: int | None,
-    ) -> SendFuture:
+    def _encoded(self, subject: str, value: Any) -> Any:
+        """The bytes of a value for a subject with a codec; other values as they are.  Raises CodecError."""
+        self._home.check_thread()
+        codec = self._codec.get(subject) if isinstance(self._codec, dict) else self._codec
+        return value if codec is None else encode_value(codec, value, subject=subject)
+
+    def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
+        """As `send`, of bytes that no codec shall encode."""
+        thread, self._thread = self._thread, get_ident()
+        try:
+            return self.send(subject, cast(V, data), key=key)
+        finally:
+            self._thread = thread
+
+    def _begin_batch(self, executor: Executor, size: int) -> OutgoingBatch:
+        """The batch that a message of this size begins."""
+        self._home.check()  # once for each batch, because it costs a third of a send
+        if size > self._large_bytes:
+            executor.roll()
+        return executor.open
+
+    def _send_over_limit(self, send: Callable[[], SendFuture]) -> SendFuture:
         """Queue a message over the limit; raises QueueFullError if the budget does not let this task do so."""
         self._home.check()
         budget, task = self._budget, asyncio.current_task()
@@ -277,9 +325,7 @@ class Producer(Resident):
             raise QueueFullError(queued_bytes=budget.bytes)
         limit, self._queue_bytes = self._queue_bytes, NO_LIMIT
         try:
-            future = self.send(
-                subject, value, key=key, properties=properties, timeout_ms=timeout_ms
-            )
+            future = send()
         finally:
             self._queue_bytes = limit
         budget.exceeded(task)
@@ -341,7 +387,7 @@ class Producer(Resident):
             sender.resume(error.key or b"")
 
     async def send_all(
-        self, subject: str, messages: Iterable[tuple[bytes, bytes]], *, await_every: int = 1_000
+        self, subject: str, messages: Iterable[tuple[bytes, V]], *, await_every: int = 1_000
     ) -> int:
         """
         Queue messages as fast as there is room, then `flush`.
@@ -361,7 +407,14 @@ class Producer(Resident):
         """
         if type(await_every) is not int or await_every < 1:
             raise InvalidRequestError(f"await_every is 1 or more, not {await_every!r:.40}")
-        count = 0
+        count = await self._queue_all(subject, messages, await_every, 0)
+        await self.flush()
+        return count
+
+    async def _queue_all(
+        self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
+    ) -> int:
+        """Queue messages behind `count` others; returns the number of all.  Raises PartlyQueuedError."""
         budget, full = self._budget, self._queue_bytes
         try:
             for key, value in messages:
@@ -375,7 +428,6 @@ class Producer(Resident):
             why = error.message if isinstance(error, KeylaneError) else repr(error)
             text = f"{counted(count, 'message was', 'messages were')} queued, the next was not: {why:.200}"
             raise PartlyQueuedError(text, queued=count) from error
-        await self.flush()
         return count
 
     async def send_arrow(
@@ -396,7 +448,7 @@ class Producer(Resident):
         Args:
             source: a pyarrow Table, RecordBatch or RecordBatchReader, or what has `__arrow_c_stream__`, as frames of
                 polars and pandas have.  A RecordBatchReader is read as it is sent.
-            value: the column of the values, of bytes or text; a null cannot be sent.
+            value: the column of the values, of bytes or text, which no codec encodes; a null cannot be sent.
             key: the column of the order keys; a null or empty one means no key.  None: no row has a key.
             partial: leave out rows that cannot be sent, in place of a RowsRefusedError.
 
@@ -409,9 +461,13 @@ class Producer(Resident):
             RowsGivenUpError: rows were given up after they were queued.
             InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text; nothing was sent.
             SubjectUnknownError, StrategyMismatchError: nothing was sent.
-            ConfigError: pyarrow or numpy is not installed.
+            ConfigError: pyarrow or numpy is not installed, or the producer has a partitioner.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
+        if self._partitioner is not None:
+            raise ConfigError(
+                "send_arrow goes by the hash of the keys; use a producer without a partitioner"
+            )
         from .arrow import ArrowSource, TableSending  # pyarrow is an extra
 
         rows = ArrowSource(source, key=key, value=value)
@@ -422,7 +478,7 @@ class Producer(Resident):
 
         return await TableSending(
             sender=sender,
-            send=lambda value, key: self.send(subject, value, key=key),
+            send=lambda value, key: self._send_encoded(subject, value, key=key),
             drain=self.drain,
             draw=self._rng.getrandbits,
             now_ns=self._now_ns,
@@ -442,7 +498,7 @@ class Producer(Resident):
         for sender in self._senders.values():
             sender.roll()
         await self._budget.wait_until_empty()
-        error = self._budget.untold()
+        error = self._budget.unreported()
         if error is not None:
             raise error
 
@@ -520,17 +576,17 @@ class Producer(Resident):
             try:
                 await asyncio.shield(self._ending)
             except asyncio.CancelledError:
-                self._ending.add_done_callback(lambda _: self._log_untold())
+                self._ending.add_done_callback(lambda _: self._log_unreported())
                 raise
             if not flush:
-                self._log_untold()
-        error = self._budget.untold()
+                self._log_unreported()
+        error = self._budget.unreported()
         if error is not None:
             raise error
 
-    def _log_untold(self, why: str = "closed") -> None:
+    def _log_unreported(self, why: str = "closed") -> None:
         """Log the number of messages that were given up and not awaited, where no error can tell it."""
-        error = self._budget.untold()
+        error = self._budget.unreported()
         if error is not None:
             log.warning("%s: %s", why, error.message)
 
@@ -540,25 +596,3 @@ class Producer(Resident):
         for sender in senders:
             await sender.close()
         await self._connections.close()
-
-
-def _order_strategy(text: str) -> OrderStrategy:
-    try:
-        return OrderStrategy(text)
-    except ValueError:
-        spelled = " or ".join(OrderStrategy)
-        raise ConfigError(f"order_strategy is {spelled}, not {text!r:.40}") from None
-
-
-def _checked_timeout(timeout_ms: int) -> int:
-    if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
-        raise InvalidRequestError(
-            f"timeout_ms must be a whole number from 1 to {TIMEOUT_MS_MAX}, not {timeout_ms!r:.40}"
-        )
-    return timeout_ms
-
-
-def _refuse_text(**given: object) -> NoReturn:
-    name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
-    advice = f": use {name}.encode()" if isinstance(value, str) else ""
-    raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")

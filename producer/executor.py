@@ -31,6 +31,7 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import Append, Appended
 from ..protocol.message import Receipt
+from ..protocol.record import Compression
 from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
@@ -105,6 +106,7 @@ class Executor:
         owner: ExecutorOwner,
         *,
         may_leave: bool,
+        static: bool,
         identity: Identity,
         settings: ProducerSettings,
         clock: Clock,
@@ -121,9 +123,11 @@ class Executor:
         self._broker = broker
         self._owner = owner
         self._may_leave = may_leave
+        self._static = static
         self._identity = identity
         self._producer_id = identity.producer_id
         self._settings = settings
+        self._compression = Compression[settings.compression.upper()]
         self._clock = clock
         self._budget = budget
         self._loop = asyncio.get_running_loop()
@@ -307,6 +311,7 @@ class Executor:
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             sequence=self._next_sequence,
+            compression=self._compression,
         )
         if fresh:
             self._next_sequence += len(batch)
@@ -327,11 +332,14 @@ class Executor:
                 batch.doubtful = True
             raise
         assert isinstance(answer, Appended)
+        partition, offset = self.partition, answer.base_offset
         return Receipt(
-            self.partition.partition_id,
-            answer.base_offset,
+            partition.partition_id,
+            offset,
             answer.durable,
             answer.duplicate,
+            queue=partition.queue if self._static else None,
+            logic_offset=partition.logic_start + offset if self._static and offset >= 0 else None,
         )
 
     def _settle(self, batch: OutgoingBatch, receipt: Receipt) -> None:

@@ -1,7 +1,7 @@
-"""Counts messages that were given up, until the caller is told of them.  Pure.
+"""Counts messages that were given up, until they are reported to the caller.  Pure.
 
-GivenUp   the outcome of messages that were given up together: their futures raise its cause
-Untold    the number of messages given up since the last `flush` whose futures were not awaited
+GivenUp      the outcome of messages that were given up together: their futures raise its cause
+Unreported   the number of messages given up since the last `flush` whose futures were not awaited
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from ..protocol.errors import Fate, GivenUpError, KeylaneError
 from ..protocol.text import counted
 
 CAUSES_KEPT = 16
-"""`flush` names the first cause of which a message is untold; the others are kept for when all of the first are told."""
+"""`flush` names the first cause with an unreported message; the others are kept for when all of the first are reported."""
 
 
-class Untold:
-    """Counts of messages that were given up and of which no future told; the counts are exact."""
+class Unreported:
+    """Counts of messages that were given up and that no future has reported; the counts are exact."""
 
     __slots__ = ("causes", "messages", "unknown")
 
@@ -25,10 +25,10 @@ class Untold:
         self.causes: list[GivenUp] = []
 
     def error(self) -> GivenUpError | None:
-        """The error for `flush`; None if every message was told."""
+        """The error for `flush`; None if every message was reported."""
         if not self.messages:
             return None
-        cause = next((given_up.cause for given_up in self.causes if given_up.untold), None)
+        cause = next((given_up.cause for given_up in self.causes if given_up.unreported), None)
         gone = counted(self.messages, "message was", "messages were")
         if self.messages == 1:
             fate = "it may be stored" if self.unknown else "it is not stored"
@@ -46,26 +46,26 @@ class Untold:
 class GivenUp:
     """Messages given up for the same cause.  `doubtful`: the last try of each may have stored it."""
 
-    __slots__ = ("_summary", "cause", "doubtful", "untold")
+    __slots__ = ("_summary", "cause", "doubtful", "unreported")
 
-    def __init__(self, cause: KeylaneError, summary: Untold, *, doubtful: bool = False) -> None:
+    def __init__(self, cause: KeylaneError, summary: Unreported, *, doubtful: bool = False) -> None:
         self.cause = cause
         self.doubtful = doubtful
-        self.untold = 0
+        self.unreported = 0
         self._summary = summary
 
     def count(self, messages: int, unknown: int) -> None:
         """Count messages with this outcome, `unknown` of which may be stored."""
         summary = self._summary
-        self.untold += messages
+        self.unreported += messages
         summary.messages += messages
         summary.unknown += unknown
         if messages and len(summary.causes) < CAUSES_KEPT:
             summary.causes.append(self)
 
-    def told(self, *, unknown: bool) -> None:
-        """Note that the future of a message raises this."""
-        self.untold -= 1
+    def reported(self, *, unknown: bool) -> None:
+        """Note that the future of a message reports this by raising it."""
+        self.unreported -= 1
         self._summary.messages -= 1
         self._summary.unknown -= unknown
 

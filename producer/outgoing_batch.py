@@ -17,10 +17,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch, split_columns
+import msgspec
+
+from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch, encode_body, split_columns
 from ..protocol.message import Receipt
-from ..protocol.record import Kind, encode_record
+from ..protocol.record import Compression
 from .given_up import GivenUp
+from .placing import Place
 
 Outcome = Receipt | GivenUp
 REORDERED = 1
@@ -33,10 +36,10 @@ class OutgoingBatch:
     """Columns of messages while they are gathered; then their bytes; then their outcomes."""
 
     __slots__ = (
-        "_all_keyed",
+        "_all_bound",
         "_body",
         "_body_count",
-        "_told",
+        "_reported",
         "_waiters",
         "data",
         "deadlines",
@@ -50,6 +53,7 @@ class OutgoingBatch:
         "opened_at_ms",
         "origins",
         "outcome",
+        "places",
         "properties",
         "sends",
         "sequence",
@@ -68,6 +72,8 @@ class OutgoingBatch:
         """Bytes of keys, values and properties, with their overhead in the batch."""
         self.marks: bytearray | None = None
         """REORDERED and POSSIBLE by index, up to the last marked message; None if none is marked."""
+        self.places: dict[int, Place] | None = None
+        """By index of a message whose sender chose its place: that place; None if no message has one."""
         self.deadlines: dict[int, tuple[int, int]] | None = None
         """By index of a message with a time-out: the boot milliseconds at which it is given up, and its time-out in ms."""
         self.first_deadline_ms = 0
@@ -91,9 +97,9 @@ class OutgoingBatch:
         """By index: the batch and index where the future of an adopted message looks; None if none are adopted."""
         self.expired = 0
         """How many messages were given up before the batch was settled."""
-        self._told: set[int] | None = None
+        self._reported: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
-        self._all_keyed = False
+        self._all_bound = False
         self._body: bytes | None = None
         """The encoded body of a batch that was made by column."""
         self._body_count = 0
@@ -159,6 +165,9 @@ class OutgoingBatch:
         mark = batch.mark_of(index)
         if mark:
             self.mark(here, mark)
+        place = batch.place_of(index)
+        if place is not None:
+            self.set_place(here, place)
         if batch.deadlines is not None and index in batch.deadlines:
             self.set_deadline(here, *batch.deadlines[index])
 
@@ -178,6 +187,16 @@ class OutgoingBatch:
                 part.opened_at_ms = self.opened_at_ms
             part.adopt(self, index)
         return parts[0], parts[1]
+
+    def set_place(self, index: int, place: Place) -> None:
+        """Note the place that the sender of message `index` chose."""
+        if self.places is None:
+            self.places = {}
+        self.places[index] = place
+
+    def place_of(self, index: int) -> Place | None:
+        """The place that the sender of message `index` chose; None if the key decides."""
+        return None if self.places is None else self.places.get(index)
 
     def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
         """Key, size in bytes and time of sending of each unsettled message; a batch made by column stays as it is."""
@@ -213,25 +232,35 @@ class OutgoingBatch:
             self.deadlines = None
 
     @property
-    def keyless(self) -> bool:
-        """True if any message has no key; call it for closed batches only, because the answer is kept."""
-        if self._all_keyed:
+    def free(self) -> bool:
+        """True if any message may go to any partition; call it for closed batches only, because the answer is kept."""
+        if self._all_bound:
             return False
-        self._all_keyed = b"" not in self.keys
-        return not self._all_keyed
+        self._all_bound = b"" not in self.keys or not any(map(self.is_free, range(len(self))))
+        return not self._all_bound
+
+    def is_free(self, index: int) -> bool:
+        """True if message `index` has neither a key nor a chosen place."""
+        return not self.keys[index] and self.place_of(index) is None
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     def pack(
-        self, *, partition_id: int, producer_id: int, producer_epoch: int, sequence: int
+        self,
+        *,
+        partition_id: int,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        compression: Compression = Compression.NONE,
     ) -> bytes:
         """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
             if self._body is not None:
-                self.data = encode_record(
+                self.data = encode_body(
                     self._body,
-                    kind=Kind.MESSAGES,
                     count=self._body_count,
+                    compression=compression,
                     partition_id=partition_id,
                     first_sent_at_ns=self.times[0],
                     last_sent_at_ns=self.times[-1],
@@ -249,6 +278,7 @@ class OutgoingBatch:
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 sequence=sequence,
+                compression=compression,
             )
         return self.data
 
@@ -341,7 +371,7 @@ class OutgoingBatch:
         return origin._settle_one(origin_index, outcome, further)
 
     def _settle_one(self, index: int, outcome: Outcome, further: int) -> bool:
-        """Settle a message of this batch itself; `outcome` is that of the message `further` places before it."""
+        """Settle a message of this batch itself; `outcome` is that of the message with the index `index - further`."""
         if self.outcome is None:
             self.outcome = [None] * len(self)
             self._waiters = {}
@@ -387,24 +417,30 @@ class OutgoingBatch:
         assert own is not None
         if isinstance(own, GivenUp):
             unknown = own.doubtful or bool(mark & POSSIBLE)
-            if self._told is None:
-                self._told = set()
-            if index not in self._told:
-                self._told.add(index)
-                own.told(unknown=unknown)
+            if self._reported is None:
+                self._reported = set()
+            if index not in self._reported:
+                self._reported.add(index)
+                own.reported(unknown=unknown)
             raise own.error(unknown=unknown)
-        step = index if own is outcome and own.offset >= 0 else 0
-        return Receipt(
-            own.partition_id,
-            own.offset + step,
-            own.durable,
-            "possible" if mark & POSSIBLE else own.duplicate,
-            bool(mark & REORDERED),
+        return msgspec.structs.replace(
+            _of_message(own, index if own is outcome else 0),
+            duplicate="possible" if mark & POSSIBLE else own.duplicate,
+            reordered=bool(mark & REORDERED),
         )
 
 
 def _of_message(first: Receipt, further: int) -> Receipt:
-    """The receipt of the message `further` places after the first."""
+    """The receipt of message `further`, counted from the first, which is 0."""
     if not further or first.offset < 0:
         return first
-    return Receipt(first.partition_id, first.offset + further, first.durable, first.duplicate)
+    logic = None if first.logic_offset is None else first.logic_offset + further
+    return Receipt(
+        first.partition_id,
+        first.offset + further,
+        first.durable,
+        first.duplicate,
+        False,
+        first.queue,
+        logic,
+    )

@@ -6,7 +6,7 @@ import asyncio
 
 from ..protocol.errors import GivenUpError, KeylaneError
 from ..protocol.message import Receipt
-from .given_up import GivenUp, Untold
+from .given_up import GivenUp, Unreported
 from .outgoing_batch import OutgoingBatch
 
 UNAWAITED_MAX = 64
@@ -28,7 +28,7 @@ class SendBudget:
         self.failed = 0
         self.retries = 0
         """Failed tries after which batches were sent again."""
-        self._untold = Untold()
+        self._unreported = Unreported()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()
         """Tasks that do not await their last message over the limit; empty while the limit is not reached."""
@@ -67,7 +67,7 @@ class SendBudget:
 
     def give_up(self, batch: OutgoingBatch, error: KeylaneError) -> None:
         """Settle a batch whose messages are given up for `error`."""
-        outcome = GivenUp(error, self._untold, doubtful=batch.doubtful)
+        outcome = GivenUp(error, self._unreported, doubtful=batch.doubtful)
         unknown = batch.unknown_count()
         count = batch.settle(outcome)
         outcome.count(count, unknown)
@@ -78,7 +78,7 @@ class SendBudget:
         self, batch: OutgoingBatch, index: int, error: KeylaneError, *, doubtful: bool
     ) -> None:
         """Give up message `index` of a batch; the batch stays queued or in flight."""
-        outcome = GivenUp(error, self._untold, doubtful=doubtful)
+        outcome = GivenUp(error, self._unreported, doubtful=doubtful)
         if not batch.settle_message(index, outcome):
             return
         outcome.count(1, doubtful or batch.may_be_stored(index))
@@ -88,9 +88,9 @@ class SendBudget:
         if not self.messages:
             self._empty.set()
 
-    def untold(self) -> GivenUpError | None:
+    def unreported(self) -> GivenUpError | None:
         """The error that tells of messages given up since the last call whose futures were not awaited; None without any."""
-        summary, self._untold = self._untold, Untold()
+        summary, self._unreported = self._unreported, Unreported()
         return summary.error()
 
     # ── over the limit ───────────────────────────────────────────────────────────────────────────────

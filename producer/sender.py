@@ -36,12 +36,14 @@ from .executor import Executor, MessageGroup
 from .executor_state import ExecutorEvent
 from .failure import Step
 from .halts import Halts
+from .held import HeldMessages
 from .identity import Identity
 from .outgoing_batch import REORDERED, OutgoingBatch
+from .placing import Place, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .waiting import NO_PARTITION, NO_ROUTE, OLDER_ROUTE, WaitCause, WaitReport, route_cause
+from .waiting import NO_PARTITION, OLDER_ROUTE, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
@@ -91,11 +93,9 @@ class SubjectSender:
         """The version of the followed route for which a WARNING said that the metaserver has an older one."""
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
-        self._held: list[OutgoingBatch] = [OutgoingBatch(self._loop.create_future())]
-        self._held_report = WaitReport()
-        self.held_for = NO_ROUTE
-        """Why messages are held."""
+        self.held = HeldMessages(subject, settings=settings, clock=clock, budget=budget)
         self._halts = Halts(subject, clock, budget)
+        self._queue_starts = QueueStarts(subject)
         self._open: set[int] = set()
         self._partition_ids: list[int] = []
         self._home_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
@@ -113,19 +113,49 @@ class SubjectSender:
         self._task.add_done_callback(self._ended)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    def send_to(
+        self,
+        place: Place,
+        key: bytes,
+        value: bytes,
+        packed_properties: bytes,
+        sent_at_ns: int,
+        timeout_ms: int,
+    ) -> SendFuture:
+        """
+        Queue a message at the place that its sender chose.
+
+        Raises:
+            QueueUnknownError, SubjectNotStaticError: no such queue in the route that is followed; before the first
+                route, the future raises it.
+            KeyHaltedError: the key is halted.  In all cases nothing was queued.
+        """
+        logical = self._queue_starts.logical(place)
+        executor = self.table[logical]
+        if executor is None:
+            future = self.hold(key, value, packed_properties, sent_at_ns, timeout_ms)
+            future._batch.set_place(future._index, place)
+            return future
+        reordered = self.careful and self.check(executor, key, logical)
+        if self.held.is_full(executor.open, len(value)):
+            executor.roll()
+        batch = executor.open
+        index = batch.add(key, value, packed_properties, sent_at_ns)
+        batch.set_place(index, place)
+        self.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
+        if not index:
+            executor.started()
+        elif self.held.is_full(batch, 0):
+            executor.roll()
+        return BatchFuture(batch, index)
+
     def hold(
         self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int, timeout_ms: int
     ) -> SendFuture:
         """Keep a message that has no partition now.  Raises KeyHaltedError."""
         if key:
             self._halts.check(key)
-        batch = self._held[-1]
-        if self._full(batch, len(value)):
-            batch = OutgoingBatch(self._loop.create_future())
-            self._held.append(batch)
-        size = batch.size
-        index = batch.add(key, value, packed_properties, sent_at_ns)
-        self._budget.enter(1, batch.size - size)
+        batch, index = self.held.add(key, value, packed_properties, sent_at_ns)
         if timeout_ms:
             self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
         return BatchFuture(batch, index)
@@ -179,13 +209,13 @@ class SubjectSender:
         waiting = [
             (batch, executor.waiting_for) for executor in executors for batch in executor.batches
         ]
-        waiting += [(batch, self.held_for.reason) for batch in self._held]
+        waiting += [(batch, self.held.cause.reason) for batch in self.held.batches]
         if not self._halts.expire(waiting):
             return
         withdraw = self._halts.withdraw
-        held = [withdraw(batch, waits_for=self.held_for.reason) for batch in self.held]
-        self._held = [batch for batch in held if batch is not None]
-        self._held.append(OutgoingBatch(self._loop.create_future()))
+        waits_for = self.held.cause.reason
+        held = [withdraw(batch, waits_for=waits_for) for batch in self.held.batches if len(batch)]
+        self.held.replace(batch for batch in held if batch is not None)
         self.careful = True
         for executor in executors:
             executor.sift(partial(withdraw, waits_for=executor.waiting_for))
@@ -209,13 +239,8 @@ class SubjectSender:
             if executor.waiting_for
         }
         if self.held:
-            reasons[self.subject] = self.held_for.reason
+            reasons[self.subject] = self.held.cause.reason
         return reasons
-
-    @property
-    def held(self) -> list[OutgoingBatch]:
-        """Batches of messages that have no partition now, the oldest first."""
-        return [batch for batch in self._held if len(batch)]
 
     def roll(self) -> None:
         """Close the open batches, so that they are sent."""
@@ -235,7 +260,7 @@ class SubjectSender:
 
     def _unsettled(self) -> int:
         batches = [batch for executor in self.executors for batch in executor.batches]
-        return sum(map(len, [*self._held, *batches]))
+        return len(self.held) + sum(map(len, batches))
 
     async def _follow_routes(self) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
@@ -245,7 +270,7 @@ class SubjectSender:
                 if self._apply(await self._ask()):
                     await self._seek_brokers()
                     pauses.reset()
-                    self._report_held(why)
+                    self.held.report(why)
                     continue
                 why = OLDER_ROUTE
             except KeylaneError as error:
@@ -254,24 +279,8 @@ class SubjectSender:
                     return
                 log.info("route of %s: %s", self.subject, error.message)
                 why = route_cause(error)
-            self._report_held(why)
+            self.held.report(why)
             await asyncio.sleep(pauses.next_ms() / 1000)
-
-    def _report_held(self, why: WaitCause) -> None:
-        """Log at growing intervals why messages are held."""
-        now_ms = self._clock.boot_ms()
-        held = sum(map(len, self._held))
-        self.held_for = why if held else NO_PARTITION
-        if not held:
-            took_ms = self._held_report.over(now_ms)
-            if took_ms is not None:
-                log.warning("%s: messages are held no longer, after %.0f s", self.subject, took_ms / 1000)  # fmt: skip
-        elif self._held_report.waits(now_ms):
-            oldest_ms = self._clock.wall_ms() - self._held[0].times[0] // 1_000_000
-            log.warning(
-                "%s: %s held, the oldest for %.0f s: %s",
-                self.subject, counted(held, "message is", "messages are"), max(0, oldest_ms) / 1000, why.reason,
-            )  # fmt: skip
 
     async def _ask(self) -> Route:
         """
@@ -307,9 +316,7 @@ class SubjectSender:
         self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
-        for batch in self.held:
-            self._budget.give_up(batch, error)
-        self._held = [OutgoingBatch(self._loop.create_future())]
+        self.held.give_up(error)
 
     def _apply(self, route: Route) -> bool:
         """Follow a route; False if it is older than the followed one, and ignored."""
@@ -317,6 +324,7 @@ class SubjectSender:
             self._tell_of_older(route)
             return False
         self._route = route
+        self._queue_starts.follow(route)
         self._routed.set()
         self._open = {partition.partition_id for partition in route.open_partitions()}
         self._partition_ids = [partition.partition_id for partition in route_table(route)]
@@ -411,6 +419,7 @@ class SubjectSender:
             None if address is None else self._broker_at(address),
             self,
             may_leave=route.may_leave,
+            static=route.static,
             identity=self._identity,
             settings=self._settings,
             clock=self._clock,
@@ -490,9 +499,9 @@ class SubjectSender:
             return
 
         def sieve(batch: OutgoingBatch) -> OutgoingBatch | None:
-            if not batch.keyless:
+            if not batch.free:
                 return batch
-            taken, rest = batch.divided(lambda index: not batch.keys[index])
+            taken, rest = batch.divided(batch.is_free)
             self._budget.replaced(batch, taken, rest)
             if taken is not None:
                 self._rng.choice(spare).take_over([taken])
@@ -528,13 +537,14 @@ class SubjectSender:
             self._refill()
             return
         # Newer messages of the range wait behind these until there is a newer route.
-        self._held = [*batches, *self._held]
+        self.held.put_first(batches)
         self._refill()
         self._refresh.set()
 
     def _release_held(self) -> None:
         """Hand held messages to their executors, the oldest first; messages without an executor stay held."""
-        held, self._held = self._held, [OutgoingBatch(self._loop.create_future())]
+        held = self.held.take_all()
+        self._give_up_misplaced(held)
         adopting: dict[int, Executor] = {}
         still_held: OutgoingBatch | None = None
         for batch in held:
@@ -543,12 +553,16 @@ class SubjectSender:
                 if batch.expired and batch.settled(index):
                     continue
                 size = len(batch.values[index])
-                logical = logical_partition(key) if key else self._rng.getrandbits(10)
-                executor = (self.table if key else self.keyless)[logical]
+                place = batch.place_of(index)
+                if place is not None:
+                    logical = self._queue_starts.logical(place)
+                else:
+                    logical = logical_partition(key) if key else self._rng.getrandbits(10)
+                executor = (self.keyless if batch.is_free(index) else self.table)[logical]
                 if executor is None:
-                    still_held = self._hold_again(still_held, batch, index)
+                    still_held = self.held.keep(still_held, batch, index)
                     continue
-                if id(executor) not in adopting or self._full(executor.open, size):
+                if id(executor) not in adopting or self.held.is_full(executor.open, size):
                     adopting[id(executor)] = executor
                     executor.roll()
                 executor.open.adopt(batch, index)
@@ -557,26 +571,14 @@ class SubjectSender:
         for executor in adopting.values():
             executor.roll()
 
-    def _hold_again(
-        self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int
-    ) -> OutgoingBatch:
-        """Keep a message held, in a batch of messages that stay held; returns that batch."""
-        if last is None or self._full(last, len(batch.values[index])):
-            last = OutgoingBatch(self._loop.create_future())
-            self._held.insert(len(self._held) - 1, last)
-        size = last.size
-        last.adopt(batch, index)
-        self._budget.enter(1, last.size - size)
-        return last
-
-    def _full(self, batch: OutgoingBatch, value_bytes: int) -> bool:
-        """True if a message with a value of this size needs a new batch."""
-        settings = self._settings
-        return (
-            batch.size >= settings.batch_bytes
-            or len(batch) >= settings.batch_count
-            or (len(batch) > 0 and value_bytes > settings.large_bytes)
-        )
+    def _give_up_misplaced(self, batches: list[OutgoingBatch]) -> None:
+        """Give up messages for queues that the subject does not have: they were sent before the first route."""
+        for batch in batches:
+            for index, place in (batch.places or {}).items():
+                try:
+                    self._queue_starts.logical(place)
+                except KeylaneError as error:
+                    self._budget.give_up_message(batch, index, error, doubtful=False)
 
     async def close(self) -> None:
         """Stop all executors, and give up the messages that are not settled."""
@@ -588,8 +590,7 @@ class SubjectSender:
         for executor in self.executors:
             for batch in await executor.close():
                 self._budget.give_up(batch, NoPartitionError(CLOSED))
-        for batch in self.held:
-            self._budget.give_up(batch, NoPartitionError(CLOSED))
+        self.held.give_up(NoPartitionError(CLOSED))
 
 
 def _answers(executor: Executor | None) -> TypeGuard[Executor]:

@@ -11,8 +11,10 @@ from ..protocol.limits import (
     BATCHES_IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
 )
+from ..protocol.record import Compression
 from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
+COMPRESSIONS = tuple(compression.name.lower() for compression in Compression)
 _RANGES = {
     "batch_bytes": (1, BATCH_BYTES_MAX // 2),
     "batch_count": (1, BATCH_COUNT_MAX),
@@ -55,6 +57,10 @@ class ProducerSettings:
             not acked is given up, unless `send` was passed a `timeout_ms`; 0: never.
         close_timeout_ms: 0 to 3_600_000, default 30_000; milliseconds for which `close` waits until what was
             sent is stored; then it gives the rest up.
+        compression: default none; how batches are packed: "none", "zstd" or "lz4".  A batch that gets no shorter,
+            or 64 times as short, is sent as it is.  The sizes here and the limits of messages and batches are
+            those before packing.  Brokers, consumers and Spark jobs of versions without it cannot read packed
+            batches: they come first.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing call.
 
     Raises:
@@ -72,11 +78,17 @@ class ProducerSettings:
     tries_min: int = 10
     delivery_timeout_ms: int = 0
     close_timeout_ms: int = 30_000
+    compression: str = "none"
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
         values = values_of(self)
-        refuse(range_problems(values, _RANGES) + kind_problems(values, {"backoff": Backoff}))
+        problems = range_problems(values, _RANGES) + kind_problems(values, {"backoff": Backoff})
+        if self.compression not in COMPRESSIONS:
+            problems.append(
+                f"compression must be one of {', '.join(COMPRESSIONS)}, not {self.compression!r:.40}"
+            )
+        refuse(problems)
 
     @property
     def large_bytes(self) -> int:

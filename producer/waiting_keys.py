@@ -73,7 +73,7 @@ class _Entry:
         self.batch = batch
 
     def waiting_key(self) -> WaitingKey:
-        executor, cause = self.executor, self.sender.held_for
+        executor, cause = self.executor, self.sender.held.cause
         if executor is None and self.key:
             executor = _blocking(self.sender.executors, self.key)
         partition: Partition | None = None
@@ -114,7 +114,7 @@ def waiting_messages(senders: Iterable[SubjectSender], limit: int) -> WaitingMes
         queued: list[tuple[Executor | None, OutgoingBatch]] = [
             (executor, batch) for executor in sender.executors for batch in executor.batches
         ]
-        for executor, batch in [*queued, *((None, batch) for batch in sender.held)]:
+        for executor, batch in [*queued, *((None, batch) for batch in sender.held.batches)]:
             for key, size, sent_at_ns in batch.unsettled():
                 entry = keyed.get(key) if key else keyless.get(executor)
                 if entry is None:

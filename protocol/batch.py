@@ -7,8 +7,15 @@
     │ keys, one after another  │ values, one after another   │ properties        │
     └──────────────────────────┴─────────────────────────────┴───────────────────┘
 
+    In a packed batch, keys, values and properties together are packed; times and lengths are not:
+
+    ┌──────────────────┬────────────────┬─────────────────┬──────────────────────┬───────────────────────┐
+    │ sent_at_ns  i64×n│ key bytes u32×n│ value bytes u32×n│ property bytes u32×n │ packed, to the end    │
+    └──────────────────┴────────────────┴─────────────────┴──────────────────────┴───────────────────────┘
+
 Invariants
-    The lengths add up to the body exactly, or the whole batch is refused.
+    The lengths add up to the body exactly, or the whole batch is refused.  Those of a packed batch add up to what unpacks, so
+    a broker knows the size without unpacking; unpacked, a batch keeps the limits of others.
     Python loops per message only in the two joins of the writer and in the slicing of the reader.
 
 Source: columns because Arrow arrays are these buffers; see `spark/rows.py`.
@@ -22,10 +29,15 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from .errors import CorruptBatchError
-from .limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX
-from .record import HEADER_BYTES, Codec, Header, Kind, encode_record, read_record
+import lz4.block  # type: ignore[import-untyped]
+import zstandard
 
+from .errors import CorruptBatchError
+from .limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, UNPACKED_RATIO_MAX
+from .record import HEADER_BYTES, Compression, Header, Kind, encode_record, read_record
+
+ZSTD_LEVEL = 1
+"""As quick as no other level, and nearly as small on batches of this size."""
 BYTES_PER_MESSAGE = 8 + 3 * 4
 """Overhead of a message in a batch: its time and three lengths."""
 
@@ -40,6 +52,7 @@ def encode_batch(
     producer_id: int,
     producer_epoch: int,
     sequence: int,
+    compression: Compression = Compression.NONE,
 ) -> bytes:
     """
     Pack messages into a batch, oldest first.
@@ -63,16 +76,44 @@ def encode_batch(
             blobs,
         )
     )
-    return encode_record(
+    return encode_body(
         body,
-        kind=Kind.MESSAGES,
         count=count,
+        compression=compression,
         partition_id=partition_id,
         first_sent_at_ns=sent_at_ns[0],
         last_sent_at_ns=sent_at_ns[-1],
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         sequence=sequence,
+    )
+
+
+def encode_body(
+    body: bytes, *, count: int, compression: Compression = Compression.NONE, **fields: int
+) -> bytes:
+    """
+    A batch of the body of `count` messages, packed by `compression` if it gets shorter by that and may be so short.
+
+    Args:
+        body: not packed, as `join_columns` makes it.
+        fields: other fields of the header, as `encode_record` takes them.
+    """
+    if compression is not Compression.NONE:
+        at = BYTES_PER_MESSAGE * count
+        packed = body[:at] + _compress(compression, body[at:])
+        if len(packed) < len(body) and is_unpacked_size(len(body), len(packed)):
+            return encode_record(
+                packed, kind=Kind.MESSAGES, count=count, compression=compression, **fields
+            )
+    return encode_record(body, kind=Kind.MESSAGES, count=count, **fields)
+
+
+def is_unpacked_size(unpacked_bytes: int, packed_bytes: int) -> bool:
+    """True if a body of `packed_bytes` may unpack to a body of `unpacked_bytes`."""
+    return (
+        HEADER_BYTES + unpacked_bytes <= BATCH_BYTES_MAX
+        and unpacked_bytes <= UNPACKED_RATIO_MAX * packed_bytes
     )
 
 
@@ -103,14 +144,16 @@ def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
     Check the message batch at `start`, as a broker does with each batch it receives, and return its header.
 
     Raises:
-        CorruptBatchError: the bytes are cut or damaged, the record is not a message batch, or its codec is unknown.
+        CorruptBatchError: the bytes are cut or damaged, the record is not a message batch, or its compression is unknown.
     """
     header = read_record(data, start)
     if not isinstance(header, Header):
         reason = getattr(header, "reason", "cut short")
         raise CorruptBatchError(f"not a batch: {reason}", reason=reason)
-    if header.kind != Kind.MESSAGES or header.codec != Codec.NONE:
-        raise CorruptBatchError("not a message batch", kind=header.kind, codec=header.codec)
+    if header.kind != Kind.MESSAGES or header.compression > Compression.LZ4:
+        raise CorruptBatchError(
+            "not a message batch", kind=header.kind, compression=header.compression
+        )
     columns = header.count * BYTES_PER_MESSAGE
     if not 0 < header.count <= BATCH_COUNT_MAX or HEADER_BYTES + columns > header.length:
         raise CorruptBatchError("the count does not fit the length", count=header.count)
@@ -123,15 +166,85 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> N
     """
     Check that the lengths in the batch at `start` add up, so that every stored batch can be cut into messages.
 
+    A packed batch is not unpacked: its lengths have to keep the limits of what a reader unpacks.
+
     Raises:
-        CorruptBatchError: the lengths do not add up to the body.
+        CorruptBatchError: the lengths do not add up to the body, or say that it unpacks to more than is allowed.
     """
     first = start + HEADER_BYTES + 8 * header.count
     lengths: array[int] = array("I")
     lengths.frombytes(memoryview(data)[first : first + 12 * header.count])
     total = HEADER_BYTES + BYTES_PER_MESSAGE * header.count + sum(lengths)
-    if total != header.length:
+    if header.compression != Compression.NONE:
+        _check_unpacked(header, total)
+    elif total != header.length:
         raise CorruptBatchError("the lengths do not add up", length=header.length, found=total)
+
+
+def _check_unpacked(header: Header, total: int) -> None:
+    """Check the length that a packed batch has when it is unpacked."""
+    if not is_unpacked_size(total - HEADER_BYTES, header.length - HEADER_BYTES):
+        raise CorruptBatchError(
+            "the batch unpacks to more than is allowed", length=header.length, found=total
+        )
+
+
+def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes | memoryview:
+    """
+    The batch at `start` with its keys, values and properties unpacked; the header is as it was stored.
+
+    Raises:
+        CorruptBatchError: it does not unpack to what its lengths say, or these are over the limits.
+    """
+    view = memoryview(data)[start : start + header.length]
+    if header.compression == Compression.NONE:
+        return view
+    at = HEADER_BYTES + BYTES_PER_MESSAGE * header.count
+    lengths: array[int] = array("I")
+    lengths.frombytes(view[HEADER_BYTES + 8 * header.count : at])
+    size = sum(lengths)
+    _check_unpacked(header, at + size)
+    return b"".join((view[:at], _decompress(header.compression, view[at:], size)))
+
+
+def _compress(compression: Compression, data: bytes) -> bytes:
+    """`data`, packed by `compression`."""
+    if compression is Compression.ZSTD:
+        return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)
+    assert compression is Compression.LZ4
+    packed: bytes = lz4.block.compress(data, store_size=False)
+    return packed
+
+
+def _decompress(compression: int, packed: bytes | memoryview, size: int) -> bytes:
+    """
+    The `size` bytes that `_compress` packed.
+
+    Raises:
+        CorruptBatchError: the bytes are damaged, or unpack to another size; nothing larger than `size` was made.
+    """
+    try:
+        if compression == Compression.ZSTD:
+            said = zstandard.frame_content_size(packed)
+            if said != size:
+                raise CorruptBatchError(
+                    "the batch unpacks to another size than its lengths say",
+                    size_bytes=size,
+                    found=said,
+                )
+            data = zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
+        else:
+            assert compression == Compression.LZ4
+            data = lz4.block.decompress(packed, uncompressed_size=size)
+    except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError) as error:
+        raise CorruptBatchError(f"the batch does not unpack: {error}", size_bytes=size) from error
+    if len(data) != size:
+        raise CorruptBatchError(
+            "the batch unpacks to another size than its lengths say",
+            size_bytes=size,
+            found=len(data),
+        )
+    return data
 
 
 class Columns(NamedTuple):
@@ -142,7 +255,7 @@ class Columns(NamedTuple):
     value_edges: list[int]
     property_edges: list[int]
     blob: bytes
-    """The whole record; an edge is an index of a byte in it."""
+    """The whole record, unpacked; an edge is an index of a byte in it."""
 
 
 def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns:
@@ -150,10 +263,14 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
     Cut the body of the batch at `start` into columns.
 
     Raises:
-        CorruptBatchError: the lengths do not add up to the body.
+        CorruptBatchError: the lengths do not add up to the body, or it does not unpack.
     """
     count = header.count
-    view = memoryview(data)[start : start + header.length]
+    if header.compression != Compression.NONE:
+        data, start = unpacked(data, header, start), 0
+        view = memoryview(data)
+    else:
+        view = memoryview(data)[start : start + header.length]
     first = HEADER_BYTES
     times: array[int] = array("q")
     times.frombytes(view[first : first + 8 * count])
@@ -161,8 +278,8 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
     assert lengths.itemsize == 4
     lengths.frombytes(view[first + 8 * count : first + BYTES_PER_MESSAGE * count])
     edges = list(accumulate(lengths, initial=first + BYTES_PER_MESSAGE * count))
-    if edges[-1] != header.length:
-        raise CorruptBatchError("the lengths do not add up", length=header.length, found=edges[-1])
+    if edges[-1] != len(view):
+        raise CorruptBatchError("the lengths do not add up", length=len(view), found=edges[-1])
     return Columns(
         times,
         edges[: count + 1],

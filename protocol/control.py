@@ -163,7 +163,7 @@ class CreateSubject(Struct, frozen=True, kw_only=True):
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     retention: Retention = Retention.ACKED
     static: bool = False
-    """The subject has logic queues, whose number never changes."""
+    """The subject has logic queues.  Their number never falls, and rises only when an operator grows the subject."""
 
 
 class SubjectView(Struct, frozen=True, kw_only=True):
@@ -330,7 +330,7 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     retention: Retention | None = None
     """The subject's; None: not said, as ACKED."""
     static: bool = False
-    """The subject's number of logic queues never changes."""
+    """The subject has logic queues."""
     groups: tuple[str, ...] | None = None
     """Every consumer group of the subject, so that retention waits for them from the first message on; None: not said.
     Groups are no fact of the partition: a repeat may have more of them."""
@@ -444,8 +444,8 @@ class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: str | msgspec.UnsetType = msgspec.UNSET
     value_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     properties: dict[str, str] = {}
-    properties_base64: bytes | msgspec.UnsetType = msgspec.UNSET
-    """The stored properties where they are no texts, as another program may write them."""
+    properties_base64: dict[str, bytes] | bytes | msgspec.UnsetType = msgspec.UNSET
+    """The properties that are bytes; or all stored bytes where they are no properties, as another program may write."""
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):

@@ -112,7 +112,7 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
 
 class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
-    Messages that are not in flight.  The session acks them within `hold_ms`, or they are redelivered.  Answer: Handed.
+    Messages that are not in flight.  The session acks them within `in_flight_ms`, or they are redelivered.  Answer: Handed.
 
     Ack and Release are those of an exclusive group.  Each pull and each ack renews the session.  A Release returns
     every message that the session has in flight.
@@ -125,7 +125,7 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
     count_max: int
     bytes_max: int
     wait_ms: int
-    hold_ms: int
+    in_flight_ms: int
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────

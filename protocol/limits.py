@@ -15,6 +15,9 @@ BATCH_COUNT_MAX = 1 << 16
 BATCH_BYTES_MAX = (1 << 20) + (1 << 16) + 4096
 """A message of the largest size fits into a batch, with its lengths."""
 
+UNPACKED_RATIO_MAX = 64
+"""How often the stored length of a batch its unpacked length may be: it bounds what a reader unpacks from one answer."""
+
 FRAME_BYTES_MAX = 4 << 20
 """The answer to a pull has several batches in one frame."""
 
@@ -61,7 +64,7 @@ ACK_RANGES_MAX = 10_000
 
 TOKEN_STEP_MAX = 1 << 32
 """The most by which a fencing token exceeds the last one.  Tokens count grants, so a larger step is a mistake."""
-HOLD_MS_MAX = 3_600_000
+IN_FLIGHT_MS_MAX = 3_600_000
 """How long a message of a shared group may be in flight before it is redelivered."""
 IN_FLIGHT_RANGES_MAX = 10_000
 """Ranges of one partition that a shared group has in flight.  At this limit no more messages are handed out."""

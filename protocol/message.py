@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, cast
 
 import msgspec
 
+from .codecs.codec import Codec, V, decode_value
 from .errors import ClosedError, CorruptBatchError, InvalidRequestError, MessageTooLargeError
 from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
 from .text import counted
 
-_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+_NO_PROPERTIES: Mapping[str, str | bytes] = MappingProxyType({})
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, str]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+
+TAGS_PROPERTY = "keylane.tags"
+"""The property that has a message's tags, with commas between them."""
 
 SHOWN_BYTES = 32
 """Bytes of a key or a value that `repr(message)` shows."""
@@ -33,14 +37,19 @@ class Delivery(Protocol):
         """Logic offset of the partition's offset 0: logic offset = `logic_start` + offset."""
         ...
 
-    async def ack(self, message: Message) -> None:
+    @property
+    def codec(self) -> Codec[Any] | None:
+        """The codec of the client; None: values are bytes."""
+        ...
+
+    async def ack(self, message: Message[Any]) -> None:
         """Take the ack of a message that this client delivered."""
         ...
 
 
-class Message(msgspec.Struct, gc=False):
+class Message(msgspec.Struct, Generic[V], gc=False):
     """
-    One message as stored.
+    One message as stored; `Message[Order]` is that of a client with a codec for `Order`.
 
     `offset` counts messages in the partition, from 0.
     `fencing_token` is the token of the grant under which the message was delivered.  A handler may pass it to the
@@ -52,6 +61,7 @@ class Message(msgspec.Struct, gc=False):
     key: bytes
     """b"" if the message was sent without a key."""
     value: bytes
+    """As stored; `decode` makes of it what the sender's program sent."""
     offset: int
     partition_id: int
     sent_at_ns: int
@@ -83,6 +93,27 @@ class Message(msgspec.Struct, gc=False):
             raise ClosedError("this message was read, not handed out by a consumer")
         await self.delivery.ack(self)
 
+    def decode(self) -> V:
+        """
+        The value, decoded by the codec of the client that delivered the message; `value` itself without a codec.
+
+        Each call decodes again.  In a handler the error is as any other: the message is tried again.
+
+        Raises:
+            CodecError: the codec cannot decode the value; the cause has its error.
+        """
+        codec = None if self.delivery is None else self.delivery.codec
+        if codec is None:
+            return cast(V, self.value)
+        value = decode_value(
+            codec,
+            self.value,
+            subject=self.subject,
+            partition_id=self.partition_id,
+            offset=self.offset,
+        )
+        return cast(V, value)
+
     @property
     def queue(self) -> int:
         """Number of the message's logic queue; -1 if no client delivered the message."""
@@ -94,9 +125,15 @@ class Message(msgspec.Struct, gc=False):
         return self.offset + (0 if self.delivery is None else self.delivery.logic_start)
 
     @property
-    def properties(self) -> Mapping[str, str]:
-        """The properties that the sender gave; read only.  Raises CorruptBatchError."""
+    def properties(self) -> Mapping[str, str | bytes]:
+        """The properties that the sender gave, text or bytes by name; read only.  Raises CorruptBatchError."""
         return unpack_properties(self.packed_properties)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that the sender gave, in their order.  Raises CorruptBatchError."""
+        joined = self.properties.get(TAGS_PROPERTY)
+        return tuple(joined.split(",")) if joined and isinstance(joined, str) else ()
 
 
 def _beginning(data: bytes) -> str:
@@ -118,6 +155,10 @@ class Receipt(msgspec.Struct, frozen=True):
     """
     reordered: bool = False
     """True if the message left its partition (BEST_TRIED only): older messages of its key may be stored after it."""
+    queue: int | None = None
+    """Number of the logic queue; None if the subject is not static."""
+    logic_offset: int | None = None
+    """Offset in the logic queue; None if the subject is not static, or if `offset` is -1."""
 
 
 class TableReceipt(msgspec.Struct, frozen=True):
@@ -129,29 +170,38 @@ class TableReceipt(msgspec.Struct, frozen=True):
     """Why rows were left out, by row number; only with `partial=True`."""
 
 
-def pack_properties(properties: Mapping[str, str] | None) -> bytes:
+def pack_properties(
+    properties: Mapping[str, str | bytes] | None, tags: Collection[str] = ()
+) -> bytes:
     """
-    Properties as bytes; b"" without properties.
+    Properties and tags as bytes; b"" without either.
 
     Raises:
-        InvalidRequestError: a name or a value is not text.
+        InvalidRequestError: a name is not text, a value neither text nor bytes, or a tag no text without commas.
         MessageTooLargeError: the packed properties are over 64 KiB.
     """
-    if not properties:
-        return b""
-    given: Mapping[Any, Any] = properties
-    try:
-        pairs = given.items()
-    except AttributeError:
-        kind = type(properties).__name__
-        raise InvalidRequestError(f"properties map text to text; this is a {kind}") from None
-    for name, value in pairs:
-        if not isinstance(name, str) or not isinstance(value, str):
+    given: dict[Any, Any] = {}
+    if properties:
+        try:
+            given = dict(properties.items())
+        except AttributeError:
+            kind = type(properties).__name__
             raise InvalidRequestError(
-                f"a property is text = text, not {name!r:.80} = {value!r:.80}"
+                f"properties map text to text or bytes; this is a {kind}"
+            ) from None
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str | bytes):
+            raise InvalidRequestError(
+                f"a property is text = text or bytes, not {name!r:.80} = {value!r:.80}"
             )
+    if tags:
+        if TAGS_PROPERTY in given:
+            raise InvalidRequestError(f"tags are given twice: as {TAGS_PROPERTY!r} and as `tags`")
+        given[TAGS_PROPERTY] = _joined(tags)
+    if not given:
+        return b""
     try:
-        packed = _encode(dict(properties))
+        packed = _encode(given)
     except UnicodeEncodeError as error:
         raise InvalidRequestError(f"a property that is not valid text: {error.reason}") from error
     if len(packed) > PROPERTIES_BYTES_MAX:
@@ -161,7 +211,17 @@ def pack_properties(properties: Mapping[str, str] | None) -> bytes:
     return packed
 
 
-def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str]:
+def _joined(tags: Collection[str]) -> str:
+    """The value of TAGS_PROPERTY.  Raises InvalidRequestError."""
+    listed: list[Any] = [] if isinstance(tags, str | bytes | Mapping) else list(tags)
+    if not listed or not all(isinstance(tag, str) and tag and "," not in tag for tag in listed):
+        raise InvalidRequestError(
+            f"tags are texts without commas, as tags=['paid'], not {tags!r:.80}"
+        )
+    return ",".join(listed)
+
+
+def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str | bytes]:
     """
     The properties that `pack_properties` packed; read only.
 
@@ -171,9 +231,15 @@ def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str]:
     if not packed:
         return _NO_PROPERTIES
     try:
-        return MappingProxyType(_decode(packed))
+        properties = _decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptBatchError(f"unreadable properties: {error}") from error
+    for value in properties.values():
+        if type(value) is not str and type(value) is not bytes:
+            raise CorruptBatchError(
+                f"unreadable properties: a value is neither text nor bytes: {value!r:.40}"
+            )
+    return MappingProxyType(properties)
 
 
 def check_message_size(key_bytes: int, value_bytes: int, properties_bytes: int) -> None:

@@ -22,6 +22,7 @@ class OperationKind(enum.StrEnum):
     """How the open partitions of a subject are changed."""
 
     RESIZE = "resize"
+    GROW = "grow"
     SPLIT = "split"
     MERGE = "merge"
     MOVE = "move"
@@ -57,6 +58,7 @@ class Reshape(Struct, frozen=True, kw_only=True):
     Change partitions.  The kind decides which fields are read:
 
         resize      subject; partitions: the new count
+        grow        subject, a static one; partitions: the new number of logic queues, or queues: those to cut in the middle
         split       partition_ids: one partition, cut in the middle
         merge       partition_ids: neighbours
         move        partition_ids: partitions of one subject; broker_group: the destination
@@ -69,6 +71,7 @@ class Reshape(Struct, frozen=True, kw_only=True):
     subject: str = ""
     partitions: int = 0
     partition_ids: tuple[int, ...] = ()
+    queues: tuple[int, ...] = ()
     broker_group: str = ""
     without_source: bool = False
     dry_run: bool = False

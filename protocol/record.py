@@ -2,7 +2,7 @@
 
      0        4            8        12   13    14     15     16         20       24
      ┌────────┬────────────┬────────┬────┬─────┬──────┬──────┬──────────┬────────┐
-     │ magic  │ header_crc │ length │ver │kind │codec │flags │ body_crc │ count  │
+     │ magic  │ header_crc │ length │ver │kind │comp. │flags │ body_crc │ count  │
      ├────────┴────────────┼────────┴────┴─────┴──────┴──────┼──────────┴────────┤
   24 │ partition_id     u64│ base_offset                  u64│ position       u64│
      ├─────────────────────┼─────────────────────────────────┼───────────────────┤
@@ -21,7 +21,7 @@ Invariants
     body_crc is the producer's and never changes: the broker stamps the header only.
 
 Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.  Kafka keeps its
-offset outside the CRC instead.  `position` shows blocks that were written or copied to a wrong place.
+offset outside the CRC instead.  `position` shows blocks that were written or copied to a wrong position.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class Kind(enum.IntEnum):
     """The metaserver has told every consumer group of the partition's subject: groups earlier in the log are all."""
 
 
-class Codec(enum.IntEnum):
-    """How the body is compressed."""
+class Compression(enum.IntEnum):
+    """How keys, values and properties of a batch are packed.  A number never gets another meaning."""
 
     NONE = 0
+    ZSTD = 1
+    LZ4 = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Header:
 
     length: int
     kind: int
-    codec: int
+    compression: int
     flags: int
     body_crc: int
     count: int
@@ -119,7 +121,7 @@ def encode_record(
     *,
     kind: int,
     count: int = 0,
-    codec: int = Codec.NONE,
+    compression: int = Compression.NONE,
     partition_id: int = 0,
     base_offset: int = 0,
     position: int = 0,
@@ -145,7 +147,7 @@ def encode_record(
         length,
         VERSION,
         kind,
-        codec,
+        compression,
         0,
         crc32c.crc32c(body),
         count,

@@ -70,8 +70,7 @@ class Home:
         Raises:
             ForkedError, AlreadyOpenError
         """
-        if self._forked:
-            raise ForkedError(f"the {self._what} was open when this process was forked")
+        self.check_not_forked()
         if self._loop is not None and not self._loop.is_closed():
             raise AlreadyOpenError(f"the {self._what} is open already")
         self._loop = asyncio.get_running_loop()
@@ -99,10 +98,14 @@ class Home:
 
     def check_not_elsewhere(self) -> None:
         """As `check`, but a closed client passes."""
-        if self._forked:
-            raise ForkedError(f"the {self._what} was open when this process was forked")
+        self.check_not_forked()
         if self._loop is not None and asyncio._get_running_loop() is not self._loop:
             self._refuse_loop(self._loop)
+
+    def check_not_forked(self) -> None:
+        """Raises ForkedError: this process is a child of the one in which the client is open."""
+        if self._forked:
+            raise ForkedError(f"the {self._what} was open when this process was forked")
 
     def check_thread(self) -> None:
         """As `check_not_elsewhere`, quicker: in the thread of the opening it does not ask for the event loop."""

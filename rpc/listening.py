@@ -43,13 +43,13 @@ def check_free(host: str, port: int) -> None:
     """
     check_loopback(host)
     check_port(port)
-    for family, kind, protocol, _name, place in socket.getaddrinfo(
+    for family, kind, protocol, _name, sockaddr in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     ):
         try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
+                probe.bind(sockaddr)
         except OSError as error:
             # The server itself does without an address family that the machine lacks.
             if error.errno in {errno.EADDRINUSE, errno.EACCES}:

@@ -37,7 +37,7 @@ def _marked(error: KeylaneError) -> KeylaneError:
 
 
 def error_in(text: str) -> KeylaneError | None:
-    """The error told in the text of an exception of Spark, or None if there is none of ours."""
+    """The error named in the text of an exception of Spark, or None if there is none of ours."""
     mark = _MARK.search(text)
     if mark is None:
         return None

@@ -15,13 +15,14 @@ Source: the body of a batch is columnar for this reader; see protocol/batch.py.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from ..protocol.batch import BYTES_PER_MESSAGE, batch_starts
+from ..protocol.batch import BYTES_PER_MESSAGE, batch_starts, unpacked
 from ..protocol.errors import CorruptBatchError
 from ..protocol.message import unpack_properties
 from ..protocol.record import HEADER_BYTES, Header
@@ -80,7 +81,7 @@ class RowBuilder:
         for start, header in batch_starts(payload):
             if self.next_offset >= self._end:
                 break
-            self._add(payload[start : start + header.length], header)
+            self._add(memoryview(unpacked(payload, header, start)), header)
             if self._rows >= self._batch_rows or self._bytes >= BATCH_BYTES_MAX:
                 yield from self.rest()
 
@@ -158,7 +159,7 @@ def _cut(record: memoryview, header: Header, first: int, last: int) -> _Piece:
     keys_at = HEADER_BYTES + BYTES_PER_MESSAGE * count
     values_at = keys_at + key_bytes
     properties_at = values_at + value_bytes
-    if properties_at + property_bytes != header.length:
+    if properties_at + property_bytes != len(record):
         raise CorruptBatchError("the lengths do not add up", length=header.length)
     keys = record[keys_at:values_at]
     values = record[values_at:properties_at]
@@ -202,6 +203,11 @@ def _timestamps(sent_at_ns: list[np.ndarray]) -> pa.Array:
     )
 
 
+def _shown(value: str | bytes) -> str:
+    """A property as text; of bytes, base64."""
+    return value if isinstance(value, str) else b64encode(value).decode()
+
+
 def _maps(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
     """Properties as maps; only the messages that have any are decoded."""
     together = _joined(lengths)
@@ -216,7 +222,7 @@ def _maps(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
             properties = unpack_properties(data[starts[row] : starts[row + 1]])
             sizes[row] = len(properties)
             names += properties.keys()
-            texts += properties.values()
+            texts += map(_shown, properties.values())
         np.cumsum(sizes, dtype=np.int32, out=edges[1:])
     return pa.MapArray.from_arrays(
         pa.array(edges), pa.array(names, pa.string()), pa.array(texts, pa.string())

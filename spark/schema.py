@@ -6,7 +6,7 @@
     key         binary               order key; empty when the message was sent without one
     value       binary
     timestamp   timestamp            sent, by the sender's calendar, UTC
-    properties  map<string, string>  empty when the message has none
+    properties  map<string, string>  empty when the message has none; a value of bytes comes as base64
 
 Source: Kafka's names, so that a job moves over by a change of format and options.  Spark compares an
 Arrow batch with its schema to the letter: order, types, nullability.

@@ -218,7 +218,7 @@ def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) 
 def _compare(index: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
     """Two indexes, as far as both go."""
     if index.position != other.position:
-        return  # one of them is behind: the log has told what is wrong
+        return  # one of them is behind: the comparison with the log has reported it
     for partition_id in sorted({*index.partitions(), *other.partitions()}):
         bounds = index.bounds(partition_id), other.bounds(partition_id)
         if bounds[0] != bounds[1]:

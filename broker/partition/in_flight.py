@@ -68,7 +68,7 @@ class InFlight:
         """Sessions that have released all their messages, the latest last."""
 
     @property
-    def held(self) -> list[HandedOut]:
+    def handed_out(self) -> list[HandedOut]:
         """All ranges in flight, by offset."""
         return list(self._handed)
 
@@ -97,7 +97,7 @@ class InFlight:
         count_max: int,
         readable_offset: int,
         now_ms: int,
-        hold_ms: int,
+        in_flight_ms: int,
     ) -> list[Range]:
         """
         Put the lowest free messages in flight at a session: at most `count_max`, with gaps of at most `count_max`.
@@ -105,7 +105,7 @@ class InFlight:
         Args:
             acked: the group's progress.
             readable_offset: one past the last message that may be read.
-            hold_ms: milliseconds until their deadline.
+            in_flight_ms: milliseconds until their deadline.
 
         Returns:
             The ranges that are now in flight; empty if no message is free, or a limit is reached.
@@ -128,7 +128,7 @@ class InFlight:
             ranges.append((start, end))
             left -= end - start
         self._look_from = offset
-        until_ms = now_ms + hold_ms
+        until_ms = now_ms + in_flight_ms
         for start, end in ranges:
             insort(self._handed, HandedOut(start, end, session, until_ms))
         if ranges:

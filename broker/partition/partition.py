@@ -154,7 +154,7 @@ class HostedPartition:
         self.sealed = False
         """The partition takes no more appends; set when the seal is decided."""
         self.ended = False
-        """The seal is durable, and so is every record before it.  Readers are told of the end only then."""
+        """The seal is durable, and so is every record before it.  Readers see the end only then."""
         self.producers: dict[int, ProducerState] = {}
         """Producer id → state; the producer of the oldest append is first."""
         self.clashed: set[int] = set()

@@ -205,7 +205,7 @@ class Cleaning:
             )  # fmt: skip
 
     async def _decide(self, segments: list[SealedSegment], position: int) -> int:
-        """Decide the position up to which segments are removed, and set pending first offsets; heeds groups that joined."""
+        """Decide the position up to which segments are removed, and set pending first offsets, also for groups that joined meanwhile."""
         firsts = self._firsts
         pending = await self._behind(position)
         while late := firsts.grouped:

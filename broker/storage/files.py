@@ -236,8 +236,8 @@ class RealFiles:
         self.sync_folder(path.rpartition("/")[0])
 
     def _no_folder(self, path: str) -> DataFolderError:
-        place = self._path(path)
-        return DataFolderError(f"{place} has to be a folder", path=place)
+        folder = self._path(path)
+        return DataFolderError(f"{folder} has to be a folder", path=folder)
 
     def outside(self, path: str) -> str:
         """See `Files.outside`."""

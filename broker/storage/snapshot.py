@@ -187,12 +187,12 @@ class Snapshots:
         if _U32.unpack_from(data, at - 4)[0] != crc32c.crc32c(packed):
             raise _DamagedError("the state besides the partitions")
         extra = msgspec.msgpack.decode(packed, type=Extra)
-        places = []
+        positions = []
         for _ in range(chunks):
-            places.append(at)
+            positions.append(at)
             at = _check_chunk(data, at)
-        for place in places:
-            _take_chunk(data, place, take)
+        for start in positions:
+            _take_chunk(data, start, take)
         return Loaded(position, bool(clean), extra)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────

@@ -50,9 +50,9 @@ class Dispatch:
         if unit.base_offset < expected:
             return
         if unit.base_offset > expected:
-            place = max(position, min(self._hole, unit.position))
+            filler_position = max(position, min(self._hole, unit.position))
             missing = unit.base_offset - expected
-            filler = Unit(expected, missing, place, HEADER_BYTES, unit.appended_at_ms)
+            filler = Unit(expected, missing, filler_position, HEADER_BYTES, unit.appended_at_ms)
             self._units.append((partition_id, filler))
         self._units.append((partition_id, unit))
         self._ends[partition_id] = unit.next_offset, unit.end_position

@@ -16,7 +16,7 @@ from ...protocol.routing import ConsumeStrategy
 from ...protocol.text import printable
 from ...rpc.stop_signals import StopSignals
 from ..connection import open_admin
-from ..message_json import message_json
+from ..message_json import message_json, shown_properties
 from ..options import OutputFormat
 
 FIELDS = (
@@ -82,7 +82,7 @@ def message_facts(message: Message) -> dict[str, object]:
 
 def _properties(message: Message) -> dict[str, str] | str:
     try:
-        return dict(message.properties)
+        return shown_properties(message.properties)
     except CorruptBatchError:  # only the sender looked at them
         return message.packed_properties.decode(errors="backslashreplace")
 

@@ -34,7 +34,7 @@ class Outgoing(NamedTuple):
 
     key: bytes
     value: bytes
-    properties: Mapping[str, str] | None = None
+    properties: Mapping[str, str | bytes] | None = None
 
 
 class LineFormat(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import typer
 
-from ...admin import Admin, LossView, OperationList, OperationView
+from ...admin import Admin, LossView, OperationKind, OperationList, OperationView
 from ...protocol.errors import UnreachableError
 from ...protocol.text import counted
 from ..connection import open_admin
@@ -123,17 +123,21 @@ def _loss(subject: str, loss: LossView) -> str:
 
 def _show_children(view: OperationView, what: str) -> None:
     title = f"{view.kind} of {view.subject}: {what}, seals {_ids(view.sealed)}"
+    grows = view.kind is OperationKind.GROW
     rows = [
         (
             child.partition_id or None,
             child.name,
+            *((child.queue,) if grows else ()),
             f"[{child.range_start}, {child.range_end})",
             child.broker_group,
             _ids(child.parents),
         )
         for child in view.children
     ]
-    show_table(make_table(title, ("id#", "opens", "logical", "broker group", "parents"), rows))
+    queue = ("queue#",) if grows else ()
+    columns = ("id#", "opens", *queue, "logical", "broker group", "parents")
+    show_table(make_table(title, columns, rows))
     if view.reordered:
         show_line(f"declared as reordered: what is left in {_ids(view.reordered)}")
 

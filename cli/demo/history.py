@@ -93,25 +93,25 @@ def judge_run(
     stored = _read_log(judge, source, log)
     handled = bytearray(len(source.keys))
     taken = 0
-    places: set[tuple[int, int]] = set()
+    slots: set[tuple[int, int]] = set()
     for partition_id in log:
         judge.progress(JUDGED_GROUP, partition_id)
     for record, name in merge(
         *(_by_time(lines, name) for name, lines in records.items()), key=_when
     ):
         value = _value(source, record.row, record.order_key)
-        place = (record.partition_id, record.offset)
-        judge.started(JUDGED_GROUP, name, *place, value, record.token)
-        if judge.log.values.get(place) == value:
-            judge.ended(JUDGED_GROUP, *place, record.token, name)
+        slot = (record.partition_id, record.offset)
+        judge.started(JUDGED_GROUP, name, *slot, value, record.token)
+        if judge.log.values.get(slot) == value:
+            judge.ended(JUDGED_GROUP, *slot, record.token, name)
             taken += 1
-            places.add(place)
+            slots.add(slot)
             if type(value) is int and 0 <= value < len(handled):
                 handled[value] = 1
     for look in cursors:
         judge.looked(*look)
     findings = judge.close(drained=True)
-    return Judged(findings, stored, sum(handled), taken - len(places))
+    return Judged(findings, stored, sum(handled), taken - len(slots))
 
 
 def _by_time(lines: Sequence[Record], name: str) -> list[tuple[Record, str]]:

@@ -61,10 +61,10 @@ class Verdict:
 
 
 class Screen(Protocol):
-    """Where the story is told."""
+    """Shows the steps of the demo."""
 
     def say(self, text: str) -> None:
-        """Tell a step."""
+        """Show a step."""
         ...
 
     def progress(self, sent: int, handled: int) -> None:

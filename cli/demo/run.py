@@ -89,13 +89,13 @@ def run_demo(form: OutputFormat, *, rows: int, keep: bool, data: Path | None) ->
         The exit status: 0 if nothing is off.
     """
     folder: Path | None = None
-    told = False
+    shown = False
     try:
         find_java()  # before anything starts: Spark comes last
         folder = open_folder(data)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             verdict = runner.run(_run(form, rows, folder, keep=keep))
-        told = True
+        shown = True
         stays = keep or data is not None or bool(verdict.problems)
         show_verdict(form, verdict, left=_left(folder) if stays and not keep else "")
         if not stays:
@@ -107,7 +107,7 @@ def run_demo(form: OutputFormat, *, rows: int, keep: bool, data: Path | None) ->
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     finally:
-        if folder is not None and not told and form is OutputFormat.TABLE:
+        if folder is not None and not shown and form is OutputFormat.TABLE:
             print(_left(folder), file=sys.stderr)
 
 

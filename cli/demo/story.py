@@ -3,7 +3,7 @@
     servers ─▶ subject ─▶ consumers ─▶ a third handled: one consumer dies ─▶ two thirds sent: one broker dies
             ─▶ all handled ─▶ Spark, the log and the records against the file ─▶ verdict
 
-The sending is held back at the half and at five sixths until the deaths have happened, so that they happen in
+The sending pauses at the half and at five sixths until the deaths have happened, so that they happen in
 the middle of the traffic however fast the machine and however few the rows.
 """
 

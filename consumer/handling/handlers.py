@@ -14,10 +14,11 @@ from functools import partial
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
+from ...protocol.codecs.codec import V
 from ...protocol.errors import HandlerTypeError
 from ...protocol.message import Message
 
-Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
+Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
 AWAITED_MAX = 10
 """The result of an awaitable may be awaitable too, up to this depth."""
 
@@ -53,7 +54,7 @@ def check_handler(handler: object) -> None:
         ) from None
 
 
-def is_async(handler: Handler) -> bool:
+def is_async(handler: Handler[Any]) -> bool:
     """True for `async def`, for an object whose `__call__` is one, and for a partial of either."""
     return any(inspect.iscoroutinefunction(function) for function in _bodies(handler))
 

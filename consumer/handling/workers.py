@@ -96,7 +96,7 @@ class Workers:
 
     def __init__(
         self,
-        handler: Handler,
+        handler: Handler[Any],
         *,
         concurrency: int,
         handover_ms: int,

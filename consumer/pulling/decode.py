@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise, repeat
+from typing import Any
 
 from ...protocol.batch import Columns
 from ...protocol.message import Delivery, Message
@@ -16,7 +18,7 @@ def decode_messages(
     partition_id: int,
     token: int,
     delivery: Delivery,
-) -> list[Message]:
+) -> list[Message[Any]]:
     """
     Every message of a batch, by offset.
 
@@ -28,9 +30,10 @@ def decode_messages(
     """
     blob, props = batch.blob, batch.property_edges
     bare = props[0] == props[-1]
+    make: Callable[..., Message[Any]] = Message
     return list(
         map(
-            Message,
+            make,
             repeat(subject),
             [blob[low:high] for low, high in pairwise(batch.key_edges)],
             [blob[low:high] for low, high in pairwise(batch.value_edges)],

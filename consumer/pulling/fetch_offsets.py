@@ -27,7 +27,7 @@ class FetchOffsets:
         self.next_offset = -1
         """The first offset that is not pulled yet; -1 before `begin`."""
         self.cursor = 0
-        """The group's cursor, as the broker told it last: everything below is acked."""
+        """The group's cursor, as the broker reported it last: everything below is acked."""
         self.end_offset: int | None = None
         """One past the last message, once the partition is sealed."""
         self.missed = 0
@@ -35,7 +35,7 @@ class FetchOffsets:
 
     @property
     def begun(self) -> bool:
-        """True once the broker has told the cursor."""
+        """True once the broker has reported the cursor."""
         return self.next_offset >= 0
 
     @property

@@ -92,7 +92,7 @@ class Lifetime:
         self.state = PullState.ACQUIRING
         self.lease_until_ms = lease_until_ms
         self.fence = 0
-        """The higher token that the broker has seen, if FENCED and the broker told it."""
+        """The higher token that the broker has seen, if FENCED and the broker named it."""
 
     @property
     def fenced(self) -> bool:
@@ -119,7 +119,7 @@ class Lifetime:
         self.state = after
 
     def on_fence(self, token: int) -> bool:
-        """Note that the broker has seen the higher `token` (0: not told); True for the first fence."""
+        """Note that the broker has seen the higher `token` (0: not named); True for the first fence."""
         first = not self.fenced
         self.on(PullEvent.FENCED)
         if first:

@@ -60,7 +60,7 @@ class Losses:
         self._lost: dict[str, list[str]] = {}
 
     def note(self, partition_id: int, token: int, why: str, *, fence: int = 0) -> None:
-        """Note a lost lease and its reason `why`; `fence` is the newer token, 0 if the broker told none."""
+        """Note a lost lease and its reason `why`; `fence` is the newer token, 0 if the broker named none."""
         fenced = f", newer token {fence}" if fence else ""
         self._lost.setdefault(why, []).append(f"{partition_id} (token {token}{fenced})")
 

@@ -16,10 +16,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...protocol.batch import batch_starts, columns
 from ...protocol.clock import Clock
+from ...protocol.codecs.codec import Codec
 from ...protocol.control import Grant
 from ...protocol.errors import (
     FencedError,
@@ -45,6 +46,8 @@ log = logging.getLogger("keylane.consumer")
 
 class PullOwner(Protocol):
     """What a pull client needs of its consumer."""
+
+    codec: Codec[Any] | None
 
     def hand_out(self, messages: list[Message]) -> None:
         """Take messages of one partition, by offset, without those acked already."""
@@ -100,6 +103,7 @@ class PullClient:
         self.queue = int(grant.partition.queue)
         self.logic_start = grant.partition.logic_start
         self.session = session
+        self.codec = owner.codec
         self.client = self
         """As a delivery of messages: the pull client whose messages end together."""
         self.life = Lifetime(deadline_ms)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self
 
 from ...protocol.address import addresses_of
 from ...protocol.batch import batch_starts, columns
+from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.control import PartitionStatus, TimeBound
 from ...protocol.errors import (
     ClosedError,
@@ -50,10 +51,10 @@ READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSlice:
+class QueueSlice(Generic[V]):
     """Messages of a queue, by offset; `next_offset` is the logic offset of the next read."""
 
-    messages: list[Message]
+    messages: list[Message[V]]
     next_offset: int
     lost: bool = False
     """True if messages between the requested offset and these are lost with a disk; their number is unknown."""
@@ -88,12 +89,13 @@ class _ReadFrom:
 
     queue: int
     logic_start: int
+    codec: Codec[Any] | None
 
     async def ack(self, message: Message) -> None:
         raise ClosedError(f"message {message.offset} was read, not handed out by a consumer")
 
 
-class QueueReader(Resident):
+class QueueReader(Resident, Generic[V]):
     """
     Reads the queues of a static subject.
 
@@ -111,6 +113,7 @@ class QueueReader(Resident):
         meta: str | Iterable[str],
         *,
         subject: str,
+        codec: Codec[V] | None = None,
         call_timeout_ms: int = 5_000,
         wait_s: float = 0,
         _environment: Environment | None = None,
@@ -121,6 +124,7 @@ class QueueReader(Resident):
         Args:
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
             subject: an existing static subject.
+            codec: with which `message.decode()` decodes values; None: it returns bytes.
             call_timeout_ms: of each call to a metaserver or broker.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
 
@@ -129,7 +133,10 @@ class QueueReader(Resident):
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
+        if codec is not None:
+            check_codec(codec)
         self._subject = subject
+        self._codec = codec
         self._timeout_ms = call_timeout_ms
         self._environment = _environment or Environment()
         self._connections = Connections(
@@ -176,7 +183,7 @@ class QueueReader(Resident):
         self._views = {view.queue: view for view in views}
         return views
 
-    async def read(self, queue: int, offset: int, *, bytes_max: int = READ_BYTES) -> QueueSlice:
+    async def read(self, queue: int, offset: int, *, bytes_max: int = READ_BYTES) -> QueueSlice[V]:
         """
         Messages of one partition from a logic offset on.
 
@@ -310,7 +317,7 @@ class QueueReader(Resident):
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────
     async def _read_in(
         self, view: QueueView, offset: int, bytes_max: int, *, fresh: bool, lost: bool = False
-    ) -> QueueSlice | None:
+    ) -> QueueSlice[V] | None:
         """
         The messages at `offset`.
 
@@ -356,10 +363,10 @@ class QueueReader(Resident):
             return QueueSlice(messages, start + answer.upto, lost)
         return None if not fresh else QueueSlice([], offset, lost)
 
-    def _decode(self, partition: Partition, payload: memoryview, offset: int) -> list[Message]:
+    def _decode(self, partition: Partition, payload: memoryview, offset: int) -> list[Message[V]]:
         """The messages of a payload from a physical offset on."""
-        delivery = _ReadFrom(partition.queue, partition.logic_start)
-        messages: list[Message] = []
+        delivery = _ReadFrom(partition.queue, partition.logic_start, self._codec)
+        messages: list[Message[Any]] = []
         for start, header in batch_starts(payload):
             batch = columns(payload, header, start)
             whole = decode_messages(

@@ -27,10 +27,11 @@ log = logging.getLogger("keylane.consumer")
 class HandOut:
     """The messages of a pull, which this consumer may handle until `deadline_ns` on the boot clock."""
 
-    __slots__ = ("_taken", "_until_ns", "client", "logic_start", "queue")
+    __slots__ = ("_taken", "_until_ns", "client", "codec", "logic_start", "queue")
 
     def __init__(self, client: SharedClient, until_ns: int) -> None:
         self.client = client
+        self.codec = client.codec
         self.queue = client.queue
         self.logic_start = client.logic_start
         self._until_ns = until_ns
@@ -88,20 +89,20 @@ class SharedClient(PullClient):
         if sent_ns >= self.deadline_ns:
             return
         self.waiting_for = "messages"
-        hold_ms = settings.in_flight_ms
-        wait_ms = min(settings.pull_wait_ms, settings.ttl_ms // 3, hold_ms // 3)
+        in_flight_ms = settings.in_flight_ms
+        wait_ms = min(settings.pull_wait_ms, settings.ttl_ms // 3, in_flight_ms // 3)
         answer, payload = await self._broker.call(
             PullShared(
                 *self._who,
                 self._in_flight.capacity(settings.in_flight_messages),
                 settings.pull_bytes,
                 wait_ms,
-                hold_ms,
+                in_flight_ms,
             ),
             wait_ms=wait_ms,
         )
         assert isinstance(answer, Handed)
-        hand_out = HandOut(self, sent_ns + (hold_ms - hold_ms // 10) * 1_000_000)
+        hand_out = HandOut(self, sent_ns + (in_flight_ms - in_flight_ms // 10) * 1_000_000)
         for start, header in batch_starts(payload):
             self._hand_out_of(payload, start, header, answer.ranges, hand_out)
         self._acked_to(max(self._offsets.cursor, answer.cursor))

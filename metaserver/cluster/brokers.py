@@ -66,11 +66,11 @@ def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
         "at_address": report.address,
         "of_opening": report.opening,
     }
-    renewed = connection.execute(_renewed, _told(report, ttl_ms) | where_it_was)
+    renewed = connection.execute(_renewed, _values(report, ttl_ms) | where_it_was)
     return renewed.rowcount == 1
 
 
-def _told(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
+def _values(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
     return {
         "of_group": report.broker_group,
         "for_ms": ttl_ms,
@@ -131,10 +131,10 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     else:
         _check_not_behind(report, row)
         known = {"opening": report.opening or row.opening}
-    told = _told(report, ttl_ms) | who | known
+    values = _values(report, ttl_ms) | who | known
     if not report.opening:
-        told["at_end"] = row.log_end
-    connection.execute(_reported, told)
+        values["at_end"] = row.log_end
+    connection.execute(_reported, values)
     connection.execute(_taken, {"of_group": report.broker_group, "at_address": report.address})
     if row.in_time and row.address == report.address:
         return []

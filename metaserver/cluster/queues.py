@@ -1,8 +1,10 @@
 """Logic queues of static subjects: the rows of their chains.  SQL, synchronous.
 
 Invariants
-    A child of a static subject has one parent and the same queue and range.  It begins at the logic offset at which its
-    parent was sealed; behind a lost parent without a known end, above every offset that the parent can have had.
+    A child of a static subject has one parent.
+    A child that continues its parent's queue begins at the logic offset at which the parent was sealed; behind a lost
+    parent without a known end, above every offset that the parent can have had.
+    A child of another queue than its parent's is the first partition of a new queue, and begins at logic offset 0.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from .subjects import SERVED, open_subject_row
 
 
 def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
-    """Set the logic offset at which each of these children begins: the end of its parent, which is sealed or lost."""
+    """
+    Set the logic offset at which each of these children begins: the end of its parent, which is sealed or lost.
+
+    A child that begins a new queue keeps 0.
+    """
     parent, child = partitions.alias("parent"), partitions.alias("child")
     rows = connection.execute(
         sa.select(
@@ -35,7 +41,7 @@ def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
         .select_from(partition_parents)
         .join(parent, parent.c.partition_id == partition_parents.c.parent_id)
         .join(child, child.c.partition_id == partition_parents.c.partition_id)
-        .where(partition_parents.c.partition_id.in_(children))
+        .where(partition_parents.c.partition_id.in_(children), child.c.queue == parent.c.queue)
     ).all()
     for row in rows:
         if row.end_offset is not None:

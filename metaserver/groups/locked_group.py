@@ -90,10 +90,10 @@ def lock_sessions(connection: Connection, ids: Collection[SessionId]) -> set[Ses
     return {SessionId(session) for session in rows}
 
 
-_told = _sessions_locked.cte("told")
+_changed = _sessions_locked.cte("told")
 _set_versions = (
     sa.update(sessions)
-    .where(sessions.c.session.in_(sa.select(_told.c.session)))
+    .where(sessions.c.session.in_(sa.select(_changed.c.session)))
     .values(grants_version=sa.bindparam("to_version"))
 )
 

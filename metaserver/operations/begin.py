@@ -18,6 +18,7 @@ from ...protocol.errors import (
     NotEnoughBrokersError,
     PartitionUnknownError,
     StaticSubjectError,
+    SubjectNotStaticError,
 )
 from ...protocol.ids import MAX_I64, BrokerGroup, check_name
 from ...protocol.operations import OperationKind, OperationState, Reshape, StepAction
@@ -35,7 +36,7 @@ from ..cluster.rows import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
 from .evacuations import continue_without, plan_evacuations
-from .plan import Plan, plan_merge, plan_move, plan_resize, plan_split
+from .plan import Plan, plan_growth, plan_merge, plan_move, plan_resize, plan_split
 from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 
@@ -44,12 +45,13 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     Plan a change of each subject concerned.  The plan is empty if there is nothing to do.  Locks the subjects.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError
+        InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError, QueueUnknownError
         BrokerGroupUnknownError: the broker group never reported itself.
         NotEnoughBrokersError: no broker group takes new partitions now.
         BrokerCordonedError: the target of a move is cordoned.
         OperationRunningError: another operation on the subject has not changed the route yet.
-        StaticSubjectError: the change would alter the number of queues of a static subject.
+        StaticSubjectError: the change would alter the queues of a static subject, and is no growth.
+        SubjectNotStaticError: a growth of a subject without queues.
         DatabaseEmptyError: the brokers host partitions that this database does not know.
     """
     if ask.kind is OperationKind.CREATE:
@@ -58,7 +60,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)
-    if ask.kind is OperationKind.RESIZE:
+    if ask.kind in {OperationKind.RESIZE, OperationKind.GROW}:
         subject = free_subject(connection, ask.subject)
     else:
         subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
@@ -68,9 +70,13 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
 def _plan(
     connection: Connection, ask: Reshape, subject: SubjectRow, hosts: Mapping[BrokerGroup, int]
 ) -> Plan:
-    if subject.static and ask.kind is not OperationKind.MOVE:
-        raise StaticSubjectError(subject=subject.name, queues=subject.partitions_wanted)
     current = open_partitions(connection, subject)
+    if ask.kind is OperationKind.GROW:
+        if not subject.static:
+            raise SubjectNotStaticError(subject=subject.name)
+        return plan_growth(subject.name, current, hosts, count=ask.partitions, queues=ask.queues)
+    if subject.static and ask.kind is not OperationKind.MOVE:
+        raise StaticSubjectError(subject=subject.name, queues=len(current))
     if ask.kind is OperationKind.RESIZE:
         return plan_resize(current, ask.partitions, hosts)
     if ask.kind is OperationKind.MERGE:

@@ -61,9 +61,9 @@ from .states import (
     RULES,
     Ask,
     Outlook,
+    broker_silent,
     outlook,
     parents_silent,
-    silence,
     unsealable,
     waiting_reason,
 )
@@ -85,7 +85,7 @@ _ENTERED = {
     OperationState.CANCELED: "canceled",
 }
 _ANSWERED = {Ask.SEAL: "sealing", Ask.TELL: "telling"}
-"""What `after_step` is told when a broker has done what it was asked for; nothing of a hosted child."""
+"""The step that `after_step` gets when a broker has answered; a hosted child is no step of its own."""
 
 
 class _Round(enum.Enum):
@@ -150,10 +150,10 @@ class OperationDriver:
 
         Raises:
             InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-            BrokerGroupUnknownError, NotEnoughBrokersError, OperationRunningError: nothing was changed.
+            QueueUnknownError, BrokerGroupUnknownError, NotEnoughBrokersError, OperationRunningError: nothing was changed.
         """
-        if len(ask.partition_ids) > IDS_MAX:
-            raise InvalidRequestError(f"at most {IDS_MAX} partitions at once")
+        if max(len(ask.partition_ids), len(ask.queues)) > IDS_MAX:
+            raise InvalidRequestError(f"at most {IDS_MAX} partitions or queues at once")
         if ask.dry_run:
             return await self._planned(ask)
         begun = await self._database.write(
@@ -338,7 +338,7 @@ class OperationDriver:
     ) -> tuple[int, int | None] | str:
         """Ask a broker to host or seal a partition; returns the id and the end offset, or the problem."""
         if partition.address is None:
-            return silence(operation.state, partition.broker_group)
+            return broker_silent(operation.state, partition.broker_group)
         rule = RULES[operation.state]
         canceled = rule.children is PartitionState.EXPIRED
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)

@@ -342,7 +342,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     connection.execute(_set_partitions, {"ids": sealed, "state": rule.parents})
     waiting = [step for step in operation.pending if step.ask is Ask.SEAL]
     lose_partitions(connection, [step.partition_id for step in waiting if step.given_up])
-    # The end offset of an abandoned parent is unknown until its broker is back, also if the broker told one before.
+    # The end offset of an abandoned parent is unknown until its broker is back, also if the broker reported one before.
     left = {"abandoned": True, "end_offset": None}
     connection.execute(_set_partitions, {"ids": left_behind(operation.pending), **left})
     connection.execute(_set_partitions, {"ids": children, "state": rule.children})

@@ -1,6 +1,8 @@
 """Plans of operations: which partitions are sealed and which are opened.  Pure.
 
     resize     The subject gets the exact split of the wanted count.  A partition with a range of that split stays.
+    grow       Logic queues of a static subject are cut in the middle.  The first half continues its queue, the second half
+               begins a new one.
     split      One partition becomes two.
     merge      Neighbouring partitions become one.
     move       A partition continues with the same range on another broker group.
@@ -10,6 +12,8 @@ Invariants
     The open partitions after a plan cover every logical partition exactly once.
     The parents of a child are exactly the sealed partitions whose ranges overlap the child's range.
     No plan seals a partition whose range and broker group stay the same.
+    A child continues its parent's queue exactly if its range begins where the range of its only parent begins.
+    New queues of a static subject have the numbers that follow the highest one.
     A child goes to the broker group with the fewest partitions of the subject.  Of several, to one that has a parent of the
     child; then to the one with the fewest partitions of all subjects.
 """
@@ -18,13 +22,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ...protocol.errors import InvalidRequestError, NotEnoughBrokersError, PartitionUnknownError
+from ...protocol.errors import (
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    PartitionUnknownError,
+    QueueUnknownError,
+)
 from ...protocol.ids import BrokerGroup, PartitionId, QueueNumber
+from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import split_ranges
-from ...protocol.text import listed
+from ...protocol.text import counted, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +57,7 @@ class Child:
     broker_group: BrokerGroup
     parents: tuple[PartitionId, ...]
     queue: QueueNumber | None = None
-    """The parent's queue, if the child alone continues the parent; None: a new queue."""
+    """The logic queue; None, in a subject that is not static: the number in the child's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +92,82 @@ def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> P
         if (partition.range_start, partition.range_end) not in kept
     ]
     return _plan(current, sealed, new, hosts)
+
+
+def plan_growth(
+    subject: str,
+    current: Sequence[OpenPartition],
+    hosts: Hosts,
+    *,
+    count: int = 0,
+    queues: Collection[int] = (),
+) -> Plan:
+    """
+    Cut logic queues in the middle of their ranges.
+
+    Every cut makes one queue, with the next number.  Growing to a count at once or by steps gives the same queues.
+
+    Args:
+        current: the open partitions of a static subject, one for each queue.
+        count: the wanted number of queues; the widest queue is cut next, of several the first by range.
+        queues: the numbers of the queues to cut, in place of a count.
+
+    Raises:
+        InvalidRequestError: not either a count or queues; the count is lower than now, or over 1024; or a queue to cut is
+            one logical partition.
+        QueueUnknownError: the subject has no such queue.
+        NotEnoughBrokersError: `hosts` is empty.
+    """
+    if bool(count) == bool(queues):
+        raise InvalidRequestError("give either the number of queues or the queues to split")
+    ranges = {
+        int(partition.queue): (partition.range_start, partition.range_end) for partition in current
+    }
+    if queues:
+        for queue in sorted(set(queues)):
+            _cut(subject, ranges, queue)
+    else:
+        if not len(ranges) <= count <= PARTITIONS_MAX:
+            raise InvalidRequestError(
+                f"subject {subject!r} has {counted(len(ranges), 'queue')}, and can grow to {PARTITIONS_MAX}, "
+                f"not to {count}",
+                subject=subject,
+                queues=len(ranges),
+            )
+        while len(ranges) < count:
+            _cut(subject, ranges, min(ranges, key=lambda queue: _by_width(ranges[queue])))
+    numbers = {bounds: QueueNumber(queue) for queue, bounds in ranges.items()}
+    kept = {(partition.range_start, partition.range_end) for partition in current} & set(numbers)
+    sealed = [each for each in current if (each.range_start, each.range_end) not in kept]
+    plan = _plan(current, sealed, sorted(set(numbers) - kept), hosts)
+    children = (
+        replace(child, queue=numbers[child.range_start, child.range_end]) for child in plan.children
+    )
+    return replace(plan, children=tuple(children))
+
+
+def _cut(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
+    """Leave the first half of a queue's range to the queue, and give the second half to a new one."""
+    if queue not in ranges:
+        raise QueueUnknownError(
+            f"subject {subject!r} has queues 0 to {max(ranges)}, not {queue}",
+            subject=subject,
+            queue=queue,
+        )
+    start, end = ranges[queue]
+    middle = (start + end) // 2
+    if middle == start:
+        raise InvalidRequestError(
+            f"queue {queue} is one logical partition and cannot be split", queue=queue
+        )
+    ranges[queue] = (start, middle)
+    ranges[max(ranges) + 1] = (middle, end)
+
+
+def _by_width(bounds: tuple[int, int]) -> tuple[int, int]:
+    """The widest range first; of ranges that are equally wide, the first."""
+    start, end = bounds
+    return start - end, start
 
 
 def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts) -> Plan:

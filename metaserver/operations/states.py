@@ -230,13 +230,15 @@ def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
     if outlook(state, pending) is not Outlook.WAIT:
         return ""
     asked = to_ask(state, pending)
-    return silence(state, asked[0].broker_group) if asked else parents_silent(state, pending)
+    return broker_silent(state, asked[0].broker_group) if asked else parents_silent(state, pending)
 
 
-def silence(state: OperationState, broker_group: str) -> str:
+def broker_silent(state: OperationState, broker_group: str) -> str:
     """The reason for waiting while a broker with a step to do is silent."""
-    held = "; its children are held until it is back and has sealed"
-    return f"broker group {broker_group!r} is silent{held if state is OperationState.SEAL else ''}"
+    blocked = "; its children are held until it is back and has sealed"
+    return (
+        f"broker group {broker_group!r} is silent{blocked if state is OperationState.SEAL else ''}"
+    )
 
 
 def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:

@@ -4,7 +4,8 @@
 
 Invariants
     No ancestor of a gone partition has messages left: they could be read after messages of the gone partition's children.
-    A static subject is an exception.  A queue is one chain, so the gone partition becomes the child of the one before it.
+    A static subject is an exception.  No partition of it has two parents, so the gone partition becomes the child of the
+    one before it.
     A group counts as having drained a gone partition only if a descendant of the partition was granted to the group.
     Messages of a gone partition that a group may not have read are given up only if the operator asks for it (`lose_unread`).
 """
@@ -57,7 +58,7 @@ def fill_gone(
             )
         gone = _row(number, children[number], options.gone[0], subject.name)
         if subject.static:
-            gone = msgspec.structs.replace(gone, parents=_before_in_queue(gone, subject))
+            gone = msgspec.structs.replace(gone, parents=_before(gone, subject))
         subject.gone.append(GonePartition(partition=gone, unread_by=unread))
         subject.partitions.append(RebuiltPartition(partition=gone, abandoned=True, lost=True))
     subject.partitions_named = max(subject.partitions_named, len(subject.partitions))
@@ -77,12 +78,13 @@ def _row(number: int, children: Sequence[Partition], broker_group: str, subject:
     )
 
 
-def _before_in_queue(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionId, ...]:
-    """The partition before a gone one in its queue: the latest older partition that is sealed or also gone."""
+def _before(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionId, ...]:
+    """The partition before a gone one: of those that have its range and are sealed or also gone, the latest older one."""
     before = [
         row.partition.partition_id
         for row in subject.partitions
-        if row.partition.queue == gone.queue
+        if row.partition.range_start <= gone.range_start
+        and row.partition.range_end >= gone.range_end
         and row.partition.partition_id < gone.partition_id
         and (row.lost or row.partition.state is PartitionState.SEALED)
     ]

@@ -172,7 +172,7 @@ def _subject(
     for group in subject.groups:
         group.drained = set(drained_through(group.drained, parents))
     if subject.static:
-        _chain(rows)
+        _set_logic_starts(rows, subject.partitions)
     if not _covered(subject) and not (options.complete and _continue_creation(subject, statuses)):
         raise InvalidRequestError(
             "its open partitions do not cover every logical partition once: name every broker"
@@ -221,19 +221,27 @@ def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
     return parents
 
 
-def _chain(rows: dict[int, RebuiltPartition]) -> None:
+def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[RebuiltPartition]) -> None:
     """
     Set the logic starts of a static subject's partitions: the parent's end, or an offset above its loss.
 
+    A child of another queue than its parent's begins a new queue, at 0.
     A parent has a lower id than its children, so its own logic start is set before.
+
+    Args:
+        rows: the rows of the brokers' partitions by id.
+        every: these rows, and those of gone partitions.
 
     Raises:
         InvalidRequestError: no logic offsets are left above a loss.
     """
+    known = {row.partition.partition_id: row for row in every}
     for _, row in sorted(rows.items()):
         for parent_id in row.partition.parents:
-            parent = rows.get(parent_id)
-            if parent is None or parent.abandoned:
+            parent = known[parent_id]
+            if parent.partition.queue != row.partition.queue:
+                continue
+            if parent.abandoned:
                 start = start_behind_loss(row.partition.name)
             elif parent.end_offset is not None:
                 start = parent.partition.logic_start + parent.end_offset

@@ -2,9 +2,10 @@
 
 Invariants
     A group that handles a message again handles every later message of its queue again, in order: if a partition is not
-    acked to its end, its children begin at their first message.
+    acked to its end, its children begin at their first message, also children that began another queue.
     An offset of a lost partition means the first message behind the loss.
-    A reset of one partition sets that one alone; there the operator is responsible for the order.
+    A reset of one partition or queue sets that one alone; there the operator is responsible for the order of keys that
+    continue in others.
     Children are set before their parents, so that an interrupted reset leaves no gap behind a message that comes again.
 """
 
@@ -79,8 +80,20 @@ def new_cursors(
     Raises:
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
     """
-    if not static:
-        return _without_queues(ask, parts)
+    wanted = _of_queues(ask, parts) if static else _of_partitions(ask, parts)
+    cursors: dict[int, int] = {}
+    unfinished: set[int] = set()
+    for part in sorted(parts, key=lambda part: part.partition.partition_id):  # parents come first
+        partition_id = part.partition.partition_id
+        waits = not unfinished.isdisjoint(part.partition.parents)
+        cursors[partition_id] = part.first_offset if waits else wanted[partition_id]
+        if waits or cursors[partition_id] < part.next_offset:
+            unfinished.add(partition_id)
+    return cursors
+
+
+def _of_queues(ask: ResetGroup, parts: Sequence[PartitionOffsets]) -> dict[int, int]:
+    """Partition id → cursor for the request, each queue for itself."""
     cursors: dict[int, int] = {}
     for queue in sorted({part.partition.queue for part in parts}):
         chain = [part for part in parts if part.partition.queue == queue]
@@ -114,19 +127,9 @@ def _logic_offset(
             return queue_max(segments)
 
 
-def _without_queues(ask: ResetGroup, parts: Sequence[PartitionOffsets]) -> dict[int, int]:
-    """Return the cursors of a subject without queues: each partition for itself, but no child ahead of its parents."""
-    cursors: dict[int, int] = {}
-    unfinished: set[int] = set()
-    for part in sorted(parts, key=lambda part: part.partition.partition_id):  # parents come first
-        partition_id = part.partition.partition_id
-        cursor = part.first_offset
-        if unfinished.isdisjoint(part.partition.parents):
-            cursor = _physical(ask, part)
-        cursors[partition_id] = cursor
-        if cursor < part.next_offset or not unfinished.isdisjoint(part.partition.parents):
-            unfinished.add(partition_id)
-    return cursors
+def _of_partitions(ask: ResetGroup, parts: Sequence[PartitionOffsets]) -> dict[int, int]:
+    """Partition id → cursor for the request, each partition for itself."""
+    return {part.partition.partition_id: _physical(ask, part) for part in parts}
 
 
 def _physical(ask: ResetGroup, part: PartitionOffsets) -> int:

@@ -82,9 +82,8 @@ class ResetService:
             ResetUnfinishedError: some cursors are set, others may not be; call again.
         """
         self._resets += 1
-        holder = (
-            f"{self._holder}.{self._resets}"  # two resets of one process keep each other off, too
-        )
+        # Two resets of one process exclude each other, too.
+        holder = f"{self._holder}.{self._resets}"
         scope, cursors, tokens = await self._begin(subject, group, ask, holder)
         self._after_step("reset-begun")
         done: dict[int, int] = {}

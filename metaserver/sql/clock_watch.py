@@ -19,7 +19,7 @@ class ClockReading(NamedTuple):
     """The database's time, and this machine's boot-time clock before and after; milliseconds."""
 
     asked_ms: int
-    told_ms: int
+    database_ms: int
     answered_ms: int
 
 
@@ -33,7 +33,7 @@ class ClockWatch:
         """Return by how many ms at least the database's clock jumped ahead, negative for back; 0 keeps the reading."""
         last = self._last
         if last is not None:
-            advanced = now.told_ms - last.told_ms
+            advanced = now.database_ms - last.database_ms
             least, most = now.asked_ms - last.answered_ms, now.answered_ms - last.asked_ms
             tolerance = TOLERANCE_MS + abs(most) // DRIFT_SHARE
             if advanced > most + tolerance:

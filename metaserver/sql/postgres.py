@@ -84,7 +84,7 @@ class PostgresDatabase:
         return await self._run(in_time)
 
     renew = write_first
-    """Durable here: after a crash of the server its clock goes on, so a lost renewal would end the session."""
+    """Durable here: the clock of a crashed server advances until its restart, so a lost renewal would end the session."""
 
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -130,8 +130,8 @@ class PostgresDatabase:
 
     def _check_clock(self, connection: Connection) -> None:
         asked_ms = self._boot_ms()
-        told_ms = connection.execute(_now).scalar_one()
-        by_ms = self._watch.jump_ms(ClockReading(asked_ms, told_ms, self._boot_ms()))
+        database_ms = connection.execute(_now).scalar_one()
+        by_ms = self._watch.jump_ms(ClockReading(asked_ms, database_ms, self._boot_ms()))
         if by_ms:
             raise _JumpedError(by_ms)
 

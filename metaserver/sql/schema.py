@@ -153,7 +153,7 @@ subjects = Table(
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="its number of logic queues never changes",
+        comment="it has logic queues",
     ),
     Column("retention", String(16), nullable=False, server_default="acked"),
     Column(

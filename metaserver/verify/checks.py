@@ -130,15 +130,15 @@ def _parents_overlap(index: Index) -> Iterator[str]:
 
 
 def _hosted_as_known(index: Index) -> Iterator[str]:
-    told = set()
+    reported = set()
     for row in index.before.partitions.values():
         partition = row.partition
         if partition.state not in {OPEN, SEALED}:
             continue
         group = partition.broker_group
         if group in index.silent:
-            if group not in told:
-                told.add(group)
+            if group not in reported:
+                reported.add(group)
                 yield f"broker group {group!r} cannot be asked: {index.silent[group]}"
             continue
         status = index.status(row)
@@ -480,12 +480,15 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
     start: int | None = 0
     for parent in (known[key] for key in partition.parents if key in known):
         before = parent.partition
-        place = (before.queue, before.range_start, before.range_end)
-        if place != (partition.queue, partition.range_start, partition.range_end):
+        continues = before.queue == partition.queue
+        if continues != (before.range_start == partition.range_start):
             yield (
-                f"partition {partition.partition_id} of queue {partition.queue} continues partition "
-                f"{before.partition_id}, which has another queue or range"
+                f"partition {partition.partition_id} has queue {partition.queue} and begins at logical partition "
+                f"{partition.range_start}; it continues partition {before.partition_id}, which has queue "
+                f"{before.queue} and begins at {before.range_start}"
             )
+        if not continues:
+            continue
         gone = parent.abandoned or (
             before.state is PartitionState.EXPIRED and parent.end_offset is None
         )

@@ -23,7 +23,7 @@ def upgrade() -> None:
             sa.Boolean(),
             nullable=False,
             server_default=sa.false(),
-            comment="its number of logic queues never changes",
+            comment="it has logic queues",
         ),
     )
     op.add_column(

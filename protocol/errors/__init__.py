@@ -28,7 +28,7 @@
     │   ├── OutboxMissingError, OutboxOlderError, OutboxNewerError    the tables of an outbox
     │   ├── OutboxRowFailedError                           its fate is UNKNOWN
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
-    │   └── LeaseLostError, QueueFullError                 raised by the client
+    │   └── LeaseLostError, QueueFullError, CodecError     raised by the client
     ├── UnreachableError               no answer of a keylane server
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done

@@ -485,12 +485,24 @@ class QueueFullError(RefusedError):
     queued_bytes = Detail(int)
 
 
+class CodecError(RefusedError):
+    """A codec failed: raised by `Producer.send`, which has queued nothing, and by `Message.decode`."""
+
+    code = 1149
+    summary = "a codec failed"
+    hint = "The cause has what it raised.  Sender and receiver need the same codec."
+    codec = Detail(str)
+    subject = Detail(str)
+    partition_id = Detail(int)
+    offset = Detail(int)
+
+
 class StaticSubjectError(RefusedError):
-    """A call would change the number of logic queues of a static subject."""
+    """A call would merge or rearrange the logic queues of a static subject."""
 
     code = 1190
-    summary = "the number of queues of a static subject never changes"
-    hint = "Its queues can go elsewhere: keylane subject move PARTITION --to GROUP"
+    summary = "a static subject keeps its queues: it can only be given more"
+    hint = "Split queues with keylane subject grow NAME; they go elsewhere with keylane subject move PARTITION --to GROUP"
     subject = Detail(str)
     queues = Detail(int)
 

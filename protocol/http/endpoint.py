@@ -13,7 +13,7 @@ A_co = TypeVar("A_co", covariant=True)
 
 
 class Rights(enum.StrEnum):
-    """The right that a call will need.  Servers do not check it: they serve loopback addresses only."""
+    """The right that a call needs, told in the OpenAPI document.  Servers serve loopback only, and do not check it."""
 
     PRODUCE = "produce"
     CONSUME = "consume"

@@ -2,9 +2,9 @@
 
     bytes that are UTF-8 text      "value": "paid"                 any others     "value_base64": "/w=="
 
-The same goes for `key`, so the bytes of both come back.  `properties` is an object of texts.  `properties_base64` has
-the stored bytes where they are no such object, as another program may write them.  It is output only: a producer sends
-properties as texts, so a message with it is refused.
+The same goes for `key`, so the bytes of both come back.  `properties` is an object of the properties that are texts,
+`properties_base64` of those that are bytes.  Where the stored bytes are no properties, as another program may write
+them, `properties_base64` is a text and has them all.  That is output only: a message with it is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InvalidRequestError
+from ..errors import CorruptBatchError, InvalidRequestError
+from ..message import unpack_properties
 
 
 class MessageObject(msgspec.Struct, forbid_unknown_fields=True):
@@ -25,8 +26,8 @@ class MessageObject(msgspec.Struct, forbid_unknown_fields=True):
     key: str | None = None
     key_base64: bytes | None = None
     properties: dict[str, str] | None = None
-    properties_base64: Any = None
-    """Of a printed message; refused."""
+    properties_base64: dict[str, bytes] | str | None = None
+    """A text, of a printed message, is refused."""
     # Where a printed message was: of no meaning for a message that is sent.
     subject: Any = None
     partition_id: Any = None
@@ -38,7 +39,7 @@ class MessageObject(msgspec.Struct, forbid_unknown_fields=True):
     logic_offset: Any = None
 
 
-KeyValueProperties = tuple[bytes, bytes, dict[str, str] | None]
+KeyValueProperties = tuple[bytes, bytes, dict[str, str | bytes] | None]
 
 
 def read_message(line: bytes) -> KeyValueProperties:
@@ -46,7 +47,7 @@ def read_message(line: bytes) -> KeyValueProperties:
     Key, value and properties of `{"key": …, "value": …, "properties": …}`; a value that is no string is kept as JSON.
 
     Raises:
-        InvalidRequestError: not such an object, or one with `properties_base64`.
+        InvalidRequestError: not such an object, or as `parts_of`.
     """
     try:
         parsed = msgspec.json.decode(line, type=MessageObject)
@@ -60,25 +61,39 @@ def parts_of(parsed: MessageObject) -> KeyValueProperties:
     Key, value and properties of an object.
 
     Raises:
-        InvalidRequestError: it has no value, two values or keys, or `properties_base64`.
+        InvalidRequestError: it has no value, two values, keys or properties of a name, or a text as
+            `properties_base64`.
     """
-    if parsed.properties_base64 is not None:
-        raise InvalidRequestError(
-            "`properties_base64` cannot be sent: a producer sends properties as an object of texts; "
-            "give `properties`, or leave both out to send the message without"
-        )
+    properties = _properties(parsed)
     key = (parsed.key or "").encode()
     if parsed.key_base64 is not None:
         _check_alone("key", parsed.key)
         key = parsed.key_base64
     if parsed.value_base64 is not None:
         _check_alone("value", None if parsed.value is msgspec.UNSET else parsed)
-        return key, parsed.value_base64, parsed.properties
+        return key, parsed.value_base64, properties
     if parsed.value is msgspec.UNSET:
         raise InvalidRequestError("not a message in JSON: it has no `value`, nor `value_base64`")
     value = parsed.value
     packed = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
-    return key, packed, parsed.properties
+    return key, packed, properties
+
+
+def _properties(parsed: MessageObject) -> dict[str, str | bytes] | None:
+    texts, binary = parsed.properties, parsed.properties_base64
+    if isinstance(binary, str):
+        raise InvalidRequestError(
+            "`properties_base64` as a text cannot be sent: a producer sends properties by their names; "
+            "give `properties`, or leave both out to send the message without"
+        )
+    if texts is None and binary is None:
+        return None
+    twice = sorted((texts or {}).keys() & (binary or {}).keys())
+    if twice:
+        raise InvalidRequestError(
+            f"not a message in JSON: property {twice[0]!r:.80} is given twice"
+        )
+    return {**(texts or {}), **(binary or {})}
 
 
 def _check_alone(name: str, other: object) -> None:
@@ -94,3 +109,14 @@ def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": data}
+
+
+def properties_fields(packed: bytes) -> dict[str, dict[str, str] | dict[str, bytes] | bytes]:
+    """The field `properties` with texts, and `properties_base64` with bytes if there are any, or if they are unreadable."""
+    try:
+        properties = unpack_properties(packed)
+    except CorruptBatchError:  # the broker takes any bytes
+        return {"properties_base64": packed}
+    texts = {name: value for name, value in properties.items() if isinstance(value, str)}
+    binary = {name: value for name, value in properties.items() if isinstance(value, bytes)}
+    return {"properties": texts, "properties_base64": binary} if binary else {"properties": texts}

@@ -42,13 +42,14 @@ def openapi_document(endpoints: Sequence[Endpoint[Any]], *, program: str) -> dic
 def _operation(endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
+        "x-rights": endpoint.rights.value,
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"\{(\w+)\}", endpoint.path)
         ]
         + [
-            {"name": name, "in": place, "schema": {"type": "string"}}
-            for place, names in (("query", endpoint.query), ("header", endpoint.headers))
+            {"name": name, "in": location, "schema": {"type": "string"}}
+            for location, names in (("query", endpoint.query), ("header", endpoint.headers))
             for name in names
             if name != CONTENT_TYPE
         ],

@@ -15,6 +15,7 @@ from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.log.commit_log import segment_path
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties
+from keylane.protocol.record import Compression
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
 from support.broker_process import BrokerProcess
@@ -141,6 +142,37 @@ def test_dump_shows_properties_beside_key_and_value(tmp_path):
     assert (
         "'a': 'x'  {'from': 'JFK'}" in keylane("dump", str(tmp_path / "data"), "--messages").stdout
     )
+
+
+@pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.LZ4])
+def test_packed_batches_are_dumped_and_verified_as_others(tmp_path, compression):
+    """The folder is read without the broker: its messages are shown unpacked."""
+    files = RealFiles(tmp_path / "data")
+    files.lock()
+    claim_folder(files, broker_group="g1", rng=random.Random(1))
+    values = ["value " * 9 + str(number) for number in range(9)]
+
+    async def fill() -> None:
+        desk = Desk(open_store(files, clock=ManualClock()), ManualClock())
+        await desk.host(1)
+        data = encode_batch(
+            partition_id=1, sent_at_ns=[1] * 9, keys=[b"a"] * 9, values=[value.encode() for value in values],
+            producer_id=1, producer_epoch=0, sequence=0, compression=compression,
+        )  # fmt: skip
+        await desk.append(data, 1)
+        await desk.store.close()
+
+    asyncio.run(fill())
+    files.close()
+    done = keylane("dump", str(tmp_path / "data"), "--messages", "-o", "json")
+    (batch_found,) = [
+        record
+        for record in map(json.loads, done.stdout.splitlines())
+        if record["kind"] == "MESSAGES"
+    ]
+    assert batch_found["compression"] == compression.name
+    assert batch_found["messages"] == [{"key": "a", "value": value} for value in values]
+    assert keylane("verify", str(tmp_path / "data")).returncode == 0
 
 
 def test_broker_commands_refuse_what_is_no_data_folder(tmp_path, folder):

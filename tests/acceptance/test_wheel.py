@@ -152,7 +152,7 @@ def test_mypy_sees_the_types_of_an_installed_wheel(empty_environment, tmp_path):
     command = ["mypy", "--strict", "--cache-dir", tmp_path, "--python-executable", python]
     said = checked([*command, "program.py"], tmp_path).splitlines()
     assert [line.split("Revealed type is ")[1] for line in said if "Revealed" in line] == [
-        '"typing.Mapping[str, str]"',
+        '"typing.Mapping[str, str | bytes]"',
         '"keylane.protocol.message.Receipt"',
         '"int | None"',
         '"int | None"',
@@ -171,7 +171,7 @@ def test_basedpyright_sees_the_types_of_an_installed_wheel(empty_environment, tm
         for diagnostic in said
         if diagnostic["severity"] == "information"
     ] == [
-        '"Mapping[str, str]"',
+        '"Mapping[str, str | bytes]"',
         '"Receipt"',
         '"int | None"',
         '"int | None"',

@@ -12,7 +12,7 @@ from pathlib import Path
 from keylane.protocol import errors, frames
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties
-from keylane.protocol.record import stamp
+from keylane.protocol.record import Compression, stamp
 from keylane.protocol.routing import logical_partition
 
 HERE = Path(__file__).parent
@@ -60,6 +60,42 @@ def logical_partitions() -> dict[str, int]:
     return {name: logical_partition(key) for name, key in KEYS.items()}
 
 
+def packed_properties() -> dict[str, str]:
+    """What properties there are → their bytes, in hex."""
+    return {
+        "none": pack_properties({}).hex(),
+        "text": pack_properties({"trace": "9", "ключ": ""}).hex(),
+        "bytes": pack_properties({"trace": b"\x00\xff", "empty": b"", "text": "t"}).hex(),
+        "tags": pack_properties({"a": "b"}, ["paid", "eu"]).hex(),
+    }
+
+
+def packed_columns() -> tuple[list[bytes], list[bytes]]:
+    """Keys and values of the packed batches."""
+    return (
+        [b"N%d" % number for number in range(6)],
+        [b'{"carrier":"UA","origin":"JFK","flight":%d}' % number for number in range(6)],
+    )
+
+
+def packed_batches() -> dict[str, str]:
+    """Compression → a batch that it packed, in hex."""
+    keys, values = packed_columns()
+    return {
+        compression.name: encode_batch(
+            partition_id=7,
+            sent_at_ns=[1_700_000_000_000_000_000 + number for number in range(6)],
+            keys=keys,
+            values=values,
+            producer_id=0x1122334455667788,
+            producer_epoch=2,
+            sequence=41,
+            compression=compression,
+        ).hex()
+        for compression in (Compression.ZSTD, Compression.LZ4)
+    }
+
+
 def batch() -> bytes:
     """A batch of three messages, stamped by a broker: no key, properties, an empty value."""
     record = bytearray(
@@ -91,12 +127,14 @@ def frame_bytes() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write all four."""
+    """Write all."""
     lines = batch().hex(" ", -4).split(" ")
     rows = [" ".join(lines[start : start + 6]) for start in range(0, len(lines), 6)]
     for name, content in {
         "logical_partitions.json": json.dumps(logical_partitions(), indent=1, ensure_ascii=False),
         "batch_v1.hex": "\n".join(rows),
+        "packed_batches_v1.json": json.dumps(packed_batches(), indent=1),
+        "properties_v1.json": json.dumps(packed_properties(), indent=1),
         "frames_v1.json": json.dumps(frame_bytes(), indent=1),
         "error_codes.json": json.dumps(errors.codes(), indent=1),
     }.items():

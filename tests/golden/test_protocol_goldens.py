@@ -11,8 +11,9 @@ import pytest
 
 from golden import make_protocol_goldens as goldens
 from keylane.protocol import errors, frames
-from keylane.protocol.batch import check_batch, columns
+from keylane.protocol.batch import check_batch, check_lengths, columns
 from keylane.protocol.message import unpack_properties
+from keylane.protocol.record import Compression
 from keylane.protocol.routing import logical_partition
 
 HERE = Path(__file__).parent
@@ -50,6 +51,39 @@ def test_vectors_name_every_key():
 def test_batch_has_its_golden_bytes():
     """A batch is packed and stamped into exactly the golden bytes."""
     assert goldens.batch() == golden_batch()
+
+
+@pytest.mark.parametrize(("name", "packed"), golden_json("properties_v1.json").items())
+def test_properties_have_their_golden_bytes(name, packed):
+    """Properties are packed into exactly the golden bytes, and these are read."""
+    assert goldens.packed_properties()[name] == packed
+    assert (
+        dict(unpack_properties(bytes.fromhex(packed)))
+        == {
+            "none": {},
+            "text": {"trace": "9", "ключ": ""},
+            "bytes": {"trace": b"\x00\xff", "empty": b"", "text": "t"},
+            "tags": {"a": "b", "keylane.tags": "paid,eu"},
+        }[name]
+    )
+
+
+@pytest.mark.parametrize(("name", "packed"), golden_json("packed_batches_v1.json").items())
+def test_packed_golden_batches_are_read(name, packed):
+    """Another version of a library may pack otherwise; what is stored is read for ever."""
+    data = bytes.fromhex(packed)
+    header = check_batch(data)
+    check_lengths(data, header)
+    assert Compression(header.compression).name == name
+    cut = columns(data, header)
+    keys, values = (
+        [cut.blob[a:b] for a, b in pairwise(e)] for e in (cut.key_edges, cut.value_edges)
+    )
+    assert (keys, values) == goldens.packed_columns()
+    assert [
+        check_batch(now).compression
+        for now in map(bytes.fromhex, goldens.packed_batches().values())
+    ] == [1, 2]
 
 
 def test_golden_batch_reads_as_its_drawing_says():

@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import crc32c
+import lz4.block
 import msgspec
+import zstandard
 
 HEADER = struct.Struct("<4sIIBBBBII QQQ qqq QIIQ")
 assert HEADER.size == 96
 MAGIC = b"BKL1"
 LENGTH_MAX = 1_118_208
 MESSAGES, PARTITION, SEAL, FENCE, CURSOR, STATE = 1, 2, 3, 4, 5, 6
+ZSTD, LZ4 = 1, 2
+PACKED_RATIO_MAX = 64
 RESET_SESSIONS = {"=reset", "=reset*"}
 
 decode_msgpack = msgspec.msgpack.decode
@@ -73,6 +77,7 @@ class Record(NamedTuple):
     partition_id: int
     base_offset: int
     count: int
+    compression: int
     body: bytes
 
 
@@ -106,7 +111,7 @@ def _record(data: bytes, at: int, base: int, path: Path) -> tuple[Record | None,
     if len(data) - at < HEADER.size:
         return None, 0
     (
-        magic, header_crc, length, version, kind, codec, _flags, body_crc, count,
+        magic, header_crc, length, version, kind, compression, _flags, body_crc, count,
         partition_id, base_offset, position, *_rest,
     ) = HEADER.unpack_from(data, at)  # fmt: skip
     whole = magic == MAGIC and header_crc == crc32c.crc32c(data[at + 8 : at + HEADER.size])
@@ -115,15 +120,18 @@ def _record(data: bytes, at: int, base: int, path: Path) -> tuple[Record | None,
             raise DamageError(f"{path.name}: no whole record at {at}, and records behind it")
         return None, 0
     body = data[at + HEADER.size : at + length]
-    if version != 1 or codec != 0 or not kind >= MESSAGES:
-        raise DamageError(f"{path.name}: version {version}, codec {codec}, kind {kind} at {at}")
+    compressions = (0, ZSTD, LZ4) if kind == MESSAGES else (0,)
+    if version != 1 or compression not in compressions or not kind >= MESSAGES:
+        raise DamageError(
+            f"{path.name}: version {version}, compression {compression}, kind {kind} at {at}"
+        )
     if position != base + at:
         raise DamageError(f"{path.name}: a record of position {position} at {base + at}")
     if crc32c.crc32c(body) != body_crc:
         if at + length == len(data):
             return None, 0
         raise DamageError(f"{path.name}: the body at {at} has another checksum")
-    return Record(position, kind, partition_id, base_offset, count, body), length
+    return Record(position, kind, partition_id, base_offset, count, compression, body), length
 
 
 def read_messages(record: Record) -> Iterator[Message]:
@@ -134,7 +142,10 @@ def read_messages(record: Record) -> Iterator[Message]:
         raise DamageError(f"position {record.position}: no columns of {count} messages")
     lengths = columns.unpack_from(body)
     keys, values, properties = (lengths[count * n : count * (n + 1)] for n in (1, 2, 3))
-    if columns.size + sum(keys) + sum(values) + sum(properties) != len(body):
+    size = sum(keys) + sum(values) + sum(properties)
+    if record.compression:
+        body = body[: columns.size] + _unpacked(record, body[columns.size :], columns.size, size)
+    if columns.size + size != len(body):
         raise DamageError(f"position {record.position}: the lengths are not those of the body")
     key_at = columns.size
     value_at = key_at + sum(keys)
@@ -142,6 +153,23 @@ def read_messages(record: Record) -> Iterator[Message]:
         yield Message(body[key_at : key_at + key_bytes], body[value_at : value_at + value_bytes])
         key_at += key_bytes
         value_at += value_bytes
+
+
+def _unpacked(record: Record, packed: bytes, columns_bytes: int, size: int) -> bytes:
+    """The keys, values and properties of a packed record, `size` bytes by its lengths."""
+    unpacked_bytes = columns_bytes + size
+    if HEADER.size + unpacked_bytes > LENGTH_MAX or unpacked_bytes > PACKED_RATIO_MAX * len(
+        record.body
+    ):
+        raise DamageError(f"position {record.position}: it unpacks to {unpacked_bytes} bytes")
+    try:
+        if record.compression == ZSTD:
+            if zstandard.frame_content_size(packed) != size:
+                raise DamageError(f"position {record.position}: the frame has another size")
+            return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
+        return lz4.block.decompress(packed, uncompressed_size=size)
+    except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
+        raise DamageError(f"position {record.position}: it does not unpack: {error}") from error
 
 
 def read_folder(folder: Path) -> tuple[dict[int, Partition], list[str]]:

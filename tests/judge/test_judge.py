@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import crc32c
+import lz4.block
 import msgspec
 import pytest
 import segments
+import zstandard
 
 from proof.second_opinion import second_opinion
 
 HERE = Path(__file__).parent
 pack = msgspec.msgpack.encode
+PACKERS = {
+    0: lambda data: data,
+    segments.ZSTD: zstandard.ZstdCompressor().compress,
+    segments.LZ4: lambda data: lz4.block.compress(data, store_size=False),
+}
 
 
 class Broker:
@@ -28,11 +35,17 @@ class Broker:
         self._data = b""
 
     def record(
-        self, kind: int, partition_id: int, base_offset: int, body: bytes, count: int = 0
+        self,
+        kind: int,
+        partition_id: int,
+        base_offset: int,
+        body: bytes,
+        count: int = 0,
+        compression: int = 0,
     ) -> None:
         length = segments.HEADER.size + len(body)
         header = segments.HEADER.pack(
-            b"BKL1", 0, length, 1, kind, 0, 0, crc32c.crc32c(body), count,
+            b"BKL1", 0, length, 1, kind, compression, 0, crc32c.crc32c(body), count,
             partition_id, base_offset, len(self._data), 0, 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
         crc = crc32c.crc32c(header[8:]).to_bytes(4, "little")
@@ -43,12 +56,14 @@ class Broker:
         facts = {"subject": "s", "partition": {"parents": parents}}
         self.record(segments.PARTITION, partition_id, 0, pack(facts))
 
-    def messages(self, partition_id: int, offset: int, *pairs: tuple[bytes, bytes]) -> None:
+    def messages(
+        self, partition_id: int, offset: int, *pairs: tuple[bytes, bytes], compression: int = 0
+    ) -> None:
         body = b"\0" * 8 * len(pairs)
         for lengths in ([len(k) for k, _ in pairs], [len(v) for _, v in pairs], [0] * len(pairs)):
             body += b"".join(length.to_bytes(4, "little") for length in lengths)
-        body += b"".join(k for k, _ in pairs) + b"".join(v for _, v in pairs)
-        self.record(segments.MESSAGES, partition_id, offset, body, len(pairs))
+        body += PACKERS[compression](b"".join(k for k, _ in pairs) + b"".join(v for _, v in pairs))
+        self.record(segments.MESSAGES, partition_id, offset, body, len(pairs), compression)
 
     def acked(self, partition_id: int, cursor: int, *ranges: tuple[int, int]) -> None:
         self.record(segments.CURSOR, partition_id, cursor, pack(("g", 1, cursor, ranges)))
@@ -248,6 +263,39 @@ def test_judge_finds_damage(tmp_path: Path, harm: str):
         broker.messages(partition_id, offset, (b"k", b"v3"))
         log.handled(partition_id, offset)
         broker.acked(partition_id, offset + 1)
+    assert verdict_on(tmp_path)["damage"] == 1
+
+
+@pytest.mark.parametrize("compression", [segments.ZSTD, segments.LZ4])
+def test_judge_reads_packed_messages(tmp_path: Path, compression: int):
+    """Packed messages are compared as others are: the one that was never sent is told."""
+    _, second, log = write_good_run(tmp_path)
+    log.sent(b"v3" * 40, 3, told=(2, 1))
+    second.messages(2, 1, (b"k", b"v3" * 40), (b"k", b"forged" * 40), compression=compression)
+    for offset in (1, 2):
+        log.handled(2, offset)
+    second.acked(2, 3)
+    assert verdict_on(tmp_path) == {"phantom": 1}
+
+
+@pytest.mark.parametrize("compression", [segments.ZSTD, segments.LZ4])
+@pytest.mark.parametrize("harm", ["cut", "too long", "kind", "compression"])
+def test_judge_finds_damage_in_packed_messages(tmp_path: Path, compression: int, harm: str):
+    _, second, _ = write_good_run(tmp_path)
+    columns = bytes(8) + b"".join(length.to_bytes(4, "little") for length in (1, 400, 0))
+    packed = PACKERS[compression](b"k" + b"value" * 80)
+    if harm == "cut":
+        second.record(segments.MESSAGES, 2, 1, columns + packed[:-1], 1, compression)
+    elif harm == "too long":
+        columns = bytes(8) + b"".join(length.to_bytes(4, "little") for length in (1, 1 << 20, 0))
+        body = columns + PACKERS[compression](b"k" + bytes(1 << 20))
+        second.record(segments.MESSAGES, 2, 1, body, 1, compression)
+    elif harm == "kind":
+        second.record(segments.SEAL, 2, 1, packed, 0, compression)
+        second.record(segments.SEAL, 2, 1, b"")
+    else:
+        second.record(segments.MESSAGES, 2, 1, columns + packed, 1, 3)
+        second.record(segments.SEAL, 2, 1, b"")
     assert verdict_on(tmp_path)["damage"] == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 from keylane.broker.partition.appends import Duplicate, ProducerState, after_append, decide_append
 from keylane.producer import Producer, ProducerSettings
@@ -43,14 +44,14 @@ def route_over(
         Partition(
             partition_id=partition_id,
             name=f"p{partition_id}",
-            queue=0,
+            queue=queue,
             range_start=start,
             range_end=end,
             broker_group=group or f"g{partition_id}",
             state=PartitionState.OPEN,
             address=None if partition_id in silent else f"broker-{partition_id}",
         )
-        for partition_id, (start, end) in ranges.items()
+        for queue, (partition_id, (start, end)) in enumerate(ranges.items())
     )
     return Route(
         subject="s",
@@ -212,6 +213,8 @@ class ScriptedChannel:
 QUICK = ProducerSettings(backoff=Backoff(first_ms=1, max_ms=5))
 
 
-def producer_on(network: ScriptedNetwork, settings: ProducerSettings = QUICK) -> Producer:
+def producer_on(
+    network: ScriptedNetwork, settings: ProducerSettings = QUICK, **more: Any
+) -> Producer:
     """A producer, not yet open, that meets this network."""
-    return Producer("meta:1", settings=settings, _environment=Environment(network=network))
+    return Producer("meta:1", settings=settings, _environment=Environment(network=network), **more)

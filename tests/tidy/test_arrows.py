@@ -24,7 +24,8 @@ ARROWS: dict[str, set[str]] = {
     "checker": {"protocol"},
     "cli": {"protocol", "rpc", "checker", *PROGRAMS},
     "migrations": set(),
-    "": {"protocol", "producer", "consumer", "admin"},  # the public face
+    "sync": {"protocol", "rpc", "producer"},  # the producer, for programs without an event loop
+    "": {"protocol", "producer", "consumer", "admin", "sync"},  # the public face
 }
 
 # The machine: files, folders, environment.
@@ -79,7 +80,9 @@ PROTOCOL_MAY_IMPORT = {
     "urllib.parse",  # percent-encoding, no socket
     "zlib",  # a checksum and a codec, no file
     "ipaddress",  # reads addresses, without a look-up
+    *("lz4", "zstandard"),  # codecs, no file
     *("msgspec", "xxhash", "crc32c"),
+    "typing_extensions",  # for type checkers alone, who have it
 }
 
 BANNED_FILE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "shared_code"}

@@ -50,6 +50,7 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/outbox": set(),
     "cli/commands/queue": set(),
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
+    "protocol/codecs": {"protocol/errors"},
     "protocol/errors": set(),
     "protocol/http": {"protocol/errors"},
 }

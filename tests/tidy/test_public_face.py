@@ -97,7 +97,7 @@ def test_basedpyright_knows_the_face(tmp_path):
         'Type of "FencedError" is "type[FencedError]"',
         'Type of "TokenUnknownError" is "type[TokenUnknownError]"',
         'Type of "TokenUnknownError().current_token" is "int | None"',
-        'Type of "keylane.Consumer" is "type[Consumer]"',
+        'Type of "keylane.Consumer" is "type[Consumer[bytes]]"',
     ]
     assert [message["message"] for message in messages if message["severity"] == "error"] == [
         '"Produser" is unknown import symbol',
@@ -157,3 +157,46 @@ def test_root_is_imported_under_one_name_only():
         name for name, module in sys.modules.items() if getattr(module, "__file__", "") == face
     ]
     assert names == ["keylane"]
+
+
+CODECS = """
+from keylane import Consumer, JsonCodec, Message, Producer, QueueReader
+class Order: ...
+reveal_type(Producer("m:1"))
+reveal_type(Producer("m:1", codec=JsonCodec(Order)))
+async def handle(message: Message[Order]) -> None:
+    reveal_type(message.decode())
+reveal_type(Consumer("m:1", subject="s", group="g", handler=handle, codec=JsonCodec(Order)))
+reveal_type(QueueReader("m:1", subject="s", codec=JsonCodec(Order)))
+async def send(plain: Producer, orders: Producer[Order]) -> None:
+    plain.send("s", Order())
+    orders.send("s", b"bytes")
+    await orders.send("s", Order())
+"""
+
+
+def test_mypy_knows_the_values_of_a_codec(tmp_path):
+    """A producer without a codec takes bytes, one with a codec its values; and so do messages decode."""
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(CODECS)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(snippet)]
+    environment = {**os.environ, "MYPYPATH": str(TYPING)}
+    checked = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    revealed = [
+        line.partition('"')[2].strip('"')
+        for line in checked.stdout.splitlines()
+        if "Reveal" in line
+    ]
+    assert revealed == [
+        "keylane.producer.client.Producer[bytes]",
+        "keylane.producer.client.Producer[snippet.Order]",
+        "snippet.Order",
+        "keylane.consumer.client.Consumer[snippet.Order]",
+        "keylane.consumer.pulling.queue_reader.QueueReader[snippet.Order]",
+    ]
+    errors_told = [line for line in checked.stdout.splitlines() if "error:" in line]
+    assert len(errors_told) == 2
+    assert 'type "Order"; expected "bytes"' in errors_told[0]
+    assert 'type "bytes"; expected "Order"' in errors_told[1]

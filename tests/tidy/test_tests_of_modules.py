@@ -116,8 +116,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/outbox/test_tables.py": "rows",
     },
     "producer": {
-        "integration/clients/test_producer.py": "client",
+        "integration/clients/test_producer.py": "client held",
         "integration/clients/test_send_arrow.py": "arrow",
+        "unit/producer/test_hold.py": "held",
         "unit/producer/test_time_outs.py": "halts",
     },
     "protocol": {

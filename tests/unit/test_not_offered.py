@@ -21,7 +21,9 @@ def fields(frame) -> set[str]:
 
 def test_no_delay_no_filter():
     """Neither a send nor an append says when or from where a message comes, neither a consumer nor a pull which it wants."""
-    assert arguments(Producer.send) == {"subject", "value", "key", "properties", "timeout_ms"}
+    assert arguments(Producer.send) == {
+        *("subject", "value", "key", "properties", "tags", "queue", "timeout_ms")
+    }
     assert not {name for name in fields(Append) if "delay" in name or "at_ms" in name}
     for ask in (arguments(Consumer.__init__), fields(Pull)):
         assert not {name for name in ask if "filter" in name or "tag" in name or "where" in name}

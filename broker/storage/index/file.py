@@ -49,8 +49,8 @@ class FileConsumeQueues:
         """The next frame must have every partition, not only those in `_changed`."""
         self._changed: set[int] = set()
         """Partitions that have changed since the last frame of the journal."""
-        self._first_place: int | None = None
-        """Blocks before this place are removed after the next checkpoint."""
+        self._first_block: int | None = None
+        """Blocks before this one are removed after the next checkpoint."""
 
     @property
     def position(self) -> int:
@@ -95,12 +95,14 @@ class FileConsumeQueues:
         """Make blocks of a tail that is long enough."""
         while len(queue.state[2]) >= UNITS_BYTES:
             try:
-                place = self._blocks.write(encode_block(partition_id, queue.state[2][:UNITS_BYTES]))
+                number = self._blocks.write(
+                    encode_block(partition_id, queue.state[2][:UNITS_BYTES])
+                )
             except StorageError as error:
                 # The log has it; the units stay in memory and are written with the next ones.
                 log.warning("%s", error.message)
                 return
-            queue.add_block(place, UNITS_BYTES)
+            queue.add_block(number, UNITS_BYTES)
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
@@ -123,13 +125,13 @@ class FileConsumeQueues:
         """Units from the unit that has `offset` on."""
         blocks, count, tail = queue.state
         if count and not (tail and unit_at(tail, 0).base_offset <= offset):
-            number = max(bisect_right(blocks.offsets, offset, 0, count) - 1, 0)
-            while number < count:
-                data = self._blocks.read(blocks.places[number], partition_id)
+            block = max(bisect_right(blocks.offsets, offset, 0, count) - 1, 0)
+            while block < count:
+                data = self._blocks.read(blocks.numbers[block], partition_id)
                 first = first_where(data, lambda unit: unit.next_offset > offset)
                 for index in range(first, BLOCK_UNITS):
                     yield unit_at(data, index)
-                number += 1
+                block += 1
         yield from tail_units(tail, first_where(tail, lambda unit: unit.next_offset > offset))
 
     def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
@@ -151,14 +153,14 @@ class FileConsumeQueues:
     def _first_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
         """The first unit with this time or a later time."""
         blocks, count, tail = state
-        number = bisect_left(blocks.times, at_ms, 0, count)
-        if number:
-            data = self._blocks.read(blocks.places[number - 1], partition_id)
+        block = bisect_left(blocks.times, at_ms, 0, count)
+        if block:
+            data = self._blocks.read(blocks.numbers[block - 1], partition_id)
             index = first_where(data, lambda unit: unit.appended_at_ms >= at_ms)
             if index < BLOCK_UNITS:
                 return unit_at(data, index)
-        if number < count:
-            return unit_at(self._blocks.read(blocks.places[number], partition_id), 0)
+        if block < count:
+            return unit_at(self._blocks.read(blocks.numbers[block], partition_id), 0)
         index = first_where(tail, lambda unit: unit.appended_at_ms >= at_ms)
         return unit_at(tail, index) if (index + 1) * UNIT_BYTES <= len(tail) else None
 
@@ -168,10 +170,10 @@ class FileConsumeQueues:
         index = first_where(tail, lambda unit: unit.appended_at_ms > at_ms)
         if index:
             return unit_at(tail, index - 1)
-        number = bisect_right(blocks.times, at_ms, 0, count)
-        if not number:
+        block = bisect_right(blocks.times, at_ms, 0, count)
+        if not block:
             return None
-        data = self._blocks.read(blocks.places[number - 1], partition_id)
+        data = self._blocks.read(blocks.numbers[block - 1], partition_id)
         return unit_at(data, first_where(data, lambda unit: unit.appended_at_ms > at_ms) - 1)
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
@@ -210,20 +212,20 @@ class FileConsumeQueues:
                         self._changed.add(partition_id)
                     changed.append((partition_id, first))
             yield changed
-        places = [queue.state[0].places[0] for queue in self._queues.values() if queue.state[1]]
-        self._first_place = min(places, default=self._blocks.end)
+        numbers = [queue.state[0].numbers[0] for queue in self._queues.values() if queue.state[1]]
+        self._first_block = min(numbers, default=self._blocks.end)
 
     def _first_behind(self, partition_id: int, queue: Queue, position: int) -> int:
         """Base offset of the first unit at or above this position; the next offset without such a unit."""
         blocks, count, tail = queue.state
-        number = bisect_left(blocks.positions, position, 0, count)
-        if number:
-            data = self._blocks.read(blocks.places[number - 1], partition_id)
+        block = bisect_left(blocks.positions, position, 0, count)
+        if block:
+            data = self._blocks.read(blocks.numbers[block - 1], partition_id)
             index = first_where(data, lambda unit: unit.position >= position)
             if index < BLOCK_UNITS:
                 return unit_at(data, index).base_offset
-        if number < count:
-            return blocks.offsets[number]
+        if block < count:
+            return blocks.offsets[block]
         index = first_where(tail, lambda unit: unit.position >= position)
         if (index + 1) * UNIT_BYTES <= len(tail):
             return unit_at(tail, index).base_offset
@@ -233,10 +235,10 @@ class FileConsumeQueues:
     def _drop_before(queue: Queue, first: int) -> None:
         queue.first = first
         blocks, count, tail = queue.state
-        number = bisect_right(blocks.offsets, first, 0, count) - 1
+        block = bisect_right(blocks.offsets, first, 0, count) - 1
         if count and (not tail or first < unit_at(tail, 0).base_offset) and first < queue.next:
-            if number:
-                queue.replace(blocks.part(number, count), tail)
+            if block:
+                queue.replace(blocks.part(block, count), tail)
             return
         index = first_where(tail, lambda unit: unit.base_offset >= first)
         queue.replace(NO_BLOCKS, tail[index * UNIT_BYTES :])
@@ -263,7 +265,7 @@ class FileConsumeQueues:
         while not kept and count:
             # The units of the last block that are kept become the tail.
             count -= 1
-            data = self._blocks.read(blocks.places[count], partition_id)
+            data = self._blocks.read(blocks.numbers[count], partition_id)
             kept = first_where(data, lambda unit: unit.position >= position)
             if kept == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
                 return
@@ -277,7 +279,7 @@ class FileConsumeQueues:
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """See `ConsumeQueues.recover`."""
         known = self._position
-        if known < first_position or not self._blocks.has(self._places()):
+        if known < first_position or not self._blocks.has(self._block_numbers()):
             known = 0
         if known > position:
             try:
@@ -289,9 +291,9 @@ class FileConsumeQueues:
             self.truncate(0)
         return min(known, position)
 
-    def _places(self) -> Iterator[int]:
+    def _block_numbers(self) -> Iterator[int]:
         for queue in self._queues.values():
-            yield from queue.state[0].places
+            yield from queue.state[0].numbers
 
     def checkpoint(self, position: int) -> None:
         """See `ConsumeQueues.checkpoint`."""
@@ -307,14 +309,14 @@ class FileConsumeQueues:
                     parts += encode_part(partition_id, queue, whole=whole or queue.rewrite)
                     queue.kept()
                 self._changed.clear()
-                end, first_place = self._blocks.end, self._first_place
+                end, first_block = self._blocks.end, self._first_block
                 self._renew = True
             self._blocks.sync()
             self._journal.write(parts, position=position, end=end, whole=whole)
             self._renew = False
             self._saved = position
-            if first_place is not None:
-                self._blocks.drop(first_place)
+            if first_block is not None:
+                self._blocks.drop(first_block)
 
     def flush(self) -> None:
         """See `ConsumeQueues.flush`."""

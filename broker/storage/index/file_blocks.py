@@ -6,8 +6,8 @@
     │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│        little-endian
     └─────────────────┴──────────────┴────────────────────┴────────────┴───────────┘
 
-A place is the number of a block.  All partitions share the files, so ten thousand partitions need one sync and a few
-descriptors.  A block has units of one partition, so one read gets 127 units.
+The blocks of all partitions are numbered together and share the files, so ten thousand partitions need one sync and a
+few descriptors.  A block has units of one partition, so one read gets 127 units.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def encode_block(partition_id: int, units: bytes | bytearray) -> bytes:
     return struct.pack("<II", MAGIC, crc32c.crc32c(rest)) + rest
 
 
-def block_path(place: int) -> str:
+def block_path(number: int) -> str:
     """Path of the file that has this block."""
-    return f"{FOLDER}/{place // FILE_BLOCKS * FILE_BLOCKS:020d}{SUFFIX}"
+    return f"{FOLDER}/{number // FILE_BLOCKS * FILE_BLOCKS:020d}{SUFFIX}"
 
 
 class BlockFiles:
@@ -50,7 +50,7 @@ class BlockFiles:
     def __init__(self, files: Files) -> None:
         self._files = files
         self.end = 0
-        """Place of the next block."""
+        """Number of the next block."""
         self._open: dict[str, AppendFile] = {}
         """Path → file, of the last file and of those written since the last sync."""
         self._new_name = False
@@ -58,7 +58,7 @@ class BlockFiles:
         """Why blocks may be lost: the text of the error of a sync; "" if no sync has failed."""
 
     def bases(self) -> list[int]:
-        """First places of the files on the disk, sorted."""
+        """Numbers of the first blocks of the files on the disk, sorted."""
         return [
             int(name[:20])
             for name in self._files.list(FOLDER)
@@ -67,43 +67,43 @@ class BlockFiles:
 
     def write(self, block: bytes) -> int:
         """
-        Write a block, which is not durable before the next sync; returns its place.
+        Write a block, which is not durable before the next sync; returns its number.
 
         Raises:
             StorageError: the block is not stored.
         """
-        place = self.end
-        path = block_path(place)
+        number = self.end
+        path = block_path(number)
         file = self._open.get(path)
         if file is None:
             file = self._open[path] = self._files.open_append(path)
             self._new_name = True
-        start = place % FILE_BLOCKS * BLOCK_BYTES
+        start = number % FILE_BLOCKS * BLOCK_BYTES
         if file.size != start:
             file.truncate(start)
         file.append([block])
         self.end += 1
-        return place
+        return number
 
-    def read(self, place: int, partition_id: int) -> bytes:
+    def read(self, number: int, partition_id: int) -> bytes:
         """
         The units of a block.
 
         Raises:
             CorruptIndexError: the block is damaged or missing, or another partition's.
         """
-        path = block_path(place)
+        path = block_path(number)
         try:
-            data = self._files.pread(path, place % FILE_BLOCKS * BLOCK_BYTES, BLOCK_BYTES)
+            data = self._files.pread(path, number % FILE_BLOCKS * BLOCK_BYTES, BLOCK_BYTES)
         except StorageError as error:
-            raise _damaged(path, place, error.message) from error
+            raise _damaged(path, number, error.message) from error
         if len(data) < BLOCK_BYTES:
-            raise _damaged(path, place, "it is missing")
+            raise _damaged(path, number, "it is missing")
         magic, crc, owner, count = _HEADER.unpack_from(data)
         if magic != MAGIC or crc32c.crc32c(memoryview(data)[8:]) != crc:
-            raise _damaged(path, place, "its checksum is wrong")
+            raise _damaged(path, number, "its checksum is wrong")
         if owner != partition_id or count != BLOCK_UNITS:
-            raise _damaged(path, place, f"it is of partition {owner}")
+            raise _damaged(path, number, f"it is of partition {owner}")
         return data[_HEADER.size :]
 
     def sync(self) -> None:
@@ -132,29 +132,29 @@ class BlockFiles:
                 del self._open[path]
                 file.close()
 
-    def has(self, places: Iterable[int]) -> bool:
+    def has(self, numbers: Iterable[int]) -> bool:
         """True if the files of these blocks exist and are long enough."""
         last: dict[int, int] = {}
-        for place in places:
-            base = place - place % FILE_BLOCKS
-            last[base] = max(last.get(base, 0), place)
+        for number in numbers:
+            base = number - number % FILE_BLOCKS
+            last[base] = max(last.get(base, 0), number)
         return all(
-            (self._files.size(block_path(base)) or 0) >= (place - base + 1) * BLOCK_BYTES
-            for base, place in last.items()
+            (self._files.size(block_path(base)) or 0) >= (number - base + 1) * BLOCK_BYTES
+            for base, number in last.items()
         )
 
     def cut(self, end: int) -> None:
-        """Forget the blocks from place `end` on."""
+        """Forget the blocks from number `end` on."""
         self.close()
         for base in self.bases():
             if base >= end:
                 self._files.remove(block_path(base))
         self.end = end
 
-    def drop(self, place: int) -> None:
-        """Remove the files that only have blocks before this place."""
+    def drop(self, number: int) -> None:
+        """Remove the files that only have blocks before this number."""
         for base in self.bases():
-            if base + FILE_BLOCKS <= place and block_path(base) not in self._open:
+            if base + FILE_BLOCKS <= number and block_path(base) not in self._open:
                 self._files.remove(block_path(base))
 
     def close(self) -> None:
@@ -164,8 +164,8 @@ class BlockFiles:
         self._open.clear()
 
 
-def _damaged(path: str, place: int, reason: str) -> CorruptIndexError:
+def _damaged(path: str, number: int, reason: str) -> CorruptIndexError:
     return CorruptIndexError(
-        f"block {place} of the index file {path} is damaged: {reason}",
+        f"block {number} of the index file {path} is damaged: {reason}",
         path=path,
     )

@@ -3,12 +3,12 @@
     index/journal-0000000001
     frame  = magic u32 | crc32c u32 of the rest | bytes u64 of the parts | position u64 | end u64 | parts
     part   = partition_id u64 | first u64 | next u64 | last_ms i64 | blocks u32 | tail bytes u32 | flags u32 | 0 u32
-             | first offsets, first times, first positions, places of the blocks: i64 each | units of the tail
+             | first offsets, first times, first positions, numbers of the blocks: i64 each | units of the tail
 
     flags  WHOLE: the part replaces the partition.  Otherwise its blocks are added to the partition's; its tail is added
            to the partition's tail, or replaces it if the part has blocks
 
-`position` is the log position up to which every batch is in the index, `end` the place of its next block.  The first
+`position` is the log position up to which every batch is in the index, `end` the number of its next block.  The first
 damaged frame ends the journal: a frame is promised only when it is durable.  The first frame of a new journal has every
 partition; it is durable before the old journal is removed.
 """
@@ -98,7 +98,7 @@ class Journal:
         ]
 
     def load(self) -> tuple[dict[int, Queue], int, int]:
-        """The partitions, their log position, the place of the next block; empty and 0 without a whole frame."""
+        """The partitions, their log position, the number of the next block; empty and 0 without a whole frame."""
         queues: dict[int, Queue] = {}
         numbers = self._numbers()
         position = end = 0

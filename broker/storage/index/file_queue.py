@@ -1,7 +1,7 @@
-"""The units of one partition: full blocks on the disk, by their places, and a tail in memory.  Pure.
+"""The units of one partition: full blocks on the disk, by their numbers, and a tail in memory.  Pure.
 
     blocks  [0] [1] [2] … 127 units each                  tail: the units behind the last full block
-    of each block: first offset, first time, first position, place
+    of each block: first offset, first time, first position, number
 
 Invariants
     `state` is replaced as one value, so that readers in other threads never see half of a change.  Blocks are only
@@ -20,24 +20,24 @@ from .interface import Unit
 class Blocks:
     """The full blocks of a partition, column by column."""
 
-    __slots__ = ("offsets", "places", "positions", "times")
+    __slots__ = ("numbers", "offsets", "positions", "times")
 
     def __init__(self) -> None:
         self.offsets = array("q")
         self.times = array("q")
         self.positions = array("q")
-        self.places = array("q")
+        self.numbers = array("q")
 
     def columns(self) -> tuple[array[int], ...]:
         """The columns in the order in which the journal has them."""
-        return self.offsets, self.times, self.positions, self.places
+        return self.offsets, self.times, self.positions, self.numbers
 
-    def add(self, first: Unit, place: int) -> None:
-        """Add a block: its first unit, and its place."""
+    def add(self, first: Unit, number: int) -> None:
+        """Add a block: its first unit, and its number."""
         self.offsets.append(first.base_offset)
         self.times.append(first.appended_at_ms)
         self.positions.append(first.position)
-        self.places.append(place)
+        self.numbers.append(number)
 
     def part(self, start: int, end: int) -> Blocks:
         """A copy of the blocks `[start, end)`."""
@@ -45,7 +45,7 @@ class Blocks:
         part.offsets = self.offsets[start:end]
         part.times = self.times[start:end]
         part.positions = self.positions[start:end]
-        part.places = self.places[start:end]
+        part.numbers = self.numbers[start:end]
         return part
 
 
@@ -73,18 +73,18 @@ class Queue:
         self.rewrite = False
         """The next frame must have the whole partition."""
 
-    def add_block(self, place: int, size: int) -> None:
-        """Turn the first `size` bytes of the tail, which were written at `place`, into a block."""
+    def add_block(self, number: int, size: int) -> None:
+        """Turn the first `size` bytes of the tail, which were written as block `number`, into a block."""
         blocks, count, tail = self.state
         if blocks is NO_BLOCKS:
             blocks = Blocks()
-        blocks.add(unit_at(tail, 0), place)
+        blocks.add(unit_at(tail, 0), number)
         self.state = (blocks, count + 1, tail[size:])
         self.kept_tail = 0
 
     def replace(self, blocks: Blocks, tail: bytearray) -> None:
         """Replace blocks and tail."""
-        count = len(blocks.places)
+        count = len(blocks.numbers)
         self.state = (blocks if count else NO_BLOCKS, count, tail)
         self.rewrite = True
 

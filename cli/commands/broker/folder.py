@@ -21,8 +21,9 @@ from ....broker.storage.log.holes import Hole
 from ....protocol.batch import columns
 from ....protocol.errors import DataFolderError, KeylaneError
 from ....protocol.message import unpack_properties
-from ....protocol.record import HEADER_BYTES, Header, Kind
+from ....protocol.record import HEADER_BYTES, Compression, Header, Kind
 from ....protocol.text import counted, printable
+from ...message_json import shown_properties
 from ...options import OutputFormat
 from ...screen import make_table, show_error, show_json, show_line, show_table
 
@@ -154,6 +155,8 @@ def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str,
             "appended_at_ms": header.appended_at_ms,
             "producer": [header.producer_id, header.producer_epoch, header.sequence],
         }
+        if header.compression != Compression.NONE:
+            record["compression"] = Compression(header.compression).name
         if messages:
             record["messages"] = list(_messages(header, body))
     elif header.kind == Kind.SEAL:
@@ -184,7 +187,7 @@ def _messages(header: Header, body: memoryview) -> Iterator[dict[str, Any]]:
 
 def _properties(packed: bytes) -> dict[str, str] | str:
     try:
-        return dict(unpack_properties(packed))
+        return shown_properties(unpack_properties(packed))
     except KeylaneError:  # only the sender looked at them
         return _text(packed)
 
@@ -205,9 +208,9 @@ def _line(record: dict[str, Any]) -> str:
         for name, value in record.items()
         if name not in {"position", "kind", "partition_id", "messages"}
     }
-    told = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
+    fields = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
     head = f"{record['position']:>14}  {record['kind']:<9}  partition {record['partition_id']}"
-    lines = [f"{head}  {told}"]
+    lines = [f"{head}  {fields}"]
     for index, message in enumerate(record.get("messages", ())):
         offset = record["base_offset"] + index
         line = f"{'':>14}    {offset}  {message['key']!r}: {message['value']!r}"

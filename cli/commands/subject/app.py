@@ -36,7 +36,7 @@ def subject_create(
     ] = 2,
     *,
     static: Annotated[
-        bool, typer.Option("--static", help="Logic queues, whose number never changes.")
+        bool, typer.Option("--static", help="Logic queues, whose number only `grow` changes.")
     ] = False,
     queues: Annotated[
         int | None,
@@ -133,6 +133,35 @@ def subject_resize(
         meta,
         output,
         lambda admin: admin.resize(subject, partitions, dry_run=dry_run),
+        planned=dry_run,
+        wait=wait,
+    )
+
+
+@subject_app.command("grow")
+def subject_grow(
+    subject: SubjectArgument,
+    queues: Annotated[
+        int, typer.Option(min=0, max=PARTITIONS_MAX, help="The new number of queues.")
+    ] = 0,
+    queue: Annotated[
+        list[int] | None, typer.Option(min=0, help="A queue to split; again for more.")
+    ] = None,
+    *,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Split logic queues.  A queue keeps its number, offsets and first half; its second half is a new queue from 0."""
+    from ..operations import change_partitions
+
+    if bool(queues) == bool(queue):
+        raise typer.BadParameter("give either --queues or --queue", param_hint="--queues")
+    change_partitions(
+        meta,
+        output,
+        lambda admin: admin.grow_subject(subject, queues, queues=queue or (), dry_run=dry_run),
         planned=dry_run,
         wait=wait,
     )

@@ -75,10 +75,10 @@ class SharedMachine(RuleBasedStateMachine):
     @rule(
         session=sessions,
         count_max=st.integers(1, 20),
-        hold_ms=st.integers(1, 100),
+        in_flight_ms=st.integers(1, 100),
         read_share=st.floats(0, 1),
     )
-    def pull(self, session: str, count_max: int, hold_ms: int, read_share: float) -> None:
+    def pull(self, session: str, count_max: int, in_flight_ms: int, read_share: float) -> None:
         self.hear(session)
         free = self.free()
         ranges = self.in_flight.hand_out(
@@ -87,7 +87,7 @@ class SharedMachine(RuleBasedStateMachine):
             count_max=count_max,
             readable_offset=self.readable,
             now_ms=self.now_ms,
-            hold_ms=hold_ms,
+            in_flight_ms=in_flight_ms,
         )
         offsets = [offset for start, end in ranges for offset in range(start, end)]
         assert set(offsets) <= set(free), "handed out although acked or in flight"
@@ -102,7 +102,7 @@ class SharedMachine(RuleBasedStateMachine):
         for offset in offsets:
             self.with_whom.pop(offset, None)
             if offset < upto:
-                self.with_whom[offset] = (session, self.now_ms + hold_ms)
+                self.with_whom[offset] = (session, self.now_ms + in_flight_ms)
 
     @rule(start=st.integers(0, 200), count=st.integers(1, 20))
     def ack(self, start: int, count: int) -> None:
@@ -132,14 +132,14 @@ class SharedMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_in_flight_is_what_the_model_has(self) -> None:
         self.in_flight.expire(self.now_ms)
-        held_of = {
-            offset: (held.session, held.until_ms)
-            for held in self.in_flight.held
-            for offset in range(held.start, held.end)
+        handed_of = {
+            offset: (handed.session, handed.until_ms)
+            for handed in self.in_flight.handed_out
+            for offset in range(handed.start, handed.end)
         }
         self.lapse()
         alive = self.with_whom
-        assert held_of == alive
+        assert handed_of == alive
         for session in SESSIONS:
             mine = sum(holder[0] == session for holder in alive.values())
             assert self.in_flight.count(session) == mine
@@ -155,7 +155,7 @@ class SharedMachine(RuleBasedStateMachine):
                 count_max=50,
                 readable_offset=self.readable,
                 now_ms=self.now_ms,
-                hold_ms=10,
+                in_flight_ms=10,
             ):
                 self.acked.add(start, end)
                 self.in_flight.acked([(start, end)])

@@ -112,6 +112,34 @@ def test_cursors_of_queues_are_set_queue_by_queue(lineage, ask):
                 assert cursors[hit.partition.partition_id] == hit.at_time
 
 
+@st.composite
+def split_queues(draw: st.DrawFn) -> list[PartitionOffsets]:
+    """Partitions each of which continues the queue of an older one, or begins a queue of its own behind it."""
+    lineage = [partition_offsets(draw, 1, (), queue=0)]
+    for number in range(2, draw(st.integers(3, 9))):
+        parent = draw(st.sampled_from(lineage))
+        queue, start = number, 0
+        continued = [each for each in lineage if each.partition.queue == parent.partition.queue]
+        if parent is continued[-1] and draw(st.booleans()):
+            queue = parent.partition.queue
+            start = parent.partition.logic_start + parent.next_offset
+        parents = (parent.partition.partition_id,)
+        lineage.append(partition_offsets(draw, number, parents, queue=queue, logic_start=start))
+    return lineage
+
+
+@given(split_queues(), targets)
+def test_cursors_of_split_queues_leave_no_queue_ahead_of_the_one_it_was_split_off(lineage, ask):
+    """Brokers' clocks differ: a new queue begins at its first message while the older queue is not at its end."""
+    cursors = new_cursors(ask, lineage, static=True)
+    check_no_gap(lineage, cursors)
+    for each in lineage:
+        if ask.to is ResetTo.EARLIEST:
+            assert cursors[each.partition.partition_id] == each.first_offset
+        elif ask.to is ResetTo.LATEST:
+            assert cursors[each.partition.partition_id] == each.next_offset
+
+
 @given(chains(), st.integers(0, 60))
 def test_queue_is_set_to_an_offset_in_it_only(lineage, offset):
     """A queue is set to a logic offset in it, and to no other."""

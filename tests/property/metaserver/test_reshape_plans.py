@@ -10,6 +10,7 @@ from keylane.metaserver.operations.plan import (
     OpenPartition,
     Plan,
     plan_evacuation,
+    plan_growth,
     plan_merge,
     plan_move,
     plan_resize,
@@ -19,6 +20,7 @@ from keylane.protocol.errors import (
     InvalidRequestError,
     NotEnoughBrokersError,
     PartitionUnknownError,
+    QueueUnknownError,
 )
 from keylane.protocol.limits import LOGICAL_PARTITIONS
 from keylane.protocol.routing import split_ranges
@@ -139,6 +141,67 @@ def test_split_cuts_a_partition_in_the_middle(current, data, groups):
     assert abs(sizes[0] - sizes[1]) <= 1
 
 
+def grown(current: list[OpenPartition], plan: Plan) -> list[OpenPartition]:
+    """The open partitions once a growth is done; checks what holds for every growth."""
+    after(current, plan)
+    by_id = {partition.partition_id: partition for partition in current}
+    opened = [partition for partition in current if partition.partition_id not in plan.sealed]
+    for number, child in enumerate(plan.children, max(by_id) + 1):
+        (parent,) = (by_id[parent_id] for parent_id in child.parents)
+        assert child.queue is not None
+        assert (child.queue == parent.queue) is (child.range_start == parent.range_start)
+        opened.append(
+            OpenPartition(
+                partition_id=number,
+                range_start=child.range_start,
+                range_end=child.range_end,
+                broker_group=child.broker_group,
+                queue=child.queue,
+            )
+        )
+    assert sorted(partition.queue for partition in opened) == list(range(len(opened)))
+    return sorted(opened, key=lambda partition: partition.range_start)
+
+
+def ranges(opened: list[OpenPartition]) -> dict[int, tuple[int, int]]:
+    """Queue → its range."""
+    return {partition.queue: (partition.range_start, partition.range_end) for partition in opened}
+
+
+@given(subjects(), st.data(), hosts)
+def test_growth_cuts_chosen_queues_in_the_middle(current, data, groups):
+    """A chosen queue keeps its number and the first half of its range; new queues have the next numbers; others stay."""
+    queues = data.draw(st.sets(st.sampled_from([each.queue for each in current]), min_size=1))
+    before = ranges(current)
+    if any(before[queue][1] - before[queue][0] == 1 for queue in queues):
+        with pytest.raises(InvalidRequestError):
+            plan_growth("s", current, groups, queues=queues)
+        return
+    plan = plan_growth("s", current, groups, queues=queues)
+    assert set(plan.sealed) == {each.partition_id for each in current if each.queue in queues}
+    now = ranges(grown(current, plan))
+    assert len(now) == len(before) + len(queues)
+    for new, queue in enumerate(sorted(queues), len(before)):
+        start, end = before.pop(queue)
+        middle = (start + end) // 2
+        assert (now[queue], now[new]) == ((start, middle), (middle, end))
+    assert before.items() <= now.items()
+
+
+@given(subjects(), st.integers(0, 40), st.integers(0, 40), hosts)
+def test_growth_by_steps_ends_in_the_same_queues_as_at_once(current, first, second, groups):
+    """The widest queues are cut; numbers and ranges depend on the count alone."""
+    middle, count = len(current) + first, len(current) + first + second
+    once = grown(current, plan_growth("s", current, groups, count=count))
+    stepped = grown(current, plan_growth("s", current, groups, count=middle))
+    stepped = grown(stepped, plan_growth("s", stepped, groups, count=count))
+    assert len(once) == count
+    assert ranges(once) == ranges(stepped)
+    widest = max(each.range_end - each.range_start for each in once)
+    halved = [each for each in current if ranges(once)[each.queue] != ranges(current)[each.queue]]
+    assert all(2 * (each.range_end - each.range_start) >= widest for each in halved)
+
+
 @given(subjects(), st.data(), hosts)
 def test_merge_takes_neighbours_only(current, data, groups):
     """Partitions without a gap become one; with a gap, or fewer than two, nothing is planned."""
@@ -211,3 +274,30 @@ def test_plan_is_refused_without_open_partitions_or_brokers():
         plan_move([whole], [], "g2")
     with pytest.raises(NotEnoughBrokersError):
         plan_resize([whole], 2, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({}, InvalidRequestError),
+        ({"count": 3, "queues": [0]}, InvalidRequestError),
+        ({"count": 1}, InvalidRequestError),
+        ({"count": -1}, InvalidRequestError),
+        ({"count": LOGICAL_PARTITIONS + 1}, InvalidRequestError),
+        ({"queues": [2]}, QueueUnknownError),
+        ({"queues": [-1, 0]}, QueueUnknownError),
+    ],
+)
+def test_growth_is_refused_when_its_queues_are_impossible(asked, error):
+    """A growth has either a count or queues, takes no queue away, and cuts queues that the subject has."""
+    current = [
+        OpenPartition(
+            partition_id=queue + 1, range_start=start, range_end=end, broker_group="g1", queue=queue
+        )
+        for queue, (start, end) in enumerate(split_ranges(2))
+    ]
+    with pytest.raises(error):
+        plan_growth("s", current, {"g1": 0}, **asked)
+    assert plan_growth("s", current, {"g1": 0}, count=2) == Plan()
+    whole = grown(current, plan_growth("s", current, {"g1": 0}, count=LOGICAL_PARTITIONS))
+    assert {each.range_end - each.range_start for each in whole} == {1}

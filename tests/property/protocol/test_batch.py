@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import pairwise
 
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from keylane.protocol import frames
-from keylane.protocol.batch import batch_starts, check_batch, columns, encode_batch
+from keylane.protocol.batch import (
+    batch_starts,
+    check_batch,
+    check_lengths,
+    columns,
+    encode_batch,
+    encode_body,
+    join_columns,
+)
 from keylane.protocol.errors import CorruptBatchError, FrameError
 from keylane.protocol.message import pack_properties, unpack_properties
 from keylane.protocol.record import (
     HEADER_BYTES,
+    Compression,
     Header,
     Kind,
     Short,
@@ -36,10 +46,12 @@ def slices(blob: bytes, edges: list[int]) -> list[bytes]:
     return [blob[start:end] for start, end in pairwise(edges)]
 
 
-@given(messages, u64, u64, st.integers(0, 2**32 - 1), u64, blobs, blobs)
+@given(
+    messages, u64, u64, st.integers(0, 2**32 - 1), u64, blobs, blobs, st.sampled_from(Compression)
+)
 @settings(deadline=None)
 def test_batch_reads_back_as_it_was_written(
-    rows, partition_id, producer, epoch, sequence, pre, post
+    rows, partition_id, producer, epoch, sequence, pre, post, compression
 ):
     """Whatever the messages, the batch gives back their columns, wherever it lies in a buffer."""
     sent_at_ns, keys, values, properties = (list(column) for column in zip(*rows, strict=True))
@@ -53,6 +65,7 @@ def test_batch_reads_back_as_it_was_written(
         producer_id=producer,
         producer_epoch=epoch,
         sequence=sequence,
+        compression=compression,
     )
     around = pre + data + post
     header = check_batch(memoryview(around), len(pre))
@@ -61,7 +74,8 @@ def test_batch_reads_back_as_it_was_written(
     assert (header.producer_epoch, header.sequence) == (epoch, sequence)
     assert (header.first_sent_at_ns, header.last_sent_at_ns) == (sent_at_ns[0], sent_at_ns[-1])
     cut = columns(around, header, len(pre))
-    assert cut.blob == data
+    check_lengths(around, header, len(pre))
+    assert header.compression != Compression.NONE or cut.blob == data
     assert cut.sent_at_ns.tolist() == sent_at_ns
     assert slices(cut.blob, cut.key_edges) == keys
     assert slices(cut.blob, cut.value_edges) == values
@@ -85,18 +99,25 @@ def test_any_bytes_are_a_record_or_short_or_wrong(data, start):
         pass
 
 
-@given(st.binary(max_size=300), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+@given(
+    st.binary(max_size=300),
+    st.integers(0, 2**32 - 1) | st.integers(1, 3),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(Compression),
+)
 @settings(deadline=None)
 def test_record_with_right_checksums_and_any_body_is_columns_or_a_typed_error(
-    body, count, partition
+    body, count, partition, compression
 ):
     """A hostile sender can make the checksums right, and still gets no further than a typed error."""
-    record = encode_record(body, kind=Kind.MESSAGES, count=count, partition_id=partition)
+    record = encode_record(
+        body, kind=Kind.MESSAGES, count=count, partition_id=partition, compression=compression
+    )
     try:
         cut = columns(record, check_batch(record))
     except CorruptBatchError:
         return
-    assert cut.property_edges[-1] == len(record)
+    assert cut.property_edges[-1] == len(cut.blob)
     assert len(cut.key_edges) == len(cut.value_edges) == len(cut.property_edges) == count + 1
     assert cut.key_edges[0] == HEADER_BYTES + 20 * count
 
@@ -141,3 +162,31 @@ def test_request_reads_back_as_it_was_written(number, request, payload):
     """Whatever its fields, a request and its payload arrive as they were sent."""
     data = frames.encode_frame(number, request, payload)
     assert frames.decode_request(data) == (number, request, payload)
+
+
+@given(
+    st.sampled_from([Compression.ZSTD, Compression.LZ4]),
+    st.binary(min_size=1, max_size=20),
+    st.integers(30, 60),
+    st.data(),
+)
+@settings(deadline=None)
+def test_packed_body_reads_as_it_was_or_is_refused_when_a_bit_of_it_changes(
+    compression, value, repeats, data
+):
+    """With right checksums: what is read has the size that the lengths say, or the batch is refused with a typed error."""
+    body = join_columns(
+        bytes(8), bytes(4), struct.pack("<I", repeats * len(value)), b"", value * repeats, count=1
+    )
+    record = encode_body(body, count=1, compression=compression)
+    assume(check_batch(record).compression == compression)  # a short body is stored as it is
+    packed = bytearray(record[HEADER_BYTES:])
+    bit = data.draw(st.integers(0, 8 * len(packed) - 1))
+    packed[bit // 8] ^= 1 << bit % 8
+    changed = encode_record(bytes(packed), kind=Kind.MESSAGES, count=1, compression=compression)
+    try:
+        header = check_batch(changed)
+        cut = columns(changed, header)
+    except CorruptBatchError:
+        return
+    assert len(cut.blob) == cut.property_edges[-1] <= 64 * len(changed)

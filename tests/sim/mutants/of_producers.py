@@ -144,7 +144,7 @@ def newer_go_before_older(patches: Patches) -> None:
     """Messages that had to leave a sealed partition are sent behind newer ones."""
 
     def drain(self: Any) -> None:
-        self._held.reverse()
+        self.held.batches.reverse()
         real(self)
 
     real = patches.set(SubjectSender, "_release_held", drain)

@@ -92,7 +92,7 @@ def cancelled_close_is_broken_off(patches: Patches) -> None:
 
 
 def flush_tells_no_failure(patches: Patches) -> None:
-    patches.set(SendBudget, "untold", lambda self: None)
+    patches.set(SendBudget, "unreported", lambda self: None)
 
 
 def shared_messages_held_for_an_hour(patches: Patches) -> None:

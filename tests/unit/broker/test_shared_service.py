@@ -27,9 +27,9 @@ class SharedDesk(Desk):
         *,
         count_max: int = 100,
         wait_ms: int = 0,
-        hold_ms: int = 1_000,
+        in_flight_ms: int = 1_000,
     ) -> Handed:
-        request = PullShared(1, "audit", session, token, count_max, 1 << 20, wait_ms, hold_ms)
+        request = PullShared(1, "audit", session, token, count_max, 1 << 20, wait_ms, in_flight_ms)
         answer, payload = await self.service.handle(request, memoryview(b""))
         assert isinstance(answer, Handed)
         assert bool(payload) == bool(answer.ranges)
@@ -79,9 +79,9 @@ async def test_silent_session_is_replaced_at_its_deadline(desk):
 async def test_dead_session_is_replaced_after_its_ttl(desk):
     """Not when its messages would be late: one that waits gets them as soon as the broker has not heard it so long."""
     await desk.join(5)
-    await desk.take(5, hold_ms=60_000)
+    await desk.take(5, in_flight_ms=60_000)
     await desk.join(5, OTHER)
-    waiting = asyncio.create_task(desk.take(5, OTHER, wait_ms=20_000, hold_ms=60_000))
+    waiting = asyncio.create_task(desk.take(5, OTHER, wait_ms=20_000, in_flight_ms=60_000))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     waiting.cancel()
@@ -94,7 +94,7 @@ async def test_dead_session_is_replaced_after_its_ttl(desk):
 async def test_session_with_slow_handlers_is_alive_by_its_acks(desk):
     """Empty acks are enough; without one for its ttl it has nothing any more, and acks of others' messages still count."""
     await desk.join(5)
-    await desk.take(5, hold_ms=60_000)
+    await desk.take(5, in_flight_ms=60_000)
     for _ in range(5):
         desk.clock.now_ms += 1_900
         await desk.ack_shared(5)
@@ -204,7 +204,7 @@ async def test_end_is_told_to_who_waits(desk):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"count_max": 0}, {"hold_ms": 0}, {"hold_ms": 1 << 40}, {"wait_ms": -1}]
+    "changes", [{"count_max": 0}, {"in_flight_ms": 0}, {"in_flight_ms": 1 << 40}, {"wait_ms": -1}]
 )
 async def test_impossible_pulls_are_refused(desk, changes):
     """A pull beyond its limits changes nothing."""

@@ -82,6 +82,7 @@ class Side:
             connections=None,
             membership=self,
             dispatch=self,
+            codec=None,
             fail=lambda error: None,
         )
         self.assignments._make = self._make

@@ -103,8 +103,16 @@ def test_name_is_refused_when_no_metaserver_takes_it(name):
         ({"key": "text"}, InvalidRequestError, r"key must be bytes, not str: use key.encode\(\)"),
         ({"value": bytearray(b"v")}, InvalidRequestError, "value must be bytes, not bytearray"),
         ({"value": None}, InvalidRequestError, "value must be bytes, not NoneType"),
-        ({"properties": ["a"]}, InvalidRequestError, "properties map text to text; this is a list"),
-        ({"properties": "a"}, InvalidRequestError, "properties map text to text; this is a str"),
+        (
+            {"properties": ["a"]},
+            InvalidRequestError,
+            "properties map text to text or bytes; this is a list",
+        ),
+        (
+            {"properties": "a"},
+            InvalidRequestError,
+            "properties map text to text or bytes; this is a str",
+        ),
         ({"properties": {"a": 1}}, InvalidRequestError, "a property is text = text"),
         ({"subject": []}, InvalidNameError, "illegal name"),
         ({"subject": {}}, InvalidNameError, "illegal name"),

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from keylane.producer.given_up import GivenUp, Untold
+from keylane.producer.given_up import GivenUp, Unreported
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_future import BatchFuture
 from keylane.protocol.batch import check_batch, columns
@@ -79,7 +79,7 @@ async def test_future_gives_its_own_receipt_when_its_batch_was_split_twice():
     even.settle(Receipt(1, 10, "fsync"))
     assert [future.done() for future in futures] == [True, False, True, False]
     last.settle(Receipt(2, 20, "fsync"))
-    first_of_odd.settle(GivenUp(NoPartitionError(), Untold()))
+    first_of_odd.settle(GivenUp(NoPartitionError(), Unreported()))
 
     assert [(await futures[index]).offset for index in (0, 2, 3)] == [10, 11, 20]
     with pytest.raises(NoPartitionError):
@@ -134,7 +134,7 @@ async def test_doubtful_message_fails_as_unknown_when_it_left_its_partition():
     moved.adopt(origin, 0)
     moved.adopt(origin, 1)
     moved.adopt(other, 0)
-    moved.settle(GivenUp(NotSentError("no broker there"), Untold()))
+    moved.settle(GivenUp(NotSentError("no broker there"), Unreported()))
     for batch, index, fate in (
         (origin, 0, Fate.UNKNOWN),
         (origin, 1, Fate.UNKNOWN),

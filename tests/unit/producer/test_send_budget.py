@@ -67,14 +67,14 @@ async def test_flush_counts_messages_when_a_whole_batch_is_given_up():
     for _ in range(2):
         with pytest.raises(NotSentError):
             await BatchFuture(batch, 7)
-    told = budget.untold()
+    told = budget.unreported()
     assert told is not None
     assert (told.details, told.fate) == ({"messages": 99, "unknown": 0}, Fate.NOT_DONE)
     assert told.__cause__ is cause
-    assert budget.untold() is None
+    assert budget.unreported() is None
     with pytest.raises(NotSentError):
         await BatchFuture(batch, 8)
-    assert budget.untold() is None
+    assert budget.unreported() is None
 
 
 async def test_flush_counts_every_batch_when_hundreds_are_given_up():
@@ -86,7 +86,7 @@ async def test_flush_counts_every_batch_when_hundreds_are_given_up():
     for batch in batches[:400]:
         with pytest.raises(NotSentError):
             await BatchFuture(batch, 0)
-    told = budget.untold()
+    told = budget.unreported()
     assert told is not None
     assert told.messages == 100
 

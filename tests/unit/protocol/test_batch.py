@@ -135,7 +135,10 @@ def too_long() -> bytes:
     [
         (encode_record(b"", kind=Kind.SEAL), "not a message batch"),
         (encode_record(bytes(20), kind=Kind.CURSOR, count=1), "not a message batch"),
-        (encode_record(bytes(20), kind=Kind.MESSAGES, count=1, codec=9), "not a message batch"),
+        (
+            encode_record(bytes(20), kind=Kind.MESSAGES, count=1, compression=9),
+            "not a message batch",
+        ),
         (encode_record(bytes(20), kind=Kind.MESSAGES, count=0), "the count does not fit"),
         (encode_record(bytes(19), kind=Kind.MESSAGES, count=1), "the count does not fit"),
         (encode_record(bytes(20), kind=Kind.MESSAGES, count=2**32 - 1), "the count does not fit"),
@@ -148,7 +151,7 @@ def too_long() -> bytes:
     ids=range(8),
 )
 def test_whole_record_that_is_no_message_batch_is_refused(record, reason):
-    """Right checksums do not make a batch: kind, codec, count and length have to fit as well."""
+    """Right checksums do not make a batch: kind, compression, count and length have to fit as well."""
     with pytest.raises(CorruptBatchError, match=reason):
         check_batch(record)
 

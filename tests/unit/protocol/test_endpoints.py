@@ -15,6 +15,7 @@ from keylane.metaserver.calls import control_routes
 from keylane.protocol import endpoints
 from keylane.protocol.endpoints import BROKER, METASERVER
 from keylane.protocol.http.endpoint import Endpoint, Rights
+from keylane.protocol.http.openapi import openapi_document
 from tidy.tree import FILES
 
 EVERY = {id(value): value for value in vars(endpoints).values() if isinstance(value, Endpoint)}
@@ -51,6 +52,9 @@ def test_endpoint_is_whole(endpoint):
     assert (endpoint.method == "GET") <= endpoint.repeatable
     assert endpoint.method == "GET" or endpoint.rights is not Rights.READ
     assert endpoint.summary
+    document = openapi_document([endpoint], program="test")
+    operation = document["paths"][endpoint.path][endpoint.method.lower()]
+    assert operation["x-rights"] == endpoint.rights.value
 
 
 def test_path_of_encodes_names():

@@ -13,7 +13,10 @@ def message(packed: bytes) -> Message:
     return Message("s", b"k", b"v", 0, 1, 2, packed_properties=packed)
 
 
-@pytest.mark.parametrize("properties", [{}, {"a": "b"}, {"": "", "ключ": "値", "z" * 99: "\0"}])
+@pytest.mark.parametrize(
+    "properties",
+    [{}, {"a": "b"}, {"a": b"\xff\0", "b": b"", "c": "b"}, {"": "", "ключ": "値", "z" * 99: "\0"}],
+)
 def test_properties_come_back(properties):
     """What the sender gave is what the handler sees."""
     assert message(pack_properties(properties)).properties == properties
@@ -32,7 +35,16 @@ def test_properties_are_read_only():
 
 
 @pytest.mark.parametrize(
-    "properties", [{"a": 1}, {1: "a"}, {"a": None}, {b"a": "b"}, {"a": "\ud800"}]
+    "properties",
+    [
+        {"a": 1},
+        {1: "a"},
+        {"a": None},
+        {b"a": "b"},
+        {"a": "\ud800"},
+        {"a": bytearray(b"b")},
+        [("a", "b")],
+    ],
 )
 def test_properties_that_no_consumer_could_read_are_refused(properties):
     """A property that is not text is refused at the sender."""
@@ -53,6 +65,32 @@ def test_unreadable_properties_are_a_typed_error(packed):
     """Bytes that are no properties raise CorruptBatchError where they are looked at."""
     with pytest.raises(CorruptBatchError):
         _ = message(packed).properties
+
+
+@pytest.mark.parametrize("tags", [("paid",), ["paid", "eu"], ("ключ", "a b")])
+def test_tags_come_back_when_there_are_properties_or_none(tags):
+    """In their order, beside the properties; a message that is sent on with its properties keeps its tags."""
+    packed = pack_properties({"a": b"b"}, tags)
+    assert message(packed).tags == tuple(tags)
+    assert message(packed).properties["a"] == b"b"
+    assert message(pack_properties(message(packed).properties)).tags == tuple(tags)
+    assert message(pack_properties(None, tags)).tags == tuple(tags)
+
+
+@pytest.mark.parametrize("properties", [None, {"a": "b"}, {"keylane.tags": b"\xff"}])
+def test_message_has_no_tags_when_none_were_given(properties):
+    assert message(pack_properties(properties)).tags == ()
+
+
+@pytest.mark.parametrize("tags", ["paid", b"paid", [""], ["a,b"], [5], {"a": "b"}, [b"paid"]])
+def test_tags_are_refused_when_they_are_no_texts_without_commas(tags):
+    with pytest.raises(InvalidRequestError, match="tags are texts"):
+        pack_properties(None, tags)
+
+
+def test_tags_are_refused_when_a_property_has_them_already():
+    with pytest.raises(InvalidRequestError, match="twice"):
+        pack_properties({"keylane.tags": "a"}, ["b"])
 
 
 def test_sizes_up_to_the_limits_pass_and_one_more_does_not():

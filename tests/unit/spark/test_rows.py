@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import CorruptBatchError
 from keylane.protocol.message import pack_properties
-from keylane.protocol.record import Kind, encode_record, stamp
+from keylane.protocol.record import Compression, Kind, encode_record, stamp
 from keylane.spark import rows as rows_module
 from keylane.spark.rows import RowBuilder
 from keylane.spark.schema import COLUMNS, arrow_schema, spark_schema
@@ -20,7 +22,12 @@ PARTITION = 7
 Sent = tuple[bytes, bytes, int, dict[str, str]]
 
 
-def batch(messages: list[Sent], base_offset: int, partition_id: int = PARTITION) -> bytes:
+def batch(
+    messages: list[Sent],
+    base_offset: int,
+    partition_id: int = PARTITION,
+    compression: Compression = Compression.NONE,
+) -> bytes:
     keys, values, times, properties = (list(column) for column in zip(*messages, strict=True))
     packed = [pack_properties(mapping) for mapping in properties]
     record = bytearray(
@@ -30,6 +37,7 @@ def batch(messages: list[Sent], base_offset: int, partition_id: int = PARTITION)
             keys=keys,
             values=values,
             properties=packed if any(packed) else (),
+            compression=compression,
             producer_id=1,
             producer_epoch=0,
             sequence=0,
@@ -61,6 +69,10 @@ def plain(count: int, at: int = 0) -> list[Sent]:
     return [(b"k%d" % n, b"v%d" % n, n * 1_000, {}) for n in range(at, at + count)]
 
 
+def shown(value: str | bytes) -> str:
+    return value if isinstance(value, str) else b64encode(value).decode()
+
+
 def test_schema_is_sparks_to_the_letter():
     """The Arrow schema equals what Spark derives from the schema we tell it, whole and for chosen columns."""
     for columns in (COLUMNS, ("value", "offset"), ("properties", "timestamp", "key")):
@@ -70,9 +82,9 @@ def test_schema_is_sparks_to_the_letter():
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 messages = st.tuples(
     st.binary(max_size=9),
-    st.binary(max_size=30),
+    st.binary(max_size=30) | st.just(b"text" * 30),
     st.integers(-(2**62), 2**62),
-    st.one_of(st.just({}), st.dictionaries(texts, texts, max_size=3)),
+    st.one_of(st.just({}), st.dictionaries(texts, texts | st.binary(max_size=5), max_size=3)),
 )
 
 
@@ -90,7 +102,8 @@ def test_rows_are_the_messages_of_the_range(batches, base, data):
     batch_rows = data.draw(st.integers(1, 12), label="batch_rows")
     records, offset = [], base
     for packed in batches:
-        records.append(batch(packed, offset))
+        compression = data.draw(st.sampled_from(Compression), label="compression")
+        records.append(batch(packed, offset, compression=compression))
         offset += len(packed)
     cut = data.draw(st.integers(0, len(records)), label="frame")
     build = builder(start, end, batch_rows=batch_rows)
@@ -107,7 +120,7 @@ def test_rows_are_the_messages_of_the_range(batches, base, data):
     assert table["value"].to_pylist() == [row[1] for row in sent]
     assert table["timestamp"].cast(pa.int64()).to_pylist() == [row[2] // 1_000 for row in sent]
     assert [dict(partition) for partition in table["properties"].to_pylist()] == [
-        row[3] for row in sent
+        {name: shown(value) for name, value in row[3].items()} for row in sent
     ]
     assert set(table["subject"].to_pylist()) <= {"flights"}
     assert set(table["partition"].to_pylist()) <= {PARTITION}

@@ -20,7 +20,7 @@ def hand_out(
     count_max: int = 10,
     readable_offset: int = 100,
     now_ms: int = 0,
-    hold_ms: int = 1_000,
+    in_flight_ms: int = 1_000,
 ) -> list[tuple[int, int]]:
     return messages.hand_out(
         acked,
@@ -28,7 +28,7 @@ def hand_out(
         count_max=count_max,
         readable_offset=readable_offset,
         now_ms=now_ms,
-        hold_ms=hold_ms,
+        in_flight_ms=in_flight_ms,
     )
 
 
@@ -50,7 +50,7 @@ def test_acked_messages_are_never_handed_out():
 def test_silent_session_delays_only_what_it_has():
     """At its deadline that is free again, and nothing before; the others go on meanwhile."""
     messages, acked = InFlight(1), AckedOffsets()
-    hand_out(messages, acked, A, hold_ms=1_000)
+    hand_out(messages, acked, A, in_flight_ms=1_000)
     assert hand_out(messages, acked, B, now_ms=999) == [(10, 20)]
     messages.acked([(10, 20)])
     acked.add(10, 20)
@@ -65,7 +65,7 @@ def test_acked_parts_of_an_expired_range_are_not_handed_out_again():
     messages.acked([(2, 4), (6, 10)])
     acked.add(2, 4)
     acked.add(6, 10)
-    assert messages.held == [HandedOut(0, 2, A, 1_000), HandedOut(4, 6, A, 1_000)]
+    assert messages.handed_out == [HandedOut(0, 2, A, 1_000), HandedOut(4, 6, A, 1_000)]
     assert hand_out(messages, acked, B, now_ms=1_000) == [(0, 2), (4, 6), (10, 16)]
 
 
@@ -76,7 +76,7 @@ def test_given_back_is_free_at_once():
     hand_out(messages, acked, B)
     assert messages.give_back(A)
     assert not messages.give_back(A)
-    assert messages.held == [HandedOut(10, 20, B, 1_000)]
+    assert messages.handed_out == [HandedOut(10, 20, B, 1_000)]
     assert hand_out(messages, acked, B) == [(0, 10)]
 
 
@@ -140,11 +140,11 @@ def test_silent_session_has_nothing_after_its_ttl():
     messages, acked = InFlight(1), AckedOffsets()
     messages.enter(A, ttl_ms=300, now_ms=0)
     messages.enter(B, ttl_ms=5_000, now_ms=0)
-    assert hand_out(messages, acked, A, hold_ms=60_000) == [(0, 10)]
-    assert hand_out(messages, acked, B, hold_ms=60_000) == [(10, 20)]
+    assert hand_out(messages, acked, A, in_flight_ms=60_000) == [(0, 10)]
+    assert hand_out(messages, acked, B, in_flight_ms=60_000) == [(10, 20)]
     assert messages.due_ms == 300
-    assert hand_out(messages, acked, B, now_ms=299, hold_ms=60_000) == [(20, 30)]
-    assert hand_out(messages, acked, B, now_ms=300, hold_ms=60_000) == [(0, 10)]
+    assert hand_out(messages, acked, B, now_ms=299, in_flight_ms=60_000) == [(20, 30)]
+    assert hand_out(messages, acked, B, now_ms=300, in_flight_ms=60_000) == [(0, 10)]
     assert messages.count(A) == 0
     assert messages.due_ms == 5_000
 
@@ -153,7 +153,7 @@ def test_session_that_is_heard_keeps_what_it_has():
     """Each pull and each ack counts, an empty one too; the messages' own deadline stands all the same."""
     messages, acked = InFlight(1), AckedOffsets()
     messages.enter(A, ttl_ms=300, now_ms=0)
-    assert hand_out(messages, acked, A, hold_ms=1_000) == [(0, 10)]
+    assert hand_out(messages, acked, A, in_flight_ms=1_000) == [(0, 10)]
     for now_ms in range(100, 900, 200):
         messages.hear(A, ttl_ms=1, now_ms=now_ms)
         assert hand_out(messages, acked, B, now_ms=now_ms + 199, count_max=1) != [(0, 1)]
@@ -164,7 +164,7 @@ def test_session_that_is_heard_again_has_the_ttl_of_its_last_acquire():
     """One that did not acquire since it was silent has the ttl that it is given."""
     messages, acked = InFlight(1), AckedOffsets()
     messages.hear(A, ttl_ms=700, now_ms=0)
-    assert hand_out(messages, acked, A, hold_ms=60_000) == [(0, 10)]
+    assert hand_out(messages, acked, A, in_flight_ms=60_000) == [(0, 10)]
     assert hand_out(messages, acked, B, now_ms=699, count_max=1) == [(10, 11)]
     assert hand_out(messages, acked, B, now_ms=700, count_max=1) == [(0, 1)]
 
@@ -176,7 +176,7 @@ def test_silent_sessions_are_forgotten(monkeypatch):
     for number in range(100):
         session = f"session-{number}"
         messages.enter(session, ttl_ms=5, now_ms=number)
-        hand_out(messages, acked, session, count_max=1, now_ms=number, hold_ms=60_000)
+        hand_out(messages, acked, session, count_max=1, now_ms=number, in_flight_ms=60_000)
         assert len(messages._heard) <= 11
-    assert len(messages.held) <= 6
+    assert len(messages.handed_out) <= 6
     assert messages.empty(now_ms=1_000)

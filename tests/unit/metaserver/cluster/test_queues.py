@@ -1,4 +1,4 @@
-"""The rows of static subjects: chains without gaps, and a constant number of queues."""
+"""The rows of static subjects: chains without gaps, and queues that only grow in number."""
 
 import pytest
 
@@ -6,9 +6,18 @@ from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route, read_subject
 from keylane.metaserver.operations.begin import begin_operations, plan_operations
-from keylane.metaserver.operations.journal import claim_operation, finish_round
+from keylane.metaserver.operations.journal import (
+    cancel_operation,
+    claim_operation,
+    finish_round,
+)
+from keylane.metaserver.operations.plan import NOTHING
+from keylane.metaserver.verify.checks import verify
+from keylane.metaserver.verify.reader import read_sql_view
+from keylane.metaserver.verify.views import Views
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Retention
 from keylane.protocol.errors import (
+    QueueUnknownError,
     StaticSubjectError,
     SubjectExistsError,
     SubjectNotStaticError,
@@ -31,7 +40,12 @@ class QueueRows(Rows):
 
     def move(self, partition_id: int, to: str, end: int) -> None:
         """A move from its beginning to its end; the parent is sealed at `end`."""
-        ask = Reshape(kind=OperationKind.MOVE, partition_ids=(partition_id,), broker_group=to)
+        self.drive_to(
+            Reshape(kind=OperationKind.MOVE, partition_ids=(partition_id,), broker_group=to), end
+        )
+
+    def drive_to(self, ask: Reshape, end: int) -> None:
+        """An operation from its beginning to its end; every parent is sealed at `end`."""
         ((operation_id, _),) = self.run(begin_operations, ask, driver="d", lease_ms=1_000)
         state = OperationState.PLAN
         while state is not OperationState.DONE:
@@ -76,6 +90,67 @@ def test_segments_begin_where_the_previous_ones_end(rows: QueueRows):
     ]
 
 
+def test_split_queue_keeps_its_number_and_offsets(rows: QueueRows):
+    """The first half continues the offsets, the second half is queue 2 and begins at 0; both continue when they move."""
+    rows.drive_to(Reshape(kind=OperationKind.GROW, subject="s", queues=(0,)), 40)
+    assert rows.chain(0) == [(1, 0, 40), (3, 40, None)]
+    assert rows.chain(1) == [(2, 0, None)]
+    assert rows.chain(2) == [(4, 0, None)]
+    rows.move(3, other(rows, 3), 2)
+    rows.move(4, other(rows, 4), 5)
+    assert rows.chain(0) == [(1, 0, 40), (3, 40, 42), (5, 42, None)]
+    assert rows.chain(2) == [(4, 0, 5), (6, 5, None)]
+    opened = rows.run(read_route, "s").open_partitions()
+    assert [(each.queue, each.range_start, each.range_end) for each in opened] == [
+        (0, 0, 256),
+        (2, 256, 512),
+        (1, 512, 1024),
+    ]
+    view = rows.run(read_sql_view)
+    checks = verify(Views(before=view, answers=[], after=view)).checks
+    assert [check.violations for check in checks if check.code in {"V01", "V02"}] == [[], []]
+
+
+def other(rows: QueueRows, partition_id: int) -> str:
+    """The one of two broker groups that does not have the partition."""
+    route = rows.run(read_route, "s")
+    (group,) = (each.broker_group for each in route.partitions if each.partition_id == partition_id)
+    return "g2" if group == "g1" else "g1"
+
+
+def test_grown_subject_is_the_same_when_it_is_created_again(rows: QueueRows):
+    """The settings of a creation do not change; a growth to the number that is there does nothing."""
+    rows.drive_to(Reshape(kind=OperationKind.GROW, subject="s", partitions=5), 7)
+    ask = CreateSubject(subject="s", partitions=2, static=True)
+    rows.run(plan_subject, ask, subjects_max=9)
+    assert len(rows.run(read_queues, "s").queues) == 5
+    (planned,) = rows.run(
+        plan_operations, Reshape(kind=OperationKind.GROW, subject="s", partitions=5)
+    )
+    assert planned.plan == NOTHING
+
+
+def test_canceled_growth_leaves_the_numbers_free(rows: QueueRows):
+    """The queue continues whole, and the next growth gives the same numbers to other partitions."""
+    ask = Reshape(kind=OperationKind.GROW, subject="s", queues=(1,))
+    ((operation_id, _),) = rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
+    rows.run(cancel_operation, operation_id)
+    assert rows.chain(1) == [(2, 0, None)]
+    rows.drive_to(ask, 9)
+    assert rows.chain(1) == [(2, 0, 9), (5, 9, None)]
+    assert rows.chain(2) == [(6, 0, None)]
+
+
+def test_growth_of_a_subject_without_queues_is_refused(rows: QueueRows):
+    """Its number of partitions is changed by a resize."""
+    rows.run(plan_subject, CreateSubject(subject="other"), subjects_max=9)
+    rows.run(open_subject, "other")
+    with pytest.raises(SubjectNotStaticError):
+        rows.run(plan_operations, Reshape(kind=OperationKind.GROW, subject="other", partitions=3))
+    with pytest.raises(QueueUnknownError, match="queues 0 to 1, not 2"):
+        rows.run(plan_operations, Reshape(kind=OperationKind.GROW, subject="s", queues=(2,)))
+
+
 def test_subject_view_shows_static(rows: QueueRows):
     """The view of a subject says whether it is static."""
     assert rows.run(read_subject, "s").static
@@ -97,9 +172,10 @@ def test_subject_view_shows_static(rows: QueueRows):
 def test_reshape_of_a_static_subject_is_refused(rows: QueueRows, ask: Reshape):
     """Resize, split and merge are refused by name, planned or done, and the route stays."""
     route = rows.run(read_route, "s")
-    with pytest.raises(StaticSubjectError, match="never changes") as refused:
+    with pytest.raises(StaticSubjectError, match="keeps its queues") as refused:
         rows.run(plan_operations, ask)
-    assert "move" in refused.value.hint
+    assert "subject grow" in refused.value.hint
+    assert refused.value.queues == 2
     with pytest.raises(StaticSubjectError):
         rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
     assert rows.run(read_route, "s") == route

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import read_route
+from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.rows import RebuildOptions
@@ -71,6 +72,27 @@ def broken(rows: Rows) -> list[str]:
     checks = verify(Views(before=view, answers=[], after=view)).checks
     (violations,) = [check.violations for check in checks if check.code == "V02"]
     return list(violations)
+
+
+def test_growth_continues_when_the_disk_of_the_split_queue_is_lost(rows: Rows) -> None:
+    """The first half begins above every offset of the lost partition, the second half at 0."""
+    rows.create("s", 1, static=True)
+    source = place(rows).broker_group
+    ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.GROW, subject="s", partitions=2))
+    claimed = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+    hosted = {partition.partition_id: None for partition in claimed.todo}
+    assert rows.run(finish_round, operation_id, hosted) is OperationState.SEAL
+    rows.silence(source)
+    assert rows.drive(operation_id) is OperationState.SEAL
+    ((freed, _),) = rows.begin(lose(source))
+    assert freed == operation_id
+    assert rows.drive(operation_id) is None
+    assert chain(rows) == [("s.p1", SPAN, None)]
+    assert chain(rows, 1) == [("s.p2", 0, None)]
+    assert broken(rows) == []
+    lose_group(rows, source)
+    assert chain(rows) == [("s.p3", 3 * SPAN, None)]
+    assert broken(rows) == []
 
 
 @pytest.mark.parametrize("strategy", list(OrderStrategy))

@@ -1,0 +1,70 @@
+"""Checks of what a program gives a producer.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeAlias
+
+from ..protocol.codecs.codec import Codec, check_codec
+from ..protocol.errors import ConfigError, InvalidRequestError
+from ..protocol.routing import OrderStrategy
+from ..protocol.settings import is_within
+from .placing import Partitioner
+from .settings import ProducerSettings
+
+TIMEOUT_MS_MAX = 1_000_000_000_000
+Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
+"""The codec of all subjects, codecs by subject, or none."""
+
+
+def checked_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | None:
+    """The order strategy that the text spells.  Raises ConfigError."""
+    try:
+        return None if strategy is None else OrderStrategy(strategy)
+    except ValueError:
+        spelled = " or ".join(OrderStrategy)
+        raise ConfigError(f"order_strategy is {spelled}, not {strategy!r:.40}") from None
+
+
+def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
+    """Raises ConfigError: it cannot be called."""
+    if partitioner is not None and not callable(partitioner):
+        raise ConfigError(f"partitioner must be callable, not {partitioner!r:.40}")
+    return partitioner
+
+
+def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
+    """Raises ConfigError: something in it is not a codec."""
+    if isinstance(codec, Mapping):
+        codecs = dict(codec)
+        for each in codecs.values():
+            check_codec(each)
+        return codecs
+    if codec is not None:
+        check_codec(codec)
+    return codec
+
+
+def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:
+    """The settings, or the defaults.  Raises ConfigError."""
+    if settings is None:
+        return ProducerSettings()
+    if not isinstance(settings, ProducerSettings):
+        raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
+    return settings
+
+
+def checked_timeout(timeout_ms: int) -> int:
+    """Raises InvalidRequestError: no time-out that can be kept."""
+    if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
+        raise InvalidRequestError(
+            f"timeout_ms must be a whole number from 1 to {TIMEOUT_MS_MAX}, not {timeout_ms!r:.40}"
+        )
+    return timeout_ms
+
+
+def refuse_text(**given: object) -> NoReturn:
+    """Raises InvalidRequestError: one of these is not bytes."""
+    name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
+    advice = f": use {name}.encode()" if isinstance(value, str) else ""
+    raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")

@@ -1,0 +1,111 @@
+"""Messages of a subject that have no partition now, in the order in which they will be sent.
+
+[batches that left a partition] [batches held again] [open batch: messages sent meanwhile]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from ..protocol.clock import Clock
+from ..protocol.errors import KeylaneError
+from ..protocol.text import counted
+from .outgoing_batch import OutgoingBatch
+from .send_budget import SendBudget
+from .settings import ProducerSettings
+from .waiting import NO_PARTITION, NO_ROUTE, WaitCause, WaitReport
+
+log = logging.getLogger("keylane.producer")
+
+
+class HeldMessages:
+    """Batches of messages without a partition, the oldest first; the last one takes new messages."""
+
+    def __init__(
+        self, subject: str, *, settings: ProducerSettings, clock: Clock, budget: SendBudget
+    ) -> None:
+        self.cause = NO_ROUTE
+        """Why messages are held."""
+        self._subject = subject
+        self._settings = settings
+        self._clock = clock
+        self._budget = budget
+        self._loop = asyncio.get_running_loop()
+        self._report = WaitReport()
+        self.batches: list[OutgoingBatch] = [self._new_batch()]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+    def _new_batch(self) -> OutgoingBatch:
+        return OutgoingBatch(self._loop.create_future())
+
+    def is_full(self, batch: OutgoingBatch, value_bytes: int) -> bool:
+        """True if a message with a value of this size needs a new batch."""
+        settings = self._settings
+        return (
+            batch.size >= settings.batch_bytes
+            or len(batch) >= settings.batch_count
+            or (len(batch) > 0 and value_bytes > settings.large_bytes)
+        )
+
+    def add(
+        self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int
+    ) -> tuple[OutgoingBatch, int]:
+        """Append a new message; returns its batch and index."""
+        batch = self.batches[-1]
+        if self.is_full(batch, len(value)):
+            batch = self._new_batch()
+            self.batches.append(batch)
+        size = batch.size
+        index = batch.add(key, value, packed_properties, sent_at_ns)
+        self._budget.enter(1, batch.size - size)
+        return batch, index
+
+    def put_first(self, batches: list[OutgoingBatch]) -> None:
+        """Hold batches that left a partition, before all others."""
+        self.batches = [*batches, *self.batches]
+
+    def replace(self, batches: Iterable[OutgoingBatch]) -> None:
+        """Hold these batches in place of all others; new messages begin a batch of their own."""
+        self.batches = [*batches, self._new_batch()]
+
+    def take_all(self) -> list[OutgoingBatch]:
+        """Take all batches out, still counted in the budget."""
+        batches = self.batches
+        self.replace(())
+        return batches
+
+    def keep(self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int) -> OutgoingBatch:
+        """Hold a message again that was taken out, behind those in `last`; returns the batch that it is in."""
+        if last is None or self.is_full(last, len(batch.values[index])):
+            last = self._new_batch()
+            self.batches.insert(len(self.batches) - 1, last)
+        size = last.size
+        last.adopt(batch, index)
+        self._budget.enter(1, last.size - size)
+        return last
+
+    def give_up(self, error: KeylaneError) -> None:
+        """Give up all messages for `error`."""
+        for batch in self.take_all():
+            if len(batch):
+                self._budget.give_up(batch, error)
+
+    def report(self, why: WaitCause) -> None:
+        """Log at growing intervals why messages are held."""
+        now_ms = self._clock.boot_ms()
+        held = len(self)
+        self.cause = why if held else NO_PARTITION
+        if not held:
+            took_ms = self._report.over(now_ms)
+            if took_ms is not None:
+                log.warning("%s: messages are held no longer, after %.0f s", self._subject, took_ms / 1000)  # fmt: skip
+        elif self._report.waits(now_ms):
+            oldest_ms = self._clock.wall_ms() - self.batches[0].times[0] // 1_000_000
+            log.warning(
+                "%s: %s held, the oldest for %.0f s: %s",
+                self._subject, counted(held, "message is", "messages are"), max(0, oldest_ms) / 1000, why.reason,
+            )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Places that a sender chooses for its messages, in place of the hash of their keys.  Pure.
+
+    place: a logical partition, or a logic queue ─▶ logical partition ─▶ executor
+
+A logic queue is the first logical partition of its range: a queue keeps that one when it moves.
+A message keeps its place while it is held, and when it leaves a partition for a newer route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..protocol.errors import InvalidRequestError, QueueUnknownError, SubjectNotStaticError
+from ..protocol.limits import LOGICAL_PARTITIONS
+from ..protocol.routing import Route
+
+
+@dataclass(frozen=True, slots=True)
+class LogicQueue:
+    """A logic queue of a static subject, as a partitioner returns it."""
+
+    number: int
+
+
+Place: TypeAlias = int | LogicQueue
+Partitioner: TypeAlias = Callable[[bytes], Place]
+
+
+def chosen_place(queue: int | None, partitioner: Partitioner | None, key: bytes) -> Place:
+    """
+    The place of a message: its `queue`, or what the partitioner says of its key.
+
+    Raises:
+        InvalidRequestError: the queue is no number, or the partitioner failed or returned no place.
+    """
+    if queue is not None:
+        if type(queue) is not int:
+            raise InvalidRequestError(f"queue is the number of a logic queue, not {queue!r:.40}")
+        return LogicQueue(queue)
+    assert partitioner is not None
+    try:
+        place = partitioner(key)
+    except Exception as error:
+        raise InvalidRequestError(f"the partitioner failed: {error!r:.200}") from error
+    if type(place) is LogicQueue or (type(place) is int and 0 <= place < LOGICAL_PARTITIONS):
+        return place
+    raise InvalidRequestError(
+        f"a partitioner returns a logical partition (0 to {LOGICAL_PARTITIONS - 1}) or a LogicQueue, not {place!r:.40}"
+    )
+
+
+class QueueStarts:
+    """The first logical partition of each logic queue of a subject."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._route: Route | None = None
+        self._starts: dict[int, int] = {}
+
+    def follow(self, route: Route) -> None:
+        """Take the queues from a route."""
+        self._route = route
+        self._starts = {each.queue: each.range_start for each in route.open_partitions()}
+
+    def logical(self, place: Place) -> int:
+        """
+        The logical partition of a place; of a queue, 0 before the first route, while all messages are held.
+
+        Raises:
+            SubjectNotStaticError: the place is a queue, and the subject has none.
+            QueueUnknownError: the subject has no such queue.
+        """
+        if not isinstance(place, LogicQueue):
+            return place
+        if self._route is None:
+            return 0
+        if not self._route.static:
+            raise SubjectNotStaticError(
+                f"{self._subject!r} has no logic queues to send to", subject=self._subject
+            )
+        start = self._starts.get(place.number)
+        if start is None:
+            raise QueueUnknownError(
+                f"{self._subject!r} has no logic queue {place.number}",
+                subject=self._subject,
+                queue=place.number,
+            )
+        return start

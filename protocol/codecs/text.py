@@ -1,0 +1,60 @@
+"""Codecs for text and for JSON.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+import msgspec
+
+from ..errors import ConfigError
+
+T = TypeVar("T")
+
+
+class TextCodec:
+    """Values of text, as UTF-8."""
+
+    name = "text"
+
+    def encode(self, value: str, /) -> bytes:
+        """The text as UTF-8."""
+        return value.encode()
+
+    def decode(self, data: bytes, /) -> str:
+        """The text; UnicodeDecodeError if the bytes are not UTF-8."""
+        return data.decode()
+
+
+class JsonCodec(Generic[T]):
+    """
+    Values as JSON, by msgspec: what JSON has, dataclasses, msgspec Structs, TypedDicts, enums, dates and more.
+
+        orders = JsonCodec(Order)
+    """
+
+    name = "json"
+    encode: Callable[[T], bytes]
+    """The JSON of a value; TypeError if it has none."""
+    decode: Callable[[bytes], T]
+    """The value of JSON; a msgspec.DecodeError if the bytes are no JSON, or not of the type."""
+
+    @overload
+    def __init__(self: JsonCodec[Any]) -> None: ...
+    @overload
+    def __init__(self, kind: type[T]) -> None: ...
+    def __init__(self, kind: Any = Any) -> None:
+        """
+        Make a codec.
+
+        Args:
+            kind: the type that `decode` makes and checks; without it, dict, list, str, numbers, bool and None.
+
+        Raises:
+            ConfigError: msgspec cannot decode values of this type.
+        """
+        self.encode = msgspec.json.Encoder().encode
+        try:
+            self.decode = msgspec.json.Decoder(kind).decode
+        except TypeError as error:
+            raise ConfigError(f"JsonCodec cannot decode {kind!r:.60}: {error}") from error

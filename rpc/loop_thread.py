@@ -1,0 +1,117 @@
+"""An event loop on a thread of its own, on which programs without one run a client.
+
+    caller's thread ── run(work) ──▶ loop of the thread ── result or error ──▶ caller's thread
+
+Invariants
+    What `run` was given before `stop` ends before the thread does: done, or cancelled.
+    In a forked child nothing runs: the thread is the parent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from ..protocol.errors import AlreadyOpenError, ClosedError, OtherLoopError
+from .home import Home
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """
+    A daemon thread with an event loop; callers in other threads wait for what they run on it.
+
+    Args:
+        what: the kind of client that runs there, as errors name it.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._home = Home(what)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """None while nothing may be run."""
+        self._stop = asyncio.Event()
+
+    @property
+    def state(self) -> str:
+        """For people: "open", "closed" or "forked"."""
+        return self._home.state
+
+    @property
+    def forked(self) -> bool:
+        """True in a child of the process in which the thread runs."""
+        return self._home.state == "forked"
+
+    def start(self) -> None:
+        """
+        Start the thread, and wait until its loop runs.
+
+        Raises:
+            AlreadyOpenError, ForkedError
+        """
+        self._home.check_not_forked()
+        ready: Future[None] = Future()
+        with self._lock:
+            if self._thread is not None:
+                raise AlreadyOpenError(f"the {self._what} is open already")
+            self._thread = threading.Thread(
+                target=self._run, args=(ready,), name=f"keylane {self._what}", daemon=True
+            )
+            self._thread.start()
+            ready.result()
+
+    def _run(self, ready: Future[None]) -> None:
+        with asyncio.Runner() as runner:
+            runner.run(self._serve(ready))
+
+    async def _serve(self, ready: Future[None]) -> None:
+        self._home.enter(self, lambda: None)
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        ready.set_result(None)
+        await self._stop.wait()
+        self._home.leave()
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
+        """
+        Run `work()` on the loop, and return its result; KeyboardInterrupt and a time-out cancel it.
+
+        Raises:
+            ClosedError, ForkedError: the thread does not run, or is stopped meanwhile.
+            OtherLoopError: called on the thread itself, which would wait for ever.
+            TimeoutError: it took longer than `timeout_s` seconds.
+            BaseException: raised by the work.
+        """
+        self._home.check_not_forked()
+        if threading.current_thread() is self._thread:
+            raise OtherLoopError(f"the {self._what} is called on its own event loop")
+        with self._lock:
+            if self._loop is None:
+                raise ClosedError(f"the {self._what} is not open; use: with")
+            future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            return future.result(timeout_s)
+        except CancelledError:
+            raise ClosedError(f"the {self._what} was closed meanwhile") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what still runs, and wait for the end of the thread.  Does nothing in a forked child."""
+        if self.forked:
+            return
+        with self._lock:
+            thread = self._thread
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._stop.set)
+                self._loop = None
+        if thread is not None:
+            thread.join()
+            self._thread = None

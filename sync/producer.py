@@ -1,0 +1,275 @@
+"""The producer without async: the one of `keylane`, on an event loop of its own in a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Generic, Self
+
+from ..producer import LogicQueue, Producer, ProducerSettings, ProducerStats, SendFuture
+from ..producer.waiting_keys import WaitingMessages
+from ..protocol.codecs.codec import Codec, V
+from ..protocol.errors import ClosedError, DeliveryTimeoutError, KeyHaltedError
+from ..protocol.message import Receipt, TableReceipt
+from ..protocol.routing import OrderStrategy
+from ..rpc.loop_thread import LoopThread
+
+CHUNK = 1_000
+"""Messages of `send_all` that cross to the other thread together."""
+
+
+class SentMessage:
+    """A message that `send` has queued; `result` waits for its receipt."""
+
+    def __init__(self, thread: LoopThread, future: SendFuture) -> None:
+        self._thread = thread
+        self._future = future
+
+    def result(self, timeout_s: float | None = None) -> Receipt:
+        """
+        Wait until the message is stored or given up, also after the producer is closed.
+
+        Args:
+            timeout_s: seconds; None: as long as it takes.
+
+        Raises:
+            TimeoutError: neither yet; the message stays on its way.
+            KeylaneError: the message was given up; its `fate` says whether it may be stored.
+        """
+        try:
+            return self._thread.run(self._receipt, timeout_s)
+        except ClosedError:
+            if not self._future.done():
+                raise
+            return self._future.result()
+
+    async def _receipt(self) -> Receipt:
+        return await self._future
+
+    def done(self) -> bool:
+        """True once the message is stored or given up."""
+        return self._future.done()
+
+    def __repr__(self) -> str:
+        return f"<SentMessage {'done' if self.done() else 'pending'}>"
+
+
+class SyncProducer(Generic[V]):
+    """
+    Sends messages from programs without an event loop, and from notebooks beside theirs.
+
+        with Producer("127.0.0.1:7000") as producer:
+            receipt = producer.send("flights", b"...", key=b"UA-N14228").result()
+
+    It works as `keylane.Producer`, whose calls it makes on a thread of its own.  Any thread may call it: the messages
+    of a key are stored in the order in which the calls of `send` return.  Each `send` crosses to that thread and back;
+    `send_all` crosses once for a thousand messages.
+
+    Leaving the block waits until everything is stored.  In a notebook, `producer = Producer(...).open()` opens it for
+    several cells; it is closed by `close()`, or at the end of the program.
+    """
+
+    def __init__(
+        self,
+        meta: str | Iterable[str],
+        *,
+        order_strategy: OrderStrategy | str | None = None,
+        partitioner: Callable[[bytes], int | LogicQueue] | None = None,
+        codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
+        settings: ProducerSettings | None = None,
+        wait_s: float = 0,
+    ) -> None:
+        """Make a producer, of the arguments of `keylane.Producer`; `with` or `open` opens it.  Raises ConfigError."""
+        self._producer: Producer[V] = Producer(
+            meta,
+            order_strategy=order_strategy,
+            partitioner=partitioner,
+            codec=codec,
+            settings=settings,
+            wait_s=wait_s,
+        )
+        self._thread = LoopThread("producer")
+
+    def __repr__(self) -> str:
+        return f"<sync {self._producer!r:.200}>".replace("<sync <", "<sync ").replace(">>", ">")
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────
+    def open(self) -> Self:
+        """
+        Start the thread and connect to a metaserver; returns the producer.
+
+        Raises:
+            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be opened again.
+            AlreadyOpenError, ForkedError: the producer is open, or was before a fork.
+        """
+        self._thread.start()
+        try:
+            self._thread.run(self._producer.__aenter__)
+        except BaseException:
+            self._thread.stop()
+            raise
+        atexit.register(self.close)
+        return self
+
+    def close(self, *, flush: bool = True) -> None:
+        """
+        Close the producer, as that of `keylane` does; nothing if it is closed, or in a forked child.
+
+        Args:
+            flush: wait for the queued messages; without it they are given up at once.
+
+        Raises:
+            GivenUpError: as of `flush`, messages given up now included.
+        """
+        if self._thread.state != "open":
+            return
+        try:
+            self._thread.run(partial(self._producer.close, flush=flush))
+        finally:
+            self._thread.stop()
+            atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(flush=kind is None)
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    def send(
+        self,
+        subject: str,
+        value: V,
+        *,
+        key: bytes = b"",
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SentMessage:
+        """
+        Queue a message, of the arguments of `keylane.Producer.send`; while the queue is full, this waits.
+
+        Returns:
+            The message on its way: `result()` waits for the Receipt.  Without that, `flush` and `close` tell of messages
+            that were given up.
+
+        Raises:
+            KeylaneError: as of `keylane.Producer.send`, but for QueueFullError; nothing was queued.
+            OtherLoopError: called by a codec or a partitioner of this producer.
+        """
+        send = partial(
+            self._producer.send,
+            subject,
+            value,
+            key=key,
+            properties=properties,
+            tags=tags,
+            queue=queue,
+            timeout_ms=timeout_ms,
+        )
+
+        async def queued() -> SendFuture:
+            await self._producer.drain()
+            return send()
+
+        return SentMessage(self._thread, self._thread.run(queued))
+
+    def send_all(self, subject: str, messages: Iterable[tuple[bytes, V]]) -> int:
+        """
+        Queue messages as fast as there is room, then `flush`; returns their number, all of them stored.
+
+        Args:
+            messages: pairs `(key, value)`, iterated in the thread of the caller.
+
+        Raises:
+            PartlyQueuedError, GivenUpError: as of `keylane.Producer.send_all`.
+        """
+        source, count, more = iter(messages), 0, True
+        while more:
+            chunk = _Chunk(source)
+            more = chunk.full
+            count = self._thread.run(
+                partial(self._producer._queue_all, subject, chunk, CHUNK, count)
+            )
+        self.flush()
+        return count
+
+    def send_arrow(
+        self,
+        subject: str,
+        source: Any,
+        *,
+        value: str,
+        key: str | None = None,
+        partial: bool = False,
+    ) -> TableReceipt:
+        """Send each row of Arrow data as a message, as `keylane.Producer.send_arrow` does, and wait until all are stored."""
+
+        async def sent() -> TableReceipt:
+            return await self._producer.send_arrow(
+                subject, source, value=value, key=key, partial=partial
+            )
+
+        return self._thread.run(sent)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """
+        Wait until every message that was sent is stored or given up.
+
+        Raises:
+            GivenUpError: since the last flush, messages were given up of which no `result` was asked.
+            TimeoutError: it takes longer than `timeout_s` seconds.
+        """
+        self._thread.run(self._producer.flush, timeout_s)
+
+    def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
+        """Take messages of a halted key again, as `keylane.Producer.resume` does."""
+
+        async def resumed() -> None:
+            self._producer.resume(error)
+
+        self._thread.run(resumed)
+
+    @property
+    def stats(self) -> ProducerStats:
+        """Counts since the producer was opened.  Raises ClosedError."""
+
+        async def counts() -> ProducerStats:
+            return self._producer.stats
+
+        return self._thread.run(counts)
+
+    def waiting(self, *, limit: int = 100) -> WaitingMessages:
+        """List the messages that are neither stored nor given up, as `keylane.Producer.waiting` does."""
+
+        async def listed() -> WaitingMessages:
+            return self._producer.waiting(limit=limit)
+
+        return self._thread.run(listed)
+
+
+class _Chunk(Generic[V]):
+    """Up to CHUNK messages of a source; iterated, it ends with the error that the source raised, if it did."""
+
+    def __init__(self, source: Iterator[tuple[bytes, V]]) -> None:
+        self._messages: list[tuple[bytes, V]] = []
+        self._error: Exception | None = None
+        try:
+            for message in source:
+                self._messages.append(message)
+                if len(self._messages) == CHUNK:
+                    break
+        except Exception as error:  # noqa: BLE001 - raised in its place
+            self._error = error
+
+    @property
+    def full(self) -> bool:
+        """True if the source may have more messages."""
+        return self._error is None and len(self._messages) == CHUNK
+
+    def __iter__(self) -> Iterator[tuple[bytes, V]]:
+        yield from self._messages
+        if self._error is not None:
+            raise self._error

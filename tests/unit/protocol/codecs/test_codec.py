@@ -1,0 +1,157 @@
+"""Codecs: bytes of values and values of bytes, and the error that tells of each failure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+from keylane import CodecError, ConfigError, Fate, Message
+from keylane.protocol.codecs.codec import Codec, check_codec, decode_value, encode_value
+from keylane.protocol.codecs.models import PydanticCodec
+from keylane.protocol.codecs.text import JsonCodec, TextCodec
+
+
+@dataclass
+class Paid:
+    order: int
+    at: dt.date
+
+
+class Struct(msgspec.Struct):
+    name: str
+    parts: list[int]
+
+
+class Order(pydantic.BaseModel):
+    number: int = pydantic.Field(alias="orderNumber")
+    note: str = ""
+
+    @pydantic.computed_field
+    @property
+    def even(self) -> bool:
+        return self.number % 2 == 0
+
+
+class Refund(Order):
+    pass
+
+
+class Tenfold:
+    """A codec of a program's own: whole numbers, times ten."""
+
+    name = "tenfold"
+
+    def encode(self, value: int, /) -> bytes:
+        return b"%d" % (value * 10)
+
+    def decode(self, data: bytes, /) -> int:
+        return int(data) // 10
+
+
+class Faulty:
+    name = "faulty"
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def encode(self, value: Any, /) -> Any:
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+    decode = encode
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "data"),
+    [
+        (TextCodec(), "grüße", "grüße".encode()),
+        (JsonCodec(), {"a": [1, None, "b"]}, b'{"a":[1,null,"b"]}'),
+        (JsonCodec(Paid), Paid(7, dt.date(2024, 5, 1)), b'{"order":7,"at":"2024-05-01"}'),
+        (JsonCodec(Struct), Struct("n", [1, 2]), b'{"name":"n","parts":[1,2]}'),
+        (JsonCodec(list[int]), [1, 2], b"[1,2]"),
+        (PydanticCodec(Order), Order(orderNumber=4), b'{"orderNumber":4,"note":""}'),
+        (Tenfold(), 12, b"120"),
+    ],
+    ids=["text", "json", "dataclass", "struct", "list", "pydantic", "own"],
+)
+def test_value_comes_back_from_its_bytes(codec: Codec[Any], value: Any, data: bytes):
+    check_codec(codec)
+    assert encode_value(codec, value, subject="s") == data
+    decoded = decode_value(codec, data, subject="s", partition_id=1, offset=2)
+    assert (decoded, type(decoded)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "why"),
+    [
+        (TextCodec(), b"bytes", "AttributeError"),
+        (TextCodec(), "\ud800", "UnicodeEncodeError"),
+        (JsonCodec(), object(), "TypeError"),
+        (PydanticCodec(Order), {"orderNumber": 1}, "dict is no Order"),
+        (PydanticCodec(Refund), Order(orderNumber=1), "Order is no Refund"),
+        (Faulty(ValueError("no")), 1, r"ValueError\('no'\)"),
+        (Faulty("text"), 1, "as str, not as bytes"),
+        (Faulty(None), 1, "as NoneType, not as bytes"),
+        (Faulty(bytearray(b"b")), 1, "as bytearray, not as bytes"),
+    ],
+)
+def test_codec_error_is_raised_when_a_value_has_no_bytes(codec: Codec[Any], value: Any, why: str):
+    with pytest.raises(CodecError, match=why) as told:
+        encode_value(codec, value, subject="orders")
+    assert told.value.fate is Fate.NOT_DONE
+    assert (told.value.codec, told.value.subject) == (codec.name, "orders")
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"),
+    [
+        (TextCodec(), b"\xff"),
+        (JsonCodec(), b"{"),
+        (JsonCodec(Struct), b'{"name":1,"parts":[]}'),
+        (PydanticCodec(Order), b'{"orderNumber":"x"}'),
+        (Faulty(RecursionError()), b"1"),
+    ],
+)
+def test_codec_error_names_the_message_when_bytes_have_no_value(codec: Codec[Any], data: bytes):
+    with pytest.raises(CodecError, match="message 7 of partition 3 of orders") as told:
+        decode_value(codec, data, subject="orders", partition_id=3, offset=7)
+    assert told.value.__cause__ is not None
+    assert (told.value.partition_id, told.value.offset) == (3, 7)
+    assert pickle.loads(pickle.dumps(told.value)).offset == 7
+
+
+def test_interruption_is_no_codec_error():
+    """Ctrl-C in the middle of a codec ends what the program does."""
+    with pytest.raises(KeyboardInterrupt):
+        encode_value(Faulty(KeyboardInterrupt()), 1, subject="s")
+
+
+@pytest.mark.parametrize("codec", [JsonCodec, "json", {"encode": 1}, b"", msgspec.json])
+def test_config_error_is_raised_for_other_than_codecs(codec: object):
+    with pytest.raises(ConfigError, match="a codec is an object"):
+        check_codec(codec)
+
+
+def test_config_error_is_raised_for_types_that_cannot_be_decoded():
+    with pytest.raises(ConfigError, match="cannot decode"):
+        JsonCodec(dict[int, Struct] | list[int] | dict[str, int])
+    with pytest.raises(ConfigError, match="a class of pydantic 2"):
+        PydanticCodec(Paid)
+
+
+def test_decode_returns_the_bytes_when_no_client_delivered_the_message():
+    assert Message("s", b"", b"v", 0, 1, 0).decode() == b"v"
+
+
+def test_keylane_never_imports_pydantic():
+    text = "import keylane, sys; keylane.PydanticCodec; keylane.Producer; print('pydantic' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-I", "-c", text], text=True) == "False\n"
