@@ -6,6 +6,7 @@ The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those tha
 
 from .protocol.errors.base import Fate, KeylaneError, Retry
 from .protocol.errors.failures import *
+from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.refusals import *
 

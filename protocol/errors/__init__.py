@@ -65,6 +65,7 @@ from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError
 from .base import Retry as Retry
 from .failures import *  # noqa: F403 - the rest of the tree
+from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError

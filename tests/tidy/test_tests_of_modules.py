@@ -111,7 +111,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "outbox": {
         "integration/outbox/test_lost_partitions.py": "partition_sender",
         "integration/outbox/test_outbox.py": (
-            "admin client commits database drainer routes settings waiters"
+            "admin client commits database drainer routes waiters"
         ),
         "unit/outbox/test_tables.py": "rows",
     },
@@ -132,7 +132,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "failures outbox refusals",
+        "unit/protocol/test_errors.py": "failures homes outbox refusals",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
