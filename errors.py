@@ -5,6 +5,7 @@ The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those tha
 """
 
 from .protocol.errors.base import Fate, KeylaneError, Retry
+from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
 from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
@@ -43,6 +44,7 @@ __all__ = [
     "FrameError",
     "GivenUpError",
     "GroupBusyError",
+    "GroupDeletedError",
     "GroupStrategyError",
     "GroupUnknownError",
     "HandlerTypeError",
@@ -95,6 +97,7 @@ __all__ = [
     "StaticSubjectError",
     "StorageError",
     "StrategyMismatchError",
+    "SubjectDeletedError",
     "SubjectExistsError",
     "SubjectNotStaticError",
     "SubjectUnknownError",

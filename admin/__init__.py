@@ -2,12 +2,14 @@
 
 from ..protocol.control import (
     BrokerView,
+    GroupDeletion,
     GroupSummary,
     GroupView,
     Health,
     OwnerView,
     RefusedBroker,
     Retention,
+    SubjectDeletion,
     SubjectSummary,
     SubjectView,
 )
@@ -42,6 +44,7 @@ __all__ = [
     "BusySubject",
     "CheckView",
     "CursorView",
+    "GroupDeletion",
     "GroupDescription",
     "GroupReset",
     "GroupSummary",
@@ -64,6 +67,7 @@ __all__ = [
     "Route",
     "StepAction",
     "StepView",
+    "SubjectDeletion",
     "SubjectDescription",
     "SubjectHistory",
     "SubjectSummary",

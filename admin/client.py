@@ -13,12 +13,16 @@ from ..protocol.control import (
     AcceptFolder,
     BrokerView,
     CreateSubject,
+    DeleteGroup,
+    DeleteSubject,
+    GroupDeletion,
     GroupSummary,
     GroupView,
     Health,
     PartitionStatus,
     RefusedBroker,
     Retention,
+    SubjectDeletion,
     SubjectSummary,
     SubjectView,
     SwitchGroup,
@@ -174,6 +178,25 @@ class Admin(Resident):
         """
         return await self._meta.history(check_name("subject", subject))
 
+    async def delete_subject(
+        self, subject: str, *, force: bool = False, subject_id: int = 0
+    ) -> SubjectDeletion:
+        """
+        Delete a subject with its messages and consumer groups; the same call with the `subject_id` of the answer tells how
+        far that is.  A broker that is down drops its partitions when it is back; until then the name is taken.
+
+        Args:
+            force: also if the subject has live consumers.
+
+        Raises:
+            SubjectUnknownError
+            GroupBusyError: it has live consumers.
+            OperationRunningError: its partitions are being changed.
+        """
+        check_name("subject", subject)
+        body = _checked(DeleteSubject, {"force": force, "subject_id": subject_id})
+        return await self._meta.delete_subject(subject, body)
+
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
     async def list_groups(self, subject: str) -> list[GroupSummary]:
         """
@@ -254,6 +277,27 @@ class Admin(Resident):
             },
         )
         return await self._meta.reset_group(subject, group, body)
+
+    async def delete_group(
+        self, subject: str, group: str, *, force: bool = False, group_id: int = 0
+    ) -> GroupDeletion:
+        """
+        Delete a consumer group; the same call with the `group_id` of the answer tells how far that is.
+
+        A broker that is down forgets the group when it is back; until then no consumer can join.  A later group of this
+        name begins at the first message that is still stored.
+
+        Args:
+            force: also if the group has live consumers, which end with GroupDeletedError.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            GroupBusyError: it has live consumers, or its progress is being set.
+        """
+        check_name("subject", subject)
+        check_name("consumer group", group)
+        body = _checked(DeleteGroup, {"force": force, "group_id": group_id})
+        return await self._meta.delete_group(subject, group, body)
 
     async def switch_group(
         self, subject: str, group: str, consume_strategy: ConsumeStrategy | str

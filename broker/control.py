@@ -11,6 +11,7 @@ from ..protocol import endpoints
 from ..protocol.clock import Clock
 from ..protocol.control import (
     Done,
+    DropPartition,
     FoundOffset,
     Health,
     HostPartition,
@@ -25,12 +26,13 @@ from ..protocol.errors import (
     OverloadedError,
     WrongBrokerError,
 )
-from ..protocol.progress import KnowGroups, SetCursor
+from ..protocol.progress import ForgetGroup, ForgottenGroup, KnowGroups, SetCursor
 from ..rpc.server import ControlRoute, Params, whole_number
 from .partition.damage import damage_of
 from .partition.partition import HostedPartition
 from .standing import Standing, check_standing
 from .store.known_groups import know_groups
+from .store.removals import drop_partition, forget_group
 from .store.set_cursor import set_cursor
 from .store.store import DURABLE, Store
 
@@ -79,6 +81,8 @@ class BrokerControl:
             ControlRoute(endpoints.SEAL, self.seal),
             ControlRoute(endpoints.SET_CURSOR, self.cursor),
             ControlRoute(endpoints.KNOW_GROUPS, self.groups),
+            ControlRoute(endpoints.FORGET_GROUP, self.forget),
+            ControlRoute(endpoints.DROP_PARTITION, self.drop),
             ControlRoute(endpoints.HEALTH, self.health),
         ]
 
@@ -94,7 +98,9 @@ class BrokerControl:
         partition, durable = self._store.host(body)
         partition.check_unused()
         if body.groups is not None:
-            durable = know_groups(self._store, partition, body.groups, complete=True)
+            durable = know_groups(
+                self._store, partition, body.groups, complete=True, tokens_above=body.tokens_above
+            )
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
 
@@ -121,6 +127,8 @@ class BrokerControl:
             partitions=listed,
             broker_id=self._broker_id,
             more_after=listed[-1].partition_id if more else None,
+            dropped=self._store.state.dropped.subjects if after < 0 else {},
+            dropped_id=self._store.state.dropped.highest_id,
         )
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
@@ -169,7 +177,27 @@ class BrokerControl:
         """Have retention keep messages for groups that have not read the partition yet, durably."""
         await check_standing(self._standing)
         partition = self._store.state.partition(_partition_id(params))
-        await know_groups(self._store, partition, body.groups, complete=body.complete)
+        await know_groups(
+            self._store,
+            partition,
+            body.groups,
+            complete=body.complete,
+            tokens_above=body.tokens_above,
+        )
+        return Done()
+
+    async def forget(self, body: ForgetGroup, params: Params) -> ForgottenGroup:
+        """Forget a deleted consumer group on a partition, durably; a repeat changes nothing."""
+        await check_standing(self._standing)
+        partition = self._store.state.partition(_partition_id(params))
+        token, durable = forget_group(self._store, partition, body)
+        await durable
+        return ForgottenGroup(token=token)
+
+    async def drop(self, body: DropPartition, params: Params) -> Done:
+        """Drop a partition of a deleted subject, durably; a repeat changes nothing."""
+        await check_standing(self._standing)
+        await drop_partition(self._store, _partition_id(params), body)
         return Done()
 
     async def health(self, _body: object, _params: Params) -> Health:

@@ -116,6 +116,8 @@ class BrokerService:
         partition.check_owners()
         self._store.firsts.rise(request.partition_id)
         group = partition.group_for_acquire(request.group)
+        if partition.forgotten:
+            partition.check_not_forgotten(request.group, token)
         if 0 < token <= self._store.fence_floor:
             raise FencedError(token=token, current_token=self._store.fence_floor)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):

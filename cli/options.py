@@ -57,6 +57,8 @@ WaitOption = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Show the progress until it is done.")
 ]
 
+ForceOption = Annotated[bool, typer.Option("--force", help="Also with live consumers, which end.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 ConsumerGroupArgument = Annotated[
     str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")

@@ -82,6 +82,8 @@ class Membership:
         identity: DrawBits,
     ) -> None:
         self.session = ""
+        self._group_id = 0
+        """The group of the last session; a group that is made after its deletion is another one."""
         self._suspended = False
         self._subject = subject
         self._group = group
@@ -127,8 +129,10 @@ class Membership:
                 ttl_ms=self._settings.ttl_ms,
                 suspended=self._suspended,
                 strategy=self._settings.consume_strategy,
+                group_id=self._group_id,
             )
         )
+        self._group_id = joined.group_id
         self.session = session
         self._version = -1
         self._fall_pauses.reset()

@@ -15,6 +15,7 @@ from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .groups.views import due_groups
 from .operations.driver import OperationDriver
+from .removals.service import RemovalService
 from .settings import MetaserverSettings
 from .sql.database import Database
 
@@ -39,6 +40,7 @@ class Attendant:
         operations: OperationDriver,
         duties: Sequence[Callable[[], Awaitable[object]]] = (),
         *,
+        removals: RemovalService,
         quick_duties: Sequence[Callable[[], Awaitable[object]]] = (),
     ) -> None:
         self._database = database
@@ -46,6 +48,7 @@ class Attendant:
         self._catalogue = catalogue
         self._settings = settings
         self._operations = operations
+        self._removals = removals
         self._duties = [
             *((duty, settings.expire_ms) for duty in duties),
             *((duty, settings.poll_ms) for duty in quick_duties),
@@ -73,6 +76,8 @@ class Attendant:
             await self._groups.check_for_changes()
             await self._catalogue.check_for_changes()
             await self._operations.resume()
+            if due.removals:
+                await self._removals.run_once()
         except KeylaneError as error:
             _warn(error)
             return poll_ms

@@ -14,6 +14,7 @@ from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .operations.driver import OperationDriver
+from .removals.service import RemovalService
 from .resets.service import ResetService
 from .verify.service import VerifyService
 
@@ -25,12 +26,22 @@ def control_routes(
     operations: OperationDriver,
     verify_service: VerifyService,
     resets: ResetService,
+    *,
+    removals: RemovalService,
 ) -> list[ControlRoute]:
     """One route for each of `endpoints.METASERVER`."""
     return [
         *_subject_routes(catalogue),
         *_consumer_routes(groups, catalogue),
         *_operation_routes(operations),
+        ControlRoute(
+            endpoints.DELETE_SUBJECT,
+            lambda body, params: removals.delete_subject(params["subject"], body),
+        ),
+        ControlRoute(
+            endpoints.DELETE_GROUP,
+            lambda body, params: removals.delete_group(params["subject"], params["group"], body),
+        ),
         ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
         ControlRoute(endpoints.VERIFY, lambda _body, _: verify_service.verify()),
         ControlRoute(
@@ -48,6 +59,7 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
             known_version=whole_number(params, "known_version", -1, low=-1),
             wait_ms=whole_number(params, "wait_ms", 0, high=PULL_WAIT_MS_MAX),
             order_strategy=strategy(params),
+            subject_id=whole_number(params, "subject_id", 0),
         )
         return await catalogue.retry_while_empty(ask)
 

@@ -26,6 +26,7 @@ from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .operations.driver import OperationDriver
+from .removals.service import RemovalService
 from .resets.service import ResetService
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
@@ -144,6 +145,9 @@ def _services(
         rng=rng,
         after_step=after_step,
     )
+    removals = RemovalService(
+        database, network, catalogue=catalogue, groups=groups, after_step=after_step
+    )
     resets = ResetService(database, network, settings, holder=driver, after_step=after_step)
     attendant = Attendant(
         database,
@@ -152,11 +156,14 @@ def _services(
         settings,
         operations,
         duties=(expirer.run_once,),
+        removals=removals,
         quick_duties=(announcer.run_once,),
     )
     health = partial(_health, database, catalogue)
     verify = VerifyService(database, network)
-    routes = control_routes(catalogue, groups, health, operations, verify, resets)
+    routes = control_routes(
+        catalogue, groups, health, operations, verify, resets, removals=removals
+    )
     return _Services(
         catalogue=catalogue,
         groups=groups,

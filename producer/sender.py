@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry
+from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry, SubjectDeletedError
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
 from ..protocol.routing import (
     OrderStrategy,
@@ -274,8 +274,9 @@ class SubjectSender:
                     continue
                 why = OLDER_ROUTE
             except KeylaneError as error:
-                if error.retry is Retry.NEVER and self._route is None:
-                    self._die(error)
+                ends = self._route is None or isinstance(error, SubjectDeletedError)
+                if ends and error.retry is Retry.NEVER:
+                    await self._die(error)
                     return
                 log.info("route of %s: %s", self.subject, error.message)
                 why = route_cause(error)
@@ -294,6 +295,7 @@ class SubjectSender:
             self.subject,
             known_version=-1 if known is None else known.version,
             order_strategy=self._order_strategy,
+            subject_id=0 if known is None else known.subject_id,
         )
         urgent = self._refresh.is_set() or self._lacks_a_broker()
         self._refresh.clear()
@@ -309,14 +311,15 @@ class SubjectSender:
         """True while some range has no partition, or the broker of a partition fails."""
         return None in self._home_table or not all(map(_answers, self._executors.values()))
 
-    def _die(self, error: KeylaneError) -> None:
-        """Give up all held messages, because the metaserver refuses to give a route."""
+    async def _die(self, error: KeylaneError) -> None:
+        """Give up all messages, because the metaserver refuses to give a route."""
         self._on_dead(self)
         self._refusal = error
         self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
-        self.held.give_up(error)
+        await self._give_up_all(error)
+        self._executors.clear()
 
     def _apply(self, route: Route) -> bool:
         """Follow a route; False if it is older than the followed one, and ignored."""
@@ -587,10 +590,13 @@ class SubjectSender:
             self._expiring.cancel()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._give_up_all(NoPartitionError(CLOSED))
+
+    async def _give_up_all(self, error: KeylaneError) -> None:
         for executor in self.executors:
             for batch in await executor.close():
-                self._budget.give_up(batch, NoPartitionError(CLOSED))
-        self.held.give_up(NoPartitionError(CLOSED))
+                self._budget.give_up(batch, error)
+        self.held.give_up(error)
 
 
 def _answers(executor: Executor | None) -> TypeGuard[Executor]:

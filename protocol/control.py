@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
+from .ids import MAX_I64
 from .limits import (
     PARTITIONS_MAX,
     PULL_WAIT_MS_MAX,
@@ -207,6 +208,8 @@ class Join(Struct, frozen=True, kw_only=True):
     """The session begins suspended: it is granted nothing; see Suspend."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The first session of a group sets the group's strategy."""
+    group_id: Count = 0
+    """The group that the client's earlier session was of; refused if that group was deleted since.  0: it had none."""
 
 
 class Joined(Struct, frozen=True, kw_only=True):
@@ -214,6 +217,8 @@ class Joined(Struct, frozen=True, kw_only=True):
 
     ttl_ms: int
     heartbeat_ms: int
+    group_id: int = 0
+    """Tells the group from an earlier or a later one of the same name; 0: not said."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -292,6 +297,47 @@ class GroupView(Struct, frozen=True, kw_only=True):
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
 
 
+class DeleteGroup(Struct, frozen=True, kw_only=True):
+    """Delete a consumer group, or ask how far its deletion is."""
+
+    force: bool = False
+    """Also if it has live consumers: their sessions end, and their tokens are refused."""
+    group_id: Count = 0
+    """The group of an earlier answer: a group that was made since under its name is not touched.  0: the one of this name."""
+
+
+class GroupDeletion(Struct, frozen=True, kw_only=True):
+    """How far the deletion of a consumer group is.  It goes on by itself."""
+
+    subject: str
+    group: str
+    group_id: int
+    left: int = 0
+    """Partitions whose brokers still have to forget the group; 0: the group is gone."""
+    problem: str = ""
+    """Why one of these brokers has not."""
+
+
+class DeleteSubject(Struct, frozen=True, kw_only=True):
+    """Delete a subject with its messages and consumer groups, or ask how far its deletion is."""
+
+    force: bool = False
+    """Also if it has live consumers: their sessions end."""
+    subject_id: Count = 0
+    """The subject of an earlier answer: one that was made since under its name is not touched.  0: the one of this name."""
+
+
+class SubjectDeletion(Struct, frozen=True, kw_only=True):
+    """How far the deletion of a subject is.  It goes on by itself."""
+
+    subject: str
+    subject_id: int
+    left: int = 0
+    """Partitions that brokers still have to drop; 0: the subject is gone, and its name is free."""
+    problem: str = ""
+    """Why one of these brokers has not."""
+
+
 class GroupSummary(Struct, frozen=True, kw_only=True):
     """A group in the list of groups."""
 
@@ -334,6 +380,20 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     groups: tuple[str, ...] | None = None
     """Every consumer group of the subject, so that retention waits for them from the first message on; None: not said.
     Groups are no fact of the partition: a repeat may have more of them."""
+    tokens_above: Count = 0
+    """As in KnowGroups; goes with `groups`."""
+
+
+class DropPartition(Struct, frozen=True, kw_only=True):
+    """
+    Drop a partition of a deleted subject, with its messages.  A repeat changes nothing.
+
+    The broker never hosts the partition again, also if it does not host it now.
+    """
+
+    subject: str
+    last_id: Annotated[int, Meta(ge=1, le=MAX_I64)]
+    """The highest partition id of the subject; a later subject of that name has higher ids only."""
 
 
 class GroupStatus(Struct, frozen=True, kw_only=True):
@@ -375,6 +435,8 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     groups_told: bool = True
     """The broker was told every consumer group of the subject; before that, retention removes no message of the
     partition."""
+    forgotten_token: int = 0
+    """The highest token of deleted groups that the partition refuses."""
 
 
 class TimeBound(enum.StrEnum):
@@ -401,6 +463,10 @@ class PartitionStatusList(Struct, frozen=True, kw_only=True):
     """Identity of the data folder."""
     more_after: int | None = None
     """The next page begins after this id; None: this is the last page."""
+    dropped: dict[str, int] = {}
+    """Name of a deleted subject → its highest partition id; of the last subjects of which the broker dropped partitions."""
+    dropped_id: int = 0
+    """The highest id of a partition that the broker dropped."""
 
 
 # ── messages over HTTP ────────────────────────────────────────────────────────────────────────────────

@@ -18,9 +18,13 @@ from .control import (
     BrokerView,
     BrokerWelcome,
     CreateSubject,
+    DeleteGroup,
+    DeleteSubject,
     Done,
+    DropPartition,
     FoundOffset,
     Grants,
+    GroupDeletion,
     GroupList,
     GroupView,
     Health,
@@ -35,6 +39,7 @@ from .control import (
     Posted,
     RefusedBroker,
     ReleaseGrant,
+    SubjectDeletion,
     SubjectList,
     SubjectView,
     Suspend,
@@ -45,7 +50,14 @@ from .http.idempotency import IDEMPOTENCY_KEY
 from .http.message_json import MessageObject
 from .http.posted import CONTENT_TYPE, JSON, KEY_HEADER, NDJSON, RAW
 from .operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
-from .progress import GroupReset, KnowGroups, ResetGroup, SetCursor
+from .progress import (
+    ForgetGroup,
+    ForgottenGroup,
+    GroupReset,
+    KnowGroups,
+    ResetGroup,
+    SetCursor,
+)
 from .queues import QueueList
 from .routing import Route
 from .verification import Verification
@@ -104,7 +116,15 @@ ROUTE = Endpoint(
     Route,
     Rights.READ,
     "The route; waits up to wait_ms for a version that differs from known_version.",
-    query=("known_version", "wait_ms", "order_strategy"),
+    query=("known_version", "wait_ms", "order_strategy", "subject_id"),
+)
+DELETE_SUBJECT = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/delete",
+    DeleteSubject,
+    SubjectDeletion,
+    Rights.ADMINISTER,
+    "Delete a subject; the metaserver completes it, and a repeat tells how far it is.",
 )
 QUEUES = Endpoint(
     "GET",
@@ -183,6 +203,15 @@ SWITCH_GROUP = Endpoint(
     GroupView,
     Rights.ADMINISTER,
     "Change a group's consume strategy; its sessions end, and earlier owners are fenced.",
+)
+
+DELETE_GROUP = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/groups/{group}/delete",
+    DeleteGroup,
+    GroupDeletion,
+    Rights.ADMINISTER,
+    "Delete a consumer group; the metaserver completes it, and a repeat tells how far it is.",
 )
 
 # ── to any server ─────────────────────────────────────────────────────────────────────────────────────
@@ -311,6 +340,24 @@ KNOW_GROUPS = Endpoint(
     "Have retention wait for groups that have not read a partition yet.",
     idempotent=True,
 )
+FORGET_GROUP = Endpoint(
+    "POST",
+    "/v1/partitions/{id}/forget",
+    ForgetGroup,
+    ForgottenGroup,
+    Rights.ADMINISTER,
+    "Forget a deleted consumer group: its progress goes, and its tokens are refused.",
+    idempotent=True,
+)
+DROP_PARTITION = Endpoint(
+    "POST",
+    "/v1/partitions/{id}/drop",
+    DropPartition,
+    Done,
+    Rights.ADMINISTER,
+    "Drop a partition of a deleted subject, with its messages.",
+    idempotent=True,
+)
 
 POST_MESSAGES = Endpoint(
     "POST",
@@ -345,6 +392,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     SUBJECT,
     ROUTE,
     QUEUES,
+    DELETE_SUBJECT,
     JOIN,
     HEARTBEAT,
     RELEASE,
@@ -353,6 +401,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     GROUP,
     GROUPS,
     SWITCH_GROUP,
+    DELETE_GROUP,
     HEALTH,
     RESHAPE,
     CANCEL_OPERATION,
@@ -370,6 +419,8 @@ BROKER: tuple[Endpoint[Any], ...] = (
     SEAL,
     SET_CURSOR,
     KNOW_GROUPS,
+    FORGET_GROUP,
+    DROP_PARTITION,
     HEALTH,
     POST_MESSAGES,
     READ_MESSAGES,

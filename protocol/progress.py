@@ -88,3 +88,20 @@ class KnowGroups(Struct, frozen=True, kw_only=True):
     groups: Annotated[tuple[str, ...], Meta(max_length=GROUPS_AT_ONCE_MAX)]
     complete: bool = False
     """No other group of the subject reads the partition: retention may remove messages that these groups have acked."""
+    tokens_above: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
+    """Every token of the subject's deleted groups is at most this.  A broker that has forgotten one of these groups under a
+    higher token refuses the call: it was made before the deletion."""
+
+
+class ForgetGroup(Struct, frozen=True, kw_only=True):
+    """Forget a deleted group: its progress goes, and its tokens up to `token` are refused.  A repeat changes nothing."""
+
+    group: str
+    token: Annotated[int, Meta(ge=1, le=MAX_I64)]
+
+
+class ForgottenGroup(Struct, frozen=True, kw_only=True):
+    """The broker has forgotten the group, durably."""
+
+    token: int
+    """The highest token that it refuses; above the one of the call if the metaserver's database is older."""

@@ -66,6 +66,10 @@ class Kind(enum.IntEnum):
     """The partition's whole state without its messages, written before retention removes earlier records of it."""
     TOLD = 7
     """The metaserver has told every consumer group of the partition's subject: groups earlier in the log are all."""
+    FORGET = 8
+    """A consumer group was deleted: the partition has no progress of it, and refuses its tokens."""
+    DROPPED = 9
+    """Partitions were dropped with their subject: the broker hosts them no longer, and never again."""
 
 
 class Compression(enum.IntEnum):

@@ -91,6 +91,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[Partition, ...]
     static: bool = False
     """The subject has logic queues: a keyed message never leaves its own, under either strategy."""
+    subject_id: int = 0
+    """Tells the subject from an earlier or a later one of the same name; 0: not said."""
 
     @property
     def may_leave(self) -> bool:

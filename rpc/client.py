@@ -16,9 +16,13 @@ from ..protocol.control import (
     BrokerView,
     BrokerWelcome,
     CreateSubject,
+    DeleteGroup,
+    DeleteSubject,
     Done,
+    DropPartition,
     FoundOffset,
     Grants,
+    GroupDeletion,
     GroupList,
     GroupView,
     Health,
@@ -31,6 +35,7 @@ from ..protocol.control import (
     PartitionStatusList,
     RefusedBroker,
     ReleaseGrant,
+    SubjectDeletion,
     SubjectList,
     SubjectView,
     Suspend,
@@ -50,7 +55,14 @@ from ..protocol.frames import Answer, Pull, PullShared, Request
 from ..protocol.http.endpoint import Endpoint
 from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
-from ..protocol.progress import GroupReset, KnowGroups, ResetGroup, SetCursor
+from ..protocol.progress import (
+    ForgetGroup,
+    ForgottenGroup,
+    GroupReset,
+    KnowGroups,
+    ResetGroup,
+    SetCursor,
+)
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.verification import Verification
@@ -163,6 +175,16 @@ class MetaClient:
         """One subject."""
         return await self._call(endpoints.SUBJECT, subject=subject)
 
+    async def delete_subject(self, subject: str, body: DeleteSubject) -> SubjectDeletion:
+        """Delete a subject, or ask how far its deletion is."""
+        return await self._call(endpoints.DELETE_SUBJECT, body, timeout_ms=15_000, subject=subject)
+
+    async def delete_group(self, subject: str, group: str, body: DeleteGroup) -> GroupDeletion:
+        """Delete a consumer group, or ask how far its deletion is."""
+        return await self._call(
+            endpoints.DELETE_GROUP, body, timeout_ms=15_000, subject=subject, group=group
+        )
+
     async def queues(self, subject: str) -> QueueList:
         """The logic queues of a static subject."""
         return await self._call(endpoints.QUEUES, subject=subject)
@@ -202,9 +224,18 @@ class MetaClient:
         known_version: int = -1,
         wait_ms: int = 0,
         order_strategy: OrderStrategy | None = None,
+        subject_id: int = 0,
     ) -> Route:
-        """The route; waits up to `wait_ms` for a version above `known_version`.  `order_strategy` is checked if given."""
+        """
+        The route; waits up to `wait_ms` for a version above `known_version`.
+
+        Args:
+            order_strategy: checked if given.
+            subject_id: of the route that is known; another subject of this name is refused, if this one was deleted.
+        """
         query = {"known_version": str(known_version), "wait_ms": str(wait_ms)}
+        if subject_id:
+            query["subject_id"] = str(subject_id)
         if order_strategy is not None:
             query["order_strategy"] = order_strategy.value
         return await self._call(endpoints.ROUTE, query=query, wait_ms=wait_ms, subject=subject)
@@ -381,6 +412,14 @@ class BrokerClient:
     async def know_groups(self, partition_id: int, body: KnowGroups) -> Done:
         """Make retention wait for groups that have not read a partition yet."""
         return await self._control(endpoints.KNOW_GROUPS, body, id=partition_id)
+
+    async def forget_group(self, partition_id: int, body: ForgetGroup) -> ForgottenGroup:
+        """Have a partition forget a deleted consumer group."""
+        return await self._control(endpoints.FORGET_GROUP, body, id=partition_id)
+
+    async def drop_partition(self, partition_id: int, body: DropPartition) -> Done:
+        """Have the broker drop a partition of a deleted subject."""
+        return await self._control(endpoints.DROP_PARTITION, body, id=partition_id)
 
     async def health(self) -> Health:
         """

@@ -13,7 +13,7 @@ from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, DeliveryTimeoutError, KeyHaltedError
 from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
-from ..rpc.loop_thread import LoopThread
+from .loop_thread import LoopThread
 
 CHUNK = 1_000
 """Messages of `send_all` that cross to the other thread together."""

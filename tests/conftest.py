@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from keylane.rpc.program import allow_open_files
 from support import second_chance
+from support.cluster import Cluster
+from support.shelves import Shelves
 
 if TYPE_CHECKING:
     from support.workers import FileByFile
@@ -61,3 +65,40 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile:
     from support.workers import FileByFile
 
     return FileByFile(config, log)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that no test kills; each test makes subjects of its own."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def file_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A cluster of the test file's own that no test kills, with the options of the file's mark `cluster`."""
+    with Cluster(tmp_path_factory.mktemp("cluster"), **_cluster_options(request)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster of the test's own, to be killed and restarted, with the options of its mark `cluster`."""
+    with Cluster(tmp_path, **_cluster_options(request)) as cluster:
+        yield cluster
+
+
+def _cluster_options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    mark = request.node.get_closest_marker("cluster")
+    return mark.kwargs if mark else {}
+
+
+@pytest.fixture
+def shelves() -> Iterator[Shelves]:
+    """A stand-in for a metaserver and a broker, for tests of the Spark reader."""
+    shelves = Shelves()
+    shelves.start()
+    yield shelves
+    shelves.stop()

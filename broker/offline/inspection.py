@@ -94,6 +94,8 @@ def _missing(state: BrokerState, snapshot: BrokerState) -> list[str]:
     """Partitions for which the log has fewer messages than the snapshot, as problems."""
     problems = []
     for number in snapshot.partitions:
+        if number in state.dropped:
+            continue
         then = snapshot.partitions[number]
         try:
             now = state.partition(number)

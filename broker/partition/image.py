@@ -9,10 +9,11 @@
      static,
      producers_before, producers_all,
      body_crcs: [[crc, …], …],
-     groups_told]                                   msgpack; later fields come last
+     groups_told,
+     forgotten: [[name, token], …]]                 msgpack; later fields come last
 
 `removed_unread` is written only if it is not 0.  The array ends behind the last of `static`, `producers_all`,
-`body_crcs` and `groups_told` that is not its default.  `producers_before` and `producers_all` are written in parts only:
+`body_crcs`, `groups_told` and `forgotten` that is not its default.  `producers_before` and `producers_all` are written in parts only:
 a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
 checksums of the remembered batches, by producer in the order of `producers`.
 
@@ -88,6 +89,10 @@ class _ToldImage(_SummedImage, frozen=True, array_like=True):
     groups_told: bool = False
 
 
+class _ForgottenImage(_ToldImage, frozen=True, array_like=True):
+    forgotten: list[tuple[str, int]] = []
+
+
 class Part(NamedTuple):
     """The share of a partition's producers in an image: those after the first `before`, of `total`."""
 
@@ -96,7 +101,7 @@ class Part(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_ToldImage).decode
+_decode = msgspec.msgpack.Decoder(_ForgottenImage).decode
 _strings: dict[str, str] = {}
 """Names of subjects and broker groups, each as one object: many partitions share few names."""
 STRINGS_MAX = 10_000
@@ -156,12 +161,21 @@ def _kind(
     """The shortest image type that has every field which is not its default; its last fields are filled in."""
     static = hosted.facts.static
     before, total = part or (0, 0)
-    if not producers and part is None and not hosted.groups_told:
+    told = hosted.groups_told or bool(hosted.forgotten)
+    if not producers and part is None and not told:
         return partial(_StaticImage, static=True) if static else _Image
     as_part = partial(_PartImage, static=static, producers_before=before, producers_all=total)
-    if not producers and not hosted.groups_told:
+    if not producers and not told:
         return as_part
     body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
+    if hosted.forgotten:
+        return partial(
+            _ForgottenImage,
+            **as_part.keywords,
+            body_crcs=body_crcs,
+            groups_told=hosted.groups_told,
+            forgotten=list(hosted.forgotten.items()),
+        )
     if hosted.groups_told:
         return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
     return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)
@@ -233,6 +247,7 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         group.removed_unread = row.removed_unread
         group.kept = True
     partition.groups_told = decoded.groups_told
+    partition.forgotten = dict(decoded.forgotten)
     partition.lost = tuple(Lost(*row) for row in decoded.lost)
     partition.fences_lost = decoded.fences_lost
     return partition, Part(

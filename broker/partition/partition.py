@@ -17,6 +17,7 @@ import msgspec
 from ...protocol.control import GroupStatus, HostPartition, PartitionStatus
 from ...protocol.errors import (
     CorruptLogError,
+    FencedError,
     OverloadedError,
     PartitionInUseError,
     SequenceReusedError,
@@ -34,10 +35,12 @@ from ...protocol.routing import PartitionState
 from .appends import Duplicate, ProducerState, after_append, decide_append, forget_producer
 from .in_flight import InFlight
 from .pull_lock import PullLock, raise_fence
-from .records import CursorBody, FenceBody
+from .records import CursorBody, FenceBody, ForgetBody
 
 END_UNKNOWN = -1
 """The end of a lost range whose start alone is known."""
+FORGOTTEN_MAX = 1_000
+"""Deleted groups whose tokens are refused; those of older deletions are left out, because none of their calls is on its way."""
 LOST_MAX = 1_000
 """Lost ranges that are kept.  A read detects further ones by itself: the index leads it to the damage."""
 
@@ -139,8 +142,8 @@ class HostedPartition:
     """The state of a partition; its `facts` never change."""
 
     __slots__ = (
-        "__weakref__", "appended_at_ms", "clashed", "ended", "facts", "fences_lost", "first_offset", "groups", "groups_told",
-        "lost", "next_offset", "partition_id", "producers", "readable_offset", "sealed",
+        "__weakref__", "appended_at_ms", "clashed", "ended", "facts", "fences_lost", "first_offset", "forgotten", "groups",
+        "groups_told", "lost", "next_offset", "partition_id", "producers", "readable_offset", "sealed",
     )  # fmt: skip
 
     def __init__(self, facts: HostPartition) -> None:
@@ -162,6 +165,8 @@ class HostedPartition:
         self.groups: dict[str, Group] = {}
         self.groups_told = False
         """The metaserver has told every consumer group of the subject, durably."""
+        self.forgotten: dict[str, int] = {}
+        """Deleted group → the highest of its tokens, which are refused; the latest deletion is last."""
         self.lost: tuple[Lost, ...] = ()
         """Lost ranges, in order.  A partition that has any takes no appends, and reads stop before them."""
         self.fences_lost = False
@@ -318,6 +323,29 @@ class HostedPartition:
             raise OverloadedError(f"a partition has at most {GROUPS_PER_SUBJECT_MAX} groups")
         return Group(name)
 
+    def check_not_forgotten(self, name: str, token: int) -> None:
+        """Raises FencedError if the token is one of a deleted group of this name."""
+        if token <= self.forgotten.get(name, 0):
+            raise FencedError(
+                f"consumer group {name!r} of this token was deleted",
+                token=token,
+                current_token=self.forgotten[name],
+            )
+
+    def apply_forget(self, body: ForgetBody) -> Callable[[], None]:
+        """Forget a deleted group; returns a function that undoes it."""
+        group, forgotten = self.groups.pop(body.group, None), self.forgotten
+        kept = {name: token for name, token in forgotten.items() if name != body.group}
+        kept[body.group] = max(body.token, forgotten.get(body.group, 0))
+        self.forgotten = dict(list(kept.items())[-FORGOTTEN_MAX:])
+
+        def undo() -> None:
+            self.forgotten = forgotten
+            if group is not None:
+                self.groups[group.name] = group
+
+        return undo
+
     def apply_fence(self, body: FenceBody) -> None:
         """Raise the fence of a group, which may be new."""
         group = self.groups.get(body.group)
@@ -399,6 +427,7 @@ class HostedPartition:
             groups=tuple(groups),
             facts=self.facts,
             groups_told=self.groups_told,
+            forgotten_token=max(self.forgotten.values(), default=0),
         )
 
 
@@ -412,7 +441,7 @@ def stored_facts(facts: HostPartition) -> HostPartition:
     partition = msgspec.structs.replace(
         facts.partition, address=None, state=PartitionState.OPEN, logic_start=0
     )
-    return msgspec.structs.replace(facts, partition=partition, groups=None)
+    return msgspec.structs.replace(facts, partition=partition, groups=None, tokens_above=0)
 
 
 def _same_facts(facts: HostPartition, other: HostPartition) -> bool:

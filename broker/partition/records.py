@@ -4,6 +4,8 @@
     FENCE      [group, token, session]
     CURSOR     [group, token, cursor, [[start, end], …], removed_unread]   token: the fence when it was written;
                removed_unread is written only if it is not 0
+    FORGET     [group, token]
+    DROPPED    [[[first id, one past the last id], …], {subject: highest partition id}]
     SEAL       empty; base_offset is the partition's end
     TOLD       empty
 
@@ -42,15 +44,39 @@ class CursorBody(msgspec.Struct, frozen=True, array_like=True):
     """Messages that retention removed before the group had acked them."""
 
 
-Body = HostPartition | FenceBody | CursorBody | None
+class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
+    """A consumer group was deleted; its tokens up to `token` are refused."""
+
+    group: str
+    token: int
+
+
+class DroppedBody(msgspec.Struct, frozen=True, array_like=True):
+    """Partitions that were dropped with their subjects."""
+
+    ranges: list[tuple[int, int]]
+    """Half-open ranges of partition ids."""
+    subjects: dict[str, int]
+    """Name of a deleted subject → its highest partition id."""
+
+
+Body = HostPartition | FenceBody | CursorBody | ForgetBody | DroppedBody | None
 
 _DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
     Kind.PARTITION: msgspec.msgpack.Decoder(HostPartition),
     Kind.FENCE: msgspec.msgpack.Decoder(FenceBody),
     Kind.CURSOR: msgspec.msgpack.Decoder(CursorBody),
+    Kind.FORGET: msgspec.msgpack.Decoder(ForgetBody),
+    Kind.DROPPED: msgspec.msgpack.Decoder(DroppedBody),
 }
 WITHOUT_BODY = frozenset({Kind.SEAL, Kind.TOLD})
-_KINDS = {HostPartition: Kind.PARTITION, FenceBody: Kind.FENCE, CursorBody: Kind.CURSOR}
+_KINDS = {
+    HostPartition: Kind.PARTITION,
+    FenceBody: Kind.FENCE,
+    CursorBody: Kind.CURSOR,
+    ForgetBody: Kind.FORGET,
+    DroppedBody: Kind.DROPPED,
+}
 
 
 def encode_body(partition_id: int, body: Body) -> bytes:

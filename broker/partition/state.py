@@ -8,8 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...protocol.control import HostPartition
-from ...protocol.errors import CorruptLogError, PartitionUnknownError, StorageError
+from ...protocol.errors import (
+    CorruptLogError,
+    PartitionInUseError,
+    PartitionUnknownError,
+    StorageError,
+)
+from .dropped import DroppedPartitions
 from .partition import HostedPartition
+from .records import DroppedBody
 from .table import PartitionTable
 
 PROBLEMS_MAX = 100
@@ -33,6 +40,7 @@ class BrokerState:
         """First offsets fit a log that begins at this position.  If the log begins later, a start raises them."""
         self.damaged: set[int] = set()
         """Partitions that have lost messages."""
+        self.dropped = DroppedPartitions()
 
     def partition(self, partition_id: int) -> HostedPartition:
         """The partition of this id.  Raises PartitionUnknownError, CorruptLogError."""
@@ -52,6 +60,29 @@ class BrokerState:
                 partition_id=partition_id,
                 position=position,
             )
+
+    def check_not_dropped(self, partition_id: int) -> None:
+        """Raises PartitionInUseError if a partition of this id was dropped."""
+        if partition_id in self.dropped:
+            raise PartitionInUseError(
+                f"partition {partition_id} was dropped with its subject", partition_id=partition_id
+            )
+
+    def apply_dropped(self, body: DroppedBody) -> None:
+        """Drop partitions by a durable record."""
+        self.dropped.add(body)
+        if sum(end - start for start, end in body.ranges) == 1:
+            self.forget_partition(body.ranges[0][0])
+            return
+        for number in [*self.partitions.ids(), *self.orphans]:
+            if number in self.dropped:
+                self.forget_partition(number)
+
+    def forget_partition(self, partition_id: int) -> None:
+        """Forget everything of a partition."""
+        self.partitions.remove(partition_id)
+        self.orphans.pop(partition_id, None)
+        self.damaged.discard(partition_id)
 
     def lose(self, partition: HostedPartition, start: int, end: int, *, position: int) -> None:
         """Note lost offsets `[start, end)` of the partition; see `HostedPartition.lose`."""

@@ -11,6 +11,7 @@ Invariants
     Messages stay until the metaserver has told the groups of their partition, unless the subject's retention is TIME.
     Segments are removed only when a metaserver has accepted a report of this opening and does not refuse the folder.
     The index forgets last.  After a crash in between, a start corrects it by the beginning of the log.
+    After partitions were dropped, the oldest segments without a message of a hosted partition go at any age.
     The loop never keeps the event loop for long; blocking work is done in slices between commits.
 """
 
@@ -83,6 +84,10 @@ class Cleaning:
         self._limits = Limits(
             retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
         )
+        self._dropped_version = -1 if store.state.dropped else 0
+        """The version of the dropped partitions for which `_vacant` was found."""
+        self._vacant = 0
+        """No hosted partition has a message below this position."""
         self._clock = clock
         self._run_commit = run_commit
         self._run_read = run_read
@@ -135,6 +140,10 @@ class Cleaning:
             segments, self._limits, disk, end=end, now_ms=self._clock.wall_ms()
         )
         await self._run_read(self._reserve.keep)
+        await self._look_for_vacant(end)
+        wanted = max(
+            [wanted, *(segment.end for segment in segments if segment.end <= self._vacant)]
+        )
         gone = 0
         if self._standing is not None and not self._standing.accepted:
             self.problem, self.untold = NOT_ACCEPTED, ()
@@ -269,6 +278,22 @@ class Cleaning:
                 if partition is not None and not partition.groups_told:
                     self._untold.append(partition_id)
         return floor
+
+    async def _look_for_vacant(self, end: int) -> None:
+        """Find the first position that has a message of a hosted partition, if partitions were dropped since the last time."""
+        version = self._store.state.dropped.version
+        if version == self._dropped_version:
+            return
+        vacant = end
+        async for slice_ in self._slices(list(self._store.state.partitions)):
+            firsts = [
+                (partition.partition_id, partition.first_offset)
+                for partition in slice_
+                if partition.first_offset < partition.readable_offset
+            ]
+            positions = [at for _, at in await self._run_read(self._first_needed, firsts)]
+            vacant = min([vacant, *positions])
+        self._vacant, self._dropped_version = vacant, version
 
     def _needed_from(self, partition: HostedPartition) -> int:
         """The first offset that a group needs; the partition's first offset if its groups were never told."""

@@ -55,12 +55,16 @@ class Extra(msgspec.Struct, array_like=True):
     """First offsets fit a log that begins at this position or before."""
     damaged: list[int] = []
     """Partitions that have lost messages."""
+    dropped: list[tuple[list[tuple[int, int]], dict[str, int]]] = []
+    """Bodies of DROPPED records of all dropped partitions."""
 
     def packed(self) -> bytes:
         """The bytes in the file.  Later fields are written only if they are not their default."""
         more: tuple[object, ...] = (self.retained,) if self.retained else ()
         if self.damaged:
             more = (self.retained, self.damaged)
+        if self.dropped:
+            more = (self.retained, self.damaged, self.dropped)
         return msgspec.msgpack.encode((self.orphans, self.problems, *more))
 
 

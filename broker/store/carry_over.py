@@ -1,6 +1,7 @@
 """Removes the oldest segments, after writing again the states of partitions that only these segments have.
 
     partitions whose PARTITION or STATE record lies in the segments ─▶ a STATE record each (a large one: several), durable
+    dropped partitions, of which only DROPPED records know          ─▶ DROPPED records of all of them, durable
       ─▶ a snapshot at a position behind the segments ─▶ the segments are removed
 
 Invariants
@@ -18,7 +19,7 @@ from ...protocol.errors import StorageError
 from ...protocol.record import Kind, encode_record
 from ..partition.image import image_of, images_of_parts
 from ..partition.partition import HostedPartition
-from ..partition.records import CursorBody, FenceBody, encode_body
+from ..partition.records import CursorBody, DroppedBody, FenceBody, encode_body
 from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.log.commit_log import CommitLog
@@ -84,6 +85,7 @@ class CarryOver:
             if partitions >= TOGETHER or size >= TOGETHER_BYTES:
                 await _durable(written)
                 written, partitions, size = [], 0, 0
+        written += [self._submit_dropped(body) for body in self._state.dropped.bodies()]
         await _durable(written)
         if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
@@ -135,6 +137,11 @@ class CarryOver:
             )
             records += [encode_body(partition.partition_id, body) for body in bodies]
         return [self._submit(partition, record) for record in records]
+
+    def _submit_dropped(self, body: DroppedBody) -> Entry:
+        entry = Entry(encode_body(0, body))
+        self._commit.submit(entry)
+        return entry
 
     def _submit(self, partition: HostedPartition, record: bytes) -> Entry:
         # The record is made and queued without an await.  So records that were decided before are before it in the log.

@@ -216,7 +216,7 @@ class GroupCommit:
         return entry.future
 
     def submit_late(self, key: Hashable, make: Callable[[], Entry]) -> asyncio.Future[None]:
-        """Have the next commit call `make` and write its record; calls with the same key share a record."""
+        """Have the next commit call `make` and write its record, if it has bytes; calls with the same key share a record."""
         late = self._late.get(key)
         if late is None:
             late = self._late[key] = _Late(make)
@@ -286,9 +286,10 @@ class GroupCommit:
         for key, late in list(self._late.items()):
             entry = late.make()
             del self._late[key]
-            entry.position, entry.stamped = plan.add(
-                entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
-            )
+            if entry.record:
+                entry.position, entry.stamped = plan.add(
+                    entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
+                )
             self._queued_bytes += len(entry.record)
             entries.append(entry)
             entries += [_waiting(future) for future in late.futures]

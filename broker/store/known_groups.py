@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from ...protocol.errors import GroupDeletedError
 from ...protocol.offsets import AckedOffsets
 from ..partition.partition import Group, HostedPartition
 from ..partition.records import encode_told
@@ -26,20 +27,32 @@ from .store import OWN_RECORD_BYTES, Store
 
 
 def know_groups(
-    store: Store, partition: HostedPartition, names: Sequence[str], *, complete: bool = False
+    store: Store,
+    partition: HostedPartition,
+    names: Sequence[str],
+    *,
+    complete: bool = False,
+    tokens_above: int = 0,
 ) -> asyncio.Future[None]:
     """
     Register these groups at the partition; registered groups are not changed.
 
     Args:
         complete: these are all groups of the subject.
+        tokens_above: every token of the subject's deleted groups is at most this.
 
     Returns:
         A future that is resolved when the groups are durable.
 
     Raises:
+        GroupDeletedError: a group was deleted after the call was made; none of the groups is registered.
         InvalidNameError, OverloadedError, BrokerReadOnlyError: none or some of the groups are registered.
     """
+    for name in names:
+        if partition.forgotten.get(name, 0) > tokens_above:
+            raise GroupDeletedError(
+                f"consumer group {name!r} was deleted", subject=partition.facts.subject, group=name
+            )
     store.firsts.rise(partition.partition_id)
     durable = store.commit.flushed()
     for name in dict.fromkeys(names):

@@ -13,6 +13,7 @@ from ...protocol.clock import Clock
 from ...protocol.errors import CorruptIndexError
 from ...protocol.record import HEADER_BYTES, Header
 from ..partition.damage import damage_of
+from ..partition.records import DroppedBody
 from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues, Unit
@@ -82,6 +83,9 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         state.problems += loaded.extra.problems
         state.retained = loaded.extra.retained
         state.damaged.update(loaded.extra.damaged)
+        for ranges, names in loaded.extra.dropped:
+            # The whole snapshot before snapshots of changes may still have images of these partitions.
+            state.apply_dropped(DroppedBody(ranges, names))
     first = min(segment_bases(files), default=0)
     if loaded.position < first:
         # Retention has removed log behind this snapshot.  The remaining log has the whole state.

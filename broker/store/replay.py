@@ -28,7 +28,14 @@ from ...protocol.record import Header, Kind
 from ..partition.appends import forget_producer
 from ..partition.image import Part, part_of
 from ..partition.partition import END_UNKNOWN, HostedPartition
-from ..partition.records import WITHOUT_BODY, CursorBody, FenceBody, decode_body
+from ..partition.records import (
+    WITHOUT_BODY,
+    CursorBody,
+    DroppedBody,
+    FenceBody,
+    ForgetBody,
+    decode_body,
+)
 from ..partition.state import PROBLEMS_MAX, BrokerState
 from ..storage.log.holes import Hole
 
@@ -72,6 +79,9 @@ class Replay:
                 f"the record at position {header.position} is of kind {header.kind}: "
                 "a newer broker wrote this log"
             )
+        if header.kind == Kind.DROPPED:
+            self._dropped(header, body)
+            return
         partition = self._state.partitions.get(header.partition_id)
         if header.kind in {Kind.PARTITION, Kind.STATE}:
             self._facts(header, body, partition)
@@ -151,10 +161,23 @@ class Replay:
             self._state.lose(known, lost.start, lost.end, position=lost.position)
         known.fences_lost |= restored.fences_lost
         known.groups_told |= restored.groups_told
+        for name, token in restored.forgotten.items():
+            known.forgotten[name] = max(token, known.forgotten.get(name, 0))
         known.first_offset = max(known.first_offset, restored.first_offset)
         for name, group in restored.groups.items():
             self._fence(known, FenceBody(name, group.lock.fence, group.lock.session))
             known.apply_cursor(group.cursor_body())
+
+    def _dropped(self, header: Header, body: memoryview) -> None:
+        try:
+            said = decode_body(header, body)
+        except CorruptLogError as error:
+            self._problem(error.message)
+            return
+        assert isinstance(said, DroppedBody)
+        self._state.apply_dropped(said)
+        for number in [number for number in self._producers_read if number in self._state.dropped]:
+            del self._producers_read[number]
 
     def _own(self, header: Header, body: memoryview, partition: HostedPartition) -> None:
         if header.kind == Kind.TOLD:
@@ -170,6 +193,8 @@ class Replay:
         match said:
             case FenceBody():
                 self._fence(partition, said)
+            case ForgetBody():
+                partition.apply_forget(said)
             case CursorBody():
                 partition.apply_cursor(said)
                 self._known_fences.add((partition.partition_id, said.group))
@@ -222,7 +247,7 @@ class Replay:
     def _lost_own(self, header: Header) -> None:
         """Fold a lost record that is not a message, and of which only the header is known."""
         partition = self._state.partitions.get(header.partition_id)
-        if header.position < self._start:
+        if header.position < self._start or header.kind == Kind.DROPPED:
             return
         if partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)

@@ -34,6 +34,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     partition.check_owners()
     store.firsts.rise(partition.partition_id)
     group = partition.group_for_acquire(ask.group)
+    partition.check_not_forgotten(ask.group, ask.token)
     session = operator_session(ask.strategy)
     rises = decide_acquire(group.lock, token=ask.token, session=session, ttl_ms=1)
     if ask.cursor > partition.readable_offset:

@@ -104,7 +104,8 @@ class Snapshotter:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
             state = self._state
             problems = [text for text in state.problems if text not in state.until_restart]
-            extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged))
+            dropped = [(body.ranges, body.subjects) for body in state.dropped.bodies()]
+            extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged), dropped)
             await self._commit.flushed()
             if self._commit.failures != failures:
                 raise StorageError("a write failed while the snapshot was made")

@@ -155,6 +155,10 @@ class Store:
         """Have `wake(partition_id)` called when a partition has new messages, has a newer owner, or is sealed."""
         self._wake = wake
 
+    def wake(self, partition_id: int) -> None:
+        """Have the pulls answered that wait for a change of the partition."""
+        self._wake(partition_id)
+
     # ── appends ───────────────────────────────────────────────────────────────────────────────────────
     def append(
         self, partition_id: int, record: memoryview, *, in_turn: bool = False
@@ -223,7 +227,7 @@ class Store:
 
         Raises:
             InvalidRequestError, InvalidNameError: the facts are impossible.
-            PartitionInUseError: the partition is hosted with other facts.
+            PartitionInUseError: the partition is hosted with other facts, or was dropped.
             BrokerReadOnlyError, OverloadedError
         """
         facts = stored_facts(facts)
@@ -234,6 +238,7 @@ class Store:
             known.check_same_facts(facts)
             return known, self.commit.flushed()
         self.state.check_no_orphan(partition_id)
+        self.state.check_not_dropped(partition_id)
         # Without `own`: a broker that takes no messages must not host a new partition.
         self.commit.check_room(OWN_RECORD_BYTES)
         partition = self.state.host(facts)
@@ -320,8 +325,13 @@ class Store:
                 # Pulls of other sessions are answered with the end.
                 self._wake(partition.partition_id)
 
-        key = partition.partition_id, group.name
-        return self.commit.submit_late(key, lambda: _cursor_entry(partition, group, then=saved))
+        def make() -> Entry:
+            known = self.state.partitions.get(partition.partition_id) is partition
+            if not known or partition.groups.get(group.name) is not group:
+                return Entry(b"")  # dropped or forgotten since
+            return _cursor_entry(partition, group, then=saved)
+
+        return self.commit.submit_late((partition.partition_id, group.name), make)
 
     def save_now(
         self, partition: HostedPartition, group: Group, *, undo: Callable[[], object]

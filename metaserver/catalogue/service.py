@@ -254,6 +254,7 @@ class Catalogue:
         Raises:
             InvalidNameError
             SubjectExistsError: it exists with other settings.
+            SubjectDeletedError: the earlier subject of this name is being deleted.
             NotEnoughBrokersError: no broker is available, or one did not host its partitions; a retry continues.
             CreationFailedError: a broker refused its partitions for good; the name may be used again.
             DatabaseEmptyError: the database was lost.
@@ -411,22 +412,32 @@ class Catalogue:
         known_version: int = -1,
         wait_ms: int = 0,
         order_strategy: OrderStrategy | None = None,
+        subject_id: int = 0,
     ) -> Route:
         """
         Return the route as soon as it is newer than `known_version`, or after `wait_ms`.
 
+        Args:
+            subject_id: the subject that the caller knows under this name; 0: none.
+
         Raises:
-            InvalidNameError, SubjectUnknownError, StrategyMismatchError
+            InvalidNameError, SubjectUnknownError, SubjectDeletedError, StrategyMismatchError
         """
+
+        async def read() -> Route:
+            return await self._database.read(
+                read_route, name, order_strategy=order_strategy, subject_id=subject_id
+            )
+
         with self._wakeups.listen(Subject(name)) as waiter:
-            route = await self._database.read(read_route, name, order_strategy=order_strategy)
+            route = await read()
             if route.version > known_version or not wait_ms:
                 return route
             if self._versions.setdefault(name, route.version) <= route.version:
                 await waiter.wait(wait_ms)
                 if not waiter.woken:
                     return route
-        return await self._database.read(read_route, name, order_strategy=order_strategy)
+        return await read()
 
     async def check_for_changes(self) -> None:
         """Wake the calls that wait for routes which another metaserver has changed.  Raises StorageError."""

@@ -35,6 +35,8 @@ class Announcement:
     partition_id: int
     address: str
     groups: tuple[tuple[int, str], ...]
+    tokens_above: int = 0
+    """Every token of the subject's deleted groups is at most this."""
 
 
 _has_heard = (
@@ -59,6 +61,7 @@ _pairs = (
     .join(groups, groups.c.subject_id == subjects.c.subject_id)
     .where(
         subjects.c.retention == Retention.ACKED,
+        sa.not_(groups.c.deleting),
         sa.not_(sa.exists(_has_heard)),
         sa.not_(sa.exists(_through)),
     )
@@ -111,13 +114,21 @@ def begin_announcement(connection: Connection, group_id: int, *, limit: int) -> 
 
 
 _told = (
-    sa.select(partitions.c.partition_id, brokers.c.address, groups.c.group_id, groups.c.name)
+    sa.select(
+        partitions.c.partition_id,
+        brokers.c.address,
+        groups.c.group_id,
+        groups.c.name,
+        subjects.c.tokens_above,
+    )
     .select_from(partitions)
+    .join(subjects, subjects.c.subject_id == partitions.c.subject_id)
     .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
     .outerjoin(
         groups,
         sa.and_(
             groups.c.subject_id == partitions.c.subject_id,
+            sa.not_(groups.c.deleting),
             sa.not_(sa.exists(_through)),
             partitions.c.state.in_(SERVED),
         ),
@@ -140,7 +151,10 @@ def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Annou
         if row.group_id is not None:
             known = (*known, (row.group_id, row.name))
         announcements[row.partition_id] = Announcement(
-            partition_id=row.partition_id, address=row.address, groups=known
+            partition_id=row.partition_id,
+            address=row.address,
+            groups=known,
+            tokens_above=row.tokens_above,
         )
     return list(announcements.values())
 
@@ -148,11 +162,13 @@ def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Annou
 def note_heard(connection: Connection, told: Sequence[Announcement]) -> None:
     """Note that the brokers have these groups on their disks: the groups may be granted the partitions."""
     ids = sorted({group_id for announcement in told for group_id, _ in announcement.groups})
-    _lock_groups(connection, ids)
+    left = _lock_groups(connection, ids)
     news = store_heard(
         connection,
         {
-            announcement.partition_id: [group_id for group_id, _ in announcement.groups]
+            announcement.partition_id: [
+                group_id for group_id, _ in announcement.groups if group_id in left
+            ]
             for announcement in told
         },
     )
@@ -161,16 +177,24 @@ def note_heard(connection: Connection, told: Sequence[Announcement]) -> None:
 
 
 def store_heard(connection: Connection, pairs: dict[int, list[int]]) -> set[int]:
-    """Store partition id → groups that its broker knows; returns the ids of the groups with a new row."""
-    known = {
-        (row.partition_id, row.group_id)
-        for row in connection.execute(sa.select(heard).where(heard.c.partition_id.in_(pairs)))
-    }
+    """
+    Store partition id → groups that its broker knows; partitions that were deleted meanwhile are left out.
+
+    Returns:
+        The ids of the groups with a new row.
+    """
+    there = (
+        sa.select(partitions.c.partition_id, heard.c.group_id)
+        .outerjoin(heard, heard.c.partition_id == partitions.c.partition_id)
+        .where(partitions.c.partition_id.in_(pairs))
+    )
+    known = {(row.partition_id, row.group_id) for row in connection.execute(there)}
+    left = {partition_id for partition_id, _ in known}
     rows = [
         {"group_id": group_id, "partition_id": partition_id}
         for partition_id, group_ids in pairs.items()
         for group_id in group_ids
-        if (partition_id, group_id) not in known
+        if partition_id in left and (partition_id, group_id) not in known
     ]
     insert_new(connection, heard, rows)
     return {row["group_id"] for row in rows}
@@ -231,9 +255,11 @@ def unheard_children(
     return list(ids.scalars())
 
 
-def _lock_groups(connection: Connection, ids: Collection[int]) -> None:
+def _lock_groups(connection: Connection, ids: Collection[int]) -> set[int]:
+    """Lock the groups that exist, and return their ids."""
     locked = sa.select(groups.c.group_id).where(groups.c.group_id.in_(ids))
-    connection.execute(locked.order_by(groups.c.group_id).with_for_update()).all()
+    chosen = connection.execute(locked.order_by(groups.c.group_id).with_for_update())
+    return set(chosen.scalars())
 
 
 _unsettled = (

@@ -24,3 +24,7 @@ class SubjectRow:
     static: bool = False
     problem: str = ""
     """Why its creation has failed; the name is free for another one."""
+    deleting: bool = False
+    """Brokers are dropping its partitions; then its name is free."""
+    tokens_above: int = 0
+    """Every token of its deleted groups is at most this."""

@@ -19,6 +19,7 @@ from ...protocol.errors import (
     NotEnoughBrokersError,
     OverloadedError,
     StrategyMismatchError,
+    SubjectDeletedError,
     SubjectExistsError,
     SubjectUnknownError,
 )
@@ -36,6 +37,7 @@ from ..sql.schema import partitions, subjects
 from .brokers import lock_brokers, writable_groups
 from .lost_database import check_not_lost
 from .partitions import subject_partitions
+from .removals import being_deleted, was_deleted
 from .rows import SubjectRow
 
 SERVED = (PartitionState.OPEN, PartitionState.SEALED)
@@ -71,6 +73,8 @@ def _subject_row(row: sa.Row[Any]) -> SubjectRow:
         retention=Retention(row.retention),
         static=row.static,
         problem=row.problem,
+        deleting=row.deleting,
+        tokens_above=row.tokens_above,
     )
 
 
@@ -81,15 +85,23 @@ def open_subject_row(connection: Connection, name: str) -> SubjectRow:
     Raises:
         InvalidNameError, DatabaseEmptyError
         SubjectUnknownError: it does not exist, or is planned and not open yet.
+        SubjectDeletedError: it is being deleted.
         CreationFailedError: its creation has failed.
     """
     return check_open(connection, name, find_subject(connection, name))
 
 
 def check_open(connection: Connection, name: str, row: SubjectRow | None) -> SubjectRow:
-    """Return the row if the subject is open.  Raises SubjectUnknownError, CreationFailedError, DatabaseEmptyError."""
+    """
+    Return the row if the subject is open.
+
+    Raises:
+        SubjectUnknownError, SubjectDeletedError, CreationFailedError, DatabaseEmptyError
+    """
     if row is None:
         check_not_lost(connection)
+    elif row.deleting:
+        raise being_deleted(connection, row.subject_id, name)
     elif row.route_version > 0:
         return row
     elif row.problem:
@@ -103,6 +115,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
 
     Raises:
         SubjectExistsError: it exists with other settings.
+        SubjectDeletedError: the earlier subject of this name is being deleted.
         NotEnoughBrokersError: no broker group is available.
         OverloadedError: there are `subjects_max` subjects.
         DatabaseEmptyError: the database was lost, see `cluster/lost_database.py`.
@@ -136,6 +149,8 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         row = find_subject(connection, ask.subject)
         assert row is not None
         _insert_planned(connection, row, named, hosts)
+    if row.deleting:
+        raise being_deleted(connection, row.subject_id, row.name)
     _check_settings(row, ask)
     return row
 
@@ -195,7 +210,9 @@ def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partiti
     return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
 
 
-_planned = sa.select(subjects.c.name).where(subjects.c.route_version == 0, subjects.c.problem == "")
+_planned = sa.select(subjects.c.name).where(
+    subjects.c.route_version == 0, subjects.c.problem == "", sa.not_(subjects.c.deleting)
+)
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
@@ -213,11 +230,10 @@ def open_subject(connection: Connection, name: str, hosted: Collection[int] | No
         hosted: the ids of the partitions that brokers host; None: all of them.
 
     Returns:
-        False if it was opened before, or was planned anew and has partitions that are not hosted.
+        False if it was opened or deleted before, or was planned anew and has partitions that are not hosted.
     """
     row = find_subject(connection, name, lock=True)
-    assert row is not None
-    if row.route_version > 0:
+    if row is None or row.deleting or row.route_version > 0:
         return False
     wanted = {
         partition.partition_id for partition in planned_partitions(connection, row.subject_id)
@@ -236,16 +252,28 @@ def open_subject(connection: Connection, name: str, hosted: Collection[int] | No
 
 
 def read_route(
-    connection: Connection, name: str, *, order_strategy: OrderStrategy | None = None
+    connection: Connection,
+    name: str,
+    *,
+    order_strategy: OrderStrategy | None = None,
+    subject_id: int = 0,
 ) -> Route:
     """
     Return the route of an open subject.
 
+    Args:
+        subject_id: the id of the subject that the caller knows under this name; 0: it knows none.
+
     Raises:
         SubjectUnknownError
+        SubjectDeletedError: it is being deleted, or the subject with this id is gone.
         StrategyMismatchError: `order_strategy` is not the subject's.
     """
-    row = open_subject_row(connection, name)
+    row = find_subject(connection, name)
+    other = subject_id and (row is None or row.subject_id != subject_id)
+    if other and was_deleted(connection, name, subject_id=subject_id):
+        raise SubjectDeletedError(f"subject {name!r} was deleted", subject=name)
+    row = check_open(connection, name, row)
     if order_strategy is not None and order_strategy is not row.order_strategy:
         raise StrategyMismatchError(
             subject=name, stored=row.order_strategy.value, asked=order_strategy.value
@@ -256,6 +284,7 @@ def read_route(
         order_strategy=row.order_strategy,
         partitions=subject_partitions(connection, row.subject_id, SERVED),
         static=row.static,
+        subject_id=row.subject_id,
     )
 
 
@@ -311,6 +340,7 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
             subjects.c.order_strategy,
             subjects.c.route_version,
             subjects.c.problem,
+            subjects.c.deleting,
             count,
         )
         .where(sa.or_(subjects.c.route_version > 0, subjects.c.problem != ""))
@@ -322,7 +352,7 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
             order_strategy=OrderStrategy(row.order_strategy),
             partitions=row.partitions,
             route_version=row.route_version,
-            problem=row.problem,
+            problem="it is being deleted" if row.deleting else row.problem,
         )
         for row in connection.execute(chosen)
     ]

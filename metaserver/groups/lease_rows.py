@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import Grant, Grants, Heartbeat, ReleaseGrant, Retention
-from ...protocol.errors import TokenUnknownError
+from ...protocol.errors import GroupUnknownError, TokenUnknownError
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy, PartitionState
 from ..cluster.heard import mark_unsettled
@@ -72,8 +72,15 @@ class ReleaseOutcome:
 
 
 def settle_group(connection: Connection, group_id: int) -> Changes:
-    """Sweep expired sessions, then withdraw and grant leases until they fit the sessions and the partitions."""
-    group = lock_group(connection, group_id)
+    """
+    Sweep expired sessions, then withdraw and grant leases until they fit the sessions and the partitions.
+
+    Does nothing if the group was deleted.
+    """
+    try:
+        group = lock_group(connection, group_id)
+    except GroupUnknownError:
+        return NO_CHANGES
     ended = sweep_sessions(connection, group_id)
     if not group.shared and duty_left_ms(connection, rebuilt_duty(group_id)):
         return Changes(versions={}, ended=ended)  # it stays unsettled, and is settled again later

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import Retention
+from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy
 from ..sql.dialect import insert_or_replace
@@ -45,8 +46,15 @@ _locked_group = (
 
 
 def lock_group(connection: Connection, group_id: int) -> LockedGroup:
-    """Lock a group that exists, and read it; others that lock it wait until this transaction ends."""
-    row = connection.execute(_locked_group, {"of_group": group_id}).one()
+    """
+    Lock a group, and read it; others that lock it wait until this transaction ends.
+
+    Raises:
+        GroupUnknownError: it was deleted.
+    """
+    row = connection.execute(_locked_group, {"of_group": group_id}).one_or_none()
+    if row is None:
+        raise GroupUnknownError(f"consumer group {group_id} was deleted")
     return LockedGroup(
         group_id=row.group_id,
         subject_id=row.subject_id,

@@ -14,7 +14,7 @@ Measured with a thousand sessions on SQLite: 50 µs of processor time each, agai
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...protocol.control import (
@@ -118,14 +118,19 @@ class GroupService:
         removes nothing that it has not read.  The partitions of the other brokers are granted once these have heard of it.
 
         Raises:
-            SubjectUnknownError, InvalidNameError, InvalidRequestError, GroupStrategyError, GroupBusyError, OverloadedError
+            SubjectUnknownError, SubjectDeletedError, InvalidNameError, InvalidRequestError, GroupStrategyError,
+            GroupBusyError, GroupDeletedError, OverloadedError
         """
         row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
         if row.new_group:
             await self._announce(row.group_id)
         await self.settle(row.group_id)
         longest = self._settings.heartbeat_ms_max
-        return Joined(ttl_ms=row.ttl_ms, heartbeat_ms=min(longest, row.ttl_ms // 3))
+        return Joined(
+            ttl_ms=row.ttl_ms,
+            heartbeat_ms=min(longest, row.ttl_ms // 3),
+            group_id=row.group_id,
+        )
 
     async def heartbeat(self, ask: Heartbeat) -> Grants:
         """
@@ -246,6 +251,10 @@ class GroupService:
         for heartbeat in waiting.values():
             heartbeat.group_version = versions.get(heartbeat.row.group_id)
         self._group_versions = versions
+
+    def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:
+        """Answer the heartbeats of sessions that have ended in SQL."""
+        self._notify(Changes(versions={}, ended=ended), why=why)
 
     def close(self) -> None:
         """Answer every heartbeat that waits."""

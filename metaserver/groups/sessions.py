@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import Join, Suspend
 from ...protocol.errors import (
     GroupBusyError,
+    GroupDeletedError,
     GroupStrategyError,
     InvalidRequestError,
     OverloadedError,
@@ -27,10 +28,12 @@ from ...protocol.errors import (
 from ...protocol.ids import SessionId, check_name
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ..cluster.heard import mark_unsettled
+from ..cluster.removals import removals_left, was_deleted
+from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import insert_new, now_ms
 from ..sql.duties import duty_left_ms, reset_duty
-from ..sql.schema import accepted_folders, groups, leases, sessions
+from ..sql.schema import accepted_folders, groups, leases, sessions, subjects
 
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
 
@@ -64,9 +67,15 @@ _group_id = sa.select(groups.c.group_id).where(_named)
 _accepted_fence = sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
 """Brokers refuse tokens up to this one, see catalogue/accepted.py."""
 _locked_group = (
-    sa.select(groups.c.group_id, groups.c.version, groups.c.strategy)
+    sa.select(
+        groups.c.group_id,
+        groups.c.version,
+        groups.c.strategy,
+        sa.or_(groups.c.deleting, subjects.c.deleting).label("deleting"),
+    )
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(_named)
-    .with_for_update()
+    .with_for_update(of=groups)
 )
 _joined_before = _row.add_columns((sessions.c.expires_at > now_ms()).label("alive")).where(
     sessions.c.session == sa.bindparam("of_session")
@@ -85,12 +94,13 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         GroupStrategyError: the group has another strategy.
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: the group's progress is being set.
+        GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
     """
     check_name("consumer group", ask.group)
     if "\0" in ask.client:
         raise InvalidRequestError("the client's name has a NUL in it")
     subject = open_subject_row(connection, ask.subject)
-    new_group, group_id, version = _lock_or_create_group(connection, subject.subject_id, ask)
+    new_group, group_id, version = _lock_or_create_group(connection, subject, ask)
     known = connection.execute(_joined_before, {"of_session": ask.session}).one_or_none()
     if known is not None and known.group_id != group_id:
         raise InvalidRequestError("this session has joined another group", session=ask.session)
@@ -128,7 +138,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
 
 
 def _lock_or_create_group(
-    connection: Connection, subject_id: int, ask: Join
+    connection: Connection, subject: SubjectRow, ask: Join
 ) -> tuple[bool, int, int]:
     """
     Lock the group of a join; create it if there is none.
@@ -137,10 +147,19 @@ def _lock_or_create_group(
         Whether it was created, its id, its version.
 
     Raises:
-        GroupStrategyError, OverloadedError
+        GroupStrategyError, OverloadedError, GroupDeletedError
     """
+    subject_id = subject.subject_id
     named = {"of_subject": subject_id, "of_name": ask.group}
-    new_group = connection.execute(_group_id, named).one_or_none() is None
+    known_id = connection.execute(_group_id, named).scalar_one_or_none()
+    new_group = known_id is None
+    gone = ask.group_id not in {0, known_id}
+    if gone and was_deleted(connection, ask.subject, group_id=ask.group_id):
+        raise GroupDeletedError(
+            f"consumer group {ask.group!r} was deleted since this consumer joined it",
+            subject=ask.subject,
+            group=ask.group,
+        )
     if new_group:
         count = sa.select(sa.func.count()).where(groups.c.subject_id == subject_id)
         if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
@@ -151,13 +170,22 @@ def _lock_or_create_group(
             "subject_id": subject_id,
             "name": ask.group,
             "strategy": ask.strategy,
-            "last_token": connection.execute(_accepted_fence).scalar_one(),
+            "last_token": max(
+                connection.execute(_accepted_fence).scalar_one(), subject.tokens_above
+            ),
             "version": 0,
             "settled": False,
             "route_version": 0,
         }
         insert_new(connection, groups, row)
-    group_id, version, strategy = connection.execute(_locked_group, named).one()
+    group_id, version, strategy, deleting = connection.execute(_locked_group, named).one()
+    if deleting:
+        raise GroupDeletedError(
+            f"consumer group {ask.group!r} is being deleted; join again when its brokers have forgotten it",
+            subject=ask.subject,
+            group=ask.group,
+            left=removals_left(connection, subject_id, group_id),
+        )
     if strategy != ask.strategy:
         raise GroupStrategyError(
             f"group {ask.group!r} is {strategy}, this consumer {ask.strategy}",

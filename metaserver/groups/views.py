@@ -15,7 +15,7 @@ from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..sql.dialect import begin_snapshot, now_ms
-from ..sql.schema import groups, leases, sessions, subjects
+from ..sql.schema import groups, leases, removals, sessions, subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class DueGroups:
 
     groups: tuple[int, ...]
     next_expiry_ms: int | None
+    removals: bool = False
+    """Whether brokers have to drop partitions or to forget groups."""
 
 
 _due = sa.union(
@@ -34,13 +36,17 @@ _due = sa.union(
         sa.or_(sa.not_(groups.c.settled), groups.c.route_version != subjects.c.route_version),
     ),
 )
-_next_expiry = sa.select(sa.func.min(sessions.c.expires_at) - now_ms())
+_next_expiry = sa.select(
+    (sa.func.min(sessions.c.expires_at) - now_ms()).label("next_ms"),
+    sa.select(sa.exists(sa.select(removals.c.partition_id))).scalar_subquery().label("removals"),
+)
 
 
 def due_groups(connection: Connection) -> DueGroups:
     """Return the groups with an expired session, an unsettled change, or a route newer than at their last settling."""
     due = connection.execute(_due).scalars().all()
-    return DueGroups(groups=tuple(due), next_expiry_ms=connection.execute(_next_expiry).scalar())
+    row = connection.execute(_next_expiry).one()
+    return DueGroups(groups=tuple(due), next_expiry_ms=row.next_ms, removals=bool(row.removals))
 
 
 _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
@@ -76,7 +82,7 @@ def list_groups(connection: Connection, subject: str) -> GroupList:
     )
     rows = connection.execute(
         sa.select(groups.c.name, groups.c.strategy, alive)
-        .where(groups.c.subject_id == row.subject_id)
+        .where(groups.c.subject_id == row.subject_id, sa.not_(groups.c.deleting))
         .order_by(groups.c.name)
     )
     summaries = [
@@ -138,7 +144,9 @@ def find_group(
         InvalidNameError, GroupUnknownError
     """
     check_name("consumer group", group)
-    named = sa.and_(groups.c.subject_id == subject_id, groups.c.name == group)
+    named = sa.and_(
+        groups.c.subject_id == subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
+    )
     chosen = sa.select(groups.c.group_id, groups.c.strategy).where(named)
     row = connection.execute(chosen).one_or_none()
     if row is None:

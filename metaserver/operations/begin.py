@@ -32,6 +32,7 @@ from ..cluster.brokers import (
     writable_groups,
 )
 from ..cluster.lost_database import check_not_lost
+from ..cluster.removals import give_up_removals
 from ..cluster.rows import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
@@ -108,6 +109,8 @@ def begin_operations(
     lock_brokers(connection, alone=evacuates)
     if evacuates:
         cordon_broker(connection, ask.broker_group, True)
+    if ask.accept_loss:
+        give_up_removals(connection, ask.broker_group)
     for planned in plan_operations(connection, ask):
         operation_id = planned.freed
         if operation_id:

@@ -357,6 +357,7 @@ class OperationDriver:
                         retention=operation.retention,
                         static=operation.static,
                         groups=tuple(name for _, name in operation.groups),
+                        tokens_above=operation.tokens_above,
                     )
                 )
             except KeylaneError as error:

@@ -70,6 +70,8 @@ class Operation:
     """The parents whose brokers are asked, before any parent is sealed, whether they can seal them."""
     groups: tuple[tuple[int, str], ...] = ()
     """(id, name) of every consumer group of the subject; the children's brokers have to store them."""
+    tokens_above: int = 0
+    """Every token of the subject's deleted groups is at most this."""
 
 
 _claimed = (
@@ -101,6 +103,7 @@ _operation = (
         subjects.c.partitions_wanted,
         subjects.c.retention,
         subjects.c.static,
+        subjects.c.tokens_above,
     )
     .join(subjects, subjects.c.subject_id == operations.c.subject_id)
     .where(operations.c.operation_id == sa.bindparam("of_operation"))
@@ -127,6 +130,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         todo=tuple(partition for partition in known if partition.partition_id in asked),
         sources=tuple(partition for partition in known if partition.partition_id in checked),
         groups=_named_groups(connection, row.subject_id),
+        tokens_above=row.tokens_above,
     )
 
 
@@ -169,7 +173,7 @@ def _may_reorder(row: sa.Row[Any]) -> bool:
 
 _named = (
     sa.select(groups.c.group_id, groups.c.name)
-    .where(groups.c.subject_id == sa.bindparam("of_subject"))
+    .where(groups.c.subject_id == sa.bindparam("of_subject"), sa.not_(groups.c.deleting))
     .order_by(groups.c.group_id)
 )
 
@@ -278,10 +282,11 @@ def finish_round(
         sealable: the parents whose brokers have just said that they can seal them; None: all parents.
 
     Returns:
-        The state of the operation now.
+        The state of the operation now; DONE if it was deleted with its subject.
     """
     # A cancel locks in the same order: the operation's row, then the rows of its steps.
-    _lock_operation(connection, operation_id)
+    if _lock_operation(connection, operation_id) is None:
+        return OperationState.DONE
     _note_steps(connection, operation_id, done, heard)
     operation = read_operation(connection, operation_id)
     while (

@@ -9,6 +9,7 @@ Invariants
     Every future token is above every fence, and above every token that was granted and never reached a broker.
     An operation without a sealed parent is canceled, and its children are sealed at their brokers.
     An operation with a sealed parent continues.
+    A subject of which a broker has dropped partitions is not restored: its deletion continues.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ...protocol.ids import check_name, partition_name, partition_number
 from ...protocol.limits import TTL_MS_DEFAULT
 from ...protocol.queues import start_behind_loss
 from ...protocol.routing import (
+    OrderStrategy,
     PartitionState,
     Route,
     route_table,
@@ -76,10 +78,14 @@ def plan_rebuild(
         if not options.gone:
             problems += [_missing(status, parent) for parent in parents if parent not in statuses]
     subjects = []
+    deleted = _deleted(sources)
     if not problems:
         for name, hosted in sorted(of_subject.items()):
             try:
-                subjects.append(_subject(name, hosted, options))
+                if hosted[0].partition_id <= deleted.get(name, 0):
+                    subjects.append(_deleting(name, hosted, deleted[name]))
+                else:
+                    subjects.append(_subject(name, hosted, options))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
@@ -87,7 +93,46 @@ def plan_rebuild(
         raise InvalidRequestError(
             f"the database cannot be rebuilt: {shown}", problems=len(problems)
         )
-    return RebuiltCluster(sources=sources, subjects=subjects)
+    dropped_id = max((source.hosted.dropped_id for source in sources), default=0)
+    return RebuiltCluster(sources=sources, subjects=subjects, dropped_id=dropped_id)
+
+
+def _deleted(sources: Sequence[BrokerSource]) -> dict[str, int]:
+    """Name of a deleted subject → its highest partition id, as the brokers that dropped partitions of it know."""
+    deleted: dict[str, int] = {}
+    for source in sources:
+        for name, last_id in source.hosted.dropped.items():
+            deleted[name] = max(last_id, deleted.get(name, 0))
+    return deleted
+
+
+def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> RebuiltSubject:
+    """The rest of a deleted subject, whose brokers still have to drop it."""
+    later = [status.partition_id for status in statuses if status.partition_id > last_id]
+    if later:
+        raise InvalidRequestError(
+            f"it was deleted, and partitions up to {last_id} are left of it, but partition {later[0]} is of a later "
+            "subject of this name: leave the broker out that has the old ones"
+        )
+    facts = [_facts(status) for status in statuses]
+    rows = [
+        RebuiltPartition(
+            partition=msgspec.structs.replace(
+                fact.partition, state=PartitionState.EXPIRED, parents=()
+            )
+        )
+        for fact in facts
+    ]
+    return RebuiltSubject(
+        name=name,
+        order_strategy=facts[0].order_strategy or OrderStrategy.STRICT,
+        partitions_wanted=max(len(rows), facts[0].partitions_wanted),
+        partitions_named=len(rows),
+        partitions=rows,
+        groups=[],
+        static=facts[0].static,
+        deleting=True,
+    )
 
 
 def _missing(status: PartitionStatus, parent: int) -> str:
@@ -151,6 +196,7 @@ def _subject(
         groups=_groups(statuses),
         retention=next(iter(kept), None) or Retention.ACKED,
         static=facts[statuses[0].partition_id].static,
+        tokens_above=max(status.forgotten_token for status in statuses),
     )
     rows = {
         status.partition_id: RebuiltPartition(

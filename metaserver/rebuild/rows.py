@@ -96,6 +96,10 @@ class RebuiltSubject:
     static: bool = False
     opened: bool = True
     """False: the creation is unfinished and continues."""
+    deleting: bool = False
+    """Some brokers have dropped their partitions of it: the deletion continues."""
+    tokens_above: int = 0
+    """Brokers refuse tokens up to this one of its deleted groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +108,5 @@ class RebuiltCluster:
 
     sources: Sequence[BrokerSource]
     subjects: Sequence[RebuiltSubject]
+    dropped_id: int = 0
+    """The highest id of a dropped partition: later partitions get higher ids."""

@@ -17,6 +17,7 @@ from ...protocol.errors import ConfigError
 from ...protocol.operations import OperationKind, OperationState
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
+from ..cluster.removals import plan_removals
 from ..operations.states import RULES
 from ..sql.dialect import insert_new, insert_or_replace, now_ms
 from ..sql.duties import rebuilt_duty, take_duty
@@ -71,6 +72,8 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
     }
     _store_partitions(connection, cluster, ids)
     for subject in cluster.subjects:
+        if subject.deleting:
+            plan_removals(connection, partitions.c.subject_id == ids[subject.name])
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group)
         # The running operation gets the highest id: it is the subject's latest operation.
@@ -97,6 +100,8 @@ def _store_subject(connection: Connection, subject: RebuiltSubject, route_versio
         "retention": subject.retention,
         "route_version": route_version if subject.opened else 0,
         "static": subject.static,
+        "deleting": subject.deleting,
+        "tokens_above": subject.tokens_above,
     }
     inserted = sa.insert(subjects).values(row).returning(subjects.c.subject_id)
     subject_id: int = connection.execute(inserted).scalar_one()
@@ -134,14 +139,30 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
                 for parent in partition.parents
             ]
     for rows in (sorted(numbered, key=lambda row: row["partition_id"]), new):
+        if rows is new:
+            highest = max([cluster.dropped_id, *(row["partition_id"] for row in numbered)])
+            _number_above(connection, highest)
         if rows:
             connection.execute(sa.insert(partitions), rows)
-        if rows is not new and rows and connection.dialect.name == "postgresql":
-            last = sa.select(sa.func.max(partitions.c.partition_id)).scalar_subquery()
-            sequence = sa.func.pg_get_serial_sequence("partitions", "partition_id")
-            connection.execute(sa.select(sa.func.setval(sequence, last)))
     if lineage:
         connection.execute(sa.insert(partition_parents), lineage)
+
+
+def _number_above(connection: Connection, highest: int) -> None:
+    """Have the database give ids above `highest` to later partitions; also above those that were dropped."""
+    if not highest:
+        return
+    if connection.dialect.name == "postgresql":
+        sequence = sa.func.pg_get_serial_sequence("partitions", "partition_id")
+        connection.execute(sa.select(sa.func.setval(sequence, highest)))
+        return
+    # SQLite keeps the highest id that it ever gave in a table of its own.
+    given = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+    here = given.c.name == partitions.name
+    if connection.execute(sa.select(given.c.seq).where(here)).one_or_none() is None:
+        connection.execute(sa.insert(given).values(name=partitions.name, seq=highest))
+    lower = sa.and_(here, given.c.seq < highest)
+    connection.execute(sa.update(given).where(lower).values(seq=highest))
 
 
 def _store_group(connection: Connection, subject_id: int, group: RebuiltGroup) -> None:

@@ -70,7 +70,9 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
     if ask.queue is not None and not row.static:
         raise SubjectNotStaticError(subject=subject)
     check_ask(ask, static=row.static)
-    named = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
+    named = sa.and_(
+        groups.c.subject_id == row.subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
+    )
     chosen = sa.select(groups.c.group_id, groups.c.strategy).where(named)
     known = connection.execute(chosen).one_or_none()
     if known is None:
@@ -138,9 +140,12 @@ def begin_reset(
         GroupBusyError: the group has live sessions, another reset holds it, or the database was just rebuilt.
     """
     group_id, ids = scope.group_id, scope.ids
-    here = groups.c.group_id == group_id
+    here = sa.and_(groups.c.group_id == group_id, sa.not_(groups.c.deleting))
     locked = sa.select(groups.c.last_token, groups.c.strategy).where(here).with_for_update()
-    last, strategy = connection.execute(locked).one()
+    row = connection.execute(locked).one_or_none()
+    if row is None:
+        return None
+    last, strategy = row
     sweep_sessions(connection, group_id)
     count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
     live = connection.execute(count).scalar_one()

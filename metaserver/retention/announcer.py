@@ -118,7 +118,11 @@ class Announcer:
 
     async def _tell(self, announcement: Announcement, silent: set[str]) -> bool:
         """Tell a broker; returns whether it has answered.  `silent`: addresses without an answer in this round."""
-        ask = KnowGroups(groups=tuple(name for _, name in announcement.groups), complete=True)
+        ask = KnowGroups(
+            groups=tuple(name for _, name in announcement.groups),
+            complete=True,
+            tokens_above=announcement.tokens_above,
+        )
         async with self._slots:
             if announcement.address in silent:
                 return False

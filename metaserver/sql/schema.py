@@ -1,6 +1,7 @@
 """The tables: brokers, subjects, partitions with their parents, operations, and the leases of consumer groups.
 
     subjects ─┬─ partitions ─── partition_parents
+              ├─ removals                 what brokers still have to drop or forget; see cluster/removals.py
               ├─ operations ─── steps     what changes the partitions, journaled; see operations.py of the protocol
               └─ groups ─┬─ sessions       one consumer each; alive while expires_at > now by the database
                          ├─ heard          partitions whose brokers have the group on their disks
@@ -163,6 +164,20 @@ subjects = Table(
         server_default="",
         comment="why its creation has failed",
     ),
+    Column(
+        "deleting",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="brokers drop its partitions, then its rows go",
+    ),
+    Column(
+        "tokens_above",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="every token of its deleted groups is at most this",
+    ),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 
@@ -253,6 +268,13 @@ groups = Table(
         server_default=false(),
         comment="every broker that has to has heard of it",
     ),
+    Column(
+        "deleting",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="brokers forget it, then its rows go",
+    ),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
@@ -302,4 +324,29 @@ heard = Table(
     # No foreign key: an operation must not wait for a lock of the group's row.
     Column("group_id", BigId, primary_key=True, autoincrement=False),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+)
+
+removals = Table(
+    "removals",
+    metadata,
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column(
+        "group_id",
+        BigId,
+        primary_key=True,
+        autoincrement=False,
+        comment="what its broker has to forget; 0: the whole partition",
+    ),
+    Column("token", BigInteger, nullable=False, comment="the highest one of the group"),
+)
+
+deletions = Table(
+    "deletions",
+    metadata,
+    Column("subject_id", BigId, primary_key=True, autoincrement=False),
+    Column(
+        "group_id", BigId, primary_key=True, autoincrement=False, comment="0: the whole subject"
+    ),
+    Column("subject", String(200), nullable=False),
+    comment="subjects and groups that are gone: their clients must not go on with namesakes",
 )

@@ -56,6 +56,10 @@ class Index:
         partition = view.partition
         return self.at_broker.get((partition.broker_group, partition.partition_id))
 
+    def was_known(self, subject_id: int, name: str) -> bool:
+        """Whether the first view of the database has a consumer group that may have been deleted since."""
+        return any((row.subject_id, row.name) == (subject_id, name) for row in self.before.groups)
+
     def group(self, subject_id: int, name: str) -> GroupRow | None:
         """A consumer group's row in the second view of the database, or None."""
         for group in self.after.groups:
@@ -84,7 +88,7 @@ def verify(views: Views) -> Verification:
 
 def _route_covers(index: Index) -> Iterator[str]:
     for subject in index.after.subjects.values():
-        if subject.route_version == 0:
+        if subject.route_version == 0 or subject.deleting:
             continue
         at = 0
         for partition in _of_subject(index.after, subject, {OPEN}):
@@ -200,7 +204,10 @@ def _hosted_facts(facts: HostPartition, subject: SubjectRow) -> dict[str, object
 
 def _nothing_foreign(index: Index) -> Iterator[str]:
     for (group, partition_id), status in index.at_broker.items():
-        known = index.after.partitions.get(partition_id)
+        # A partition of which only the first view knows was dropped after its broker was asked.
+        known = index.after.partitions.get(partition_id) or index.before.partitions.get(
+            partition_id
+        )
         if known is None:
             yield f"{group!r} hosts partition {partition_id} of {status.subject!r}, which SQL does not know"
         elif known.partition.broker_group != group:
@@ -272,9 +279,12 @@ def _tokens_above(index: Index) -> Iterator[str]:
         for at_broker in () if status is None else status.groups:
             partition_id = row.partition.partition_id
             group_row = index.group(row.subject_id, at_broker.group)
-            if group_row is None:
+            if group_row is None and not index.was_known(row.subject_id, at_broker.group):
                 yield f"partition {partition_id}: group {at_broker.group!r} is not known in SQL"
-            elif group_row.tokens.get(partition_id, group_row.last_token) < at_broker.token:
+            elif (
+                group_row is not None
+                and group_row.tokens.get(partition_id, group_row.last_token) < at_broker.token
+            ):
                 yield (
                     f"partition {partition_id}, group {at_broker.group!r}: the fence is "
                     f"{at_broker.token}, above every token in SQL"
@@ -359,6 +369,13 @@ def _operations_move(index: Index) -> Iterator[str]:
         unopened = not subject.problem and subject.route_version == 0
         if unopened and before is not None and before.route_version == 0:
             yield f"subject {subject.name!r}: its creation is not finished"
+        if subject.deleting and before is not None and before.deleting:
+            yield f"subject {subject.name!r}: its deletion is not finished"
+    deleting = {group.group_id for group in index.before.groups if group.deleting}
+    for group in view.groups:
+        gone = view.subjects[group.subject_id].deleting
+        if group.deleting and group.group_id in deleting and not gone:
+            yield f"group {group.name!r}: its deletion is not finished"
 
 
 def _children_after_parents(index: Index) -> Iterator[str]:
@@ -378,7 +395,8 @@ def _children_after_parents(index: Index) -> Iterator[str]:
 def _groups_heard(index: Index) -> Iterator[str]:
     of_subject: dict[int, list[GroupRow]] = defaultdict(list)
     for group in index.before.groups:
-        of_subject[group.subject_id].append(group)
+        if not group.deleting:
+            of_subject[group.subject_id].append(group)
     for row in index.before.partitions.values():
         status = index.status(row)
         if status is not None:
@@ -408,7 +426,12 @@ CHECKS = (
     Check("V08", "cursors-in-range", "no cursor is beyond the last message", _cursors_in_range),
     Check("V09", "drained-to-the-end", "a group acked all of what it drained", _drained_to_the_end),
     Check("V10", "versions-rise", "no group is ahead of its subject's route", _versions_rise),
-    Check("V11", "operations-move", "no operation and no creation is stuck", _operations_move),
+    Check(
+        "V11",
+        "operations-move",
+        "no operation, no creation and no deletion is stuck",
+        _operations_move,
+    ),
     Check(
         "V12",
         "children-after-parents",

@@ -78,6 +78,7 @@ def _groups(connection: Connection) -> list[GroupRow]:
             tokens=tokens[row.group_id],
             drained=through[row.group_id],
             heard=known[row.group_id],
+            deleting=row.deleting,
         )
         for row in connection.execute(sa.select(groups).order_by(groups.c.group_id))
     ]

@@ -34,6 +34,8 @@ class GroupRow:
     drained: Collection[int] = ()
     heard: Collection[int] = ()
     """Partitions whose brokers have stored the group on their disks."""
+    deleting: bool = False
+    """Brokers are forgetting it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

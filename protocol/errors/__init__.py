@@ -10,6 +10,7 @@
     │   ├── RequestTooSlowError                            the whole request did not arrive in time
     │   ├── BrokerAddressError                             a broker names an address that is not loopback
     │   ├── SubjectUnknownError, SubjectExistsError, GroupUnknownError, PartitionUnknownError
+    │   ├── SubjectDeletedError, GroupDeletedError         a namesake is another subject or group
     │   ├── StaleRouteError, WrongBrokerError              ask for a new route
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: another session owns the partition
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
@@ -64,6 +65,7 @@ from .base import KIND_BY_CODE
 from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError
 from .base import Retry as Retry
+from .deletions import *  # noqa: F403 - the rest of the tree
 from .failures import *  # noqa: F403 - the rest of the tree
 from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree

@@ -82,6 +82,13 @@ def dev(tmp_path_factory) -> Iterator[Dev]:
         yield running
 
 
+@pytest.fixture
+def own_dev(tmp_path) -> Iterator[Dev]:
+    """A cluster of the test's own, whose settings it may change."""
+    with running_dev(tmp_path / "data") as running:
+        yield running
+
+
 def test_dev_is_ready(dev):
     """One command gives a metaserver, two brokers and the subjects asked for, all under one folder."""
     assert dev.facts["ready"] is True
@@ -147,21 +154,21 @@ def test_subject_is_created_filled_read_and_described(dev):
     assert sum(partition["offset"] for partition in group["partitions"]) == 102
 
 
-def test_broker_group_is_cordoned(dev):
+def test_broker_group_is_cordoned(own_dev):
     """A cordoned broker group gets no new partitions until it is uncordoned; the list shows the cordon."""
-    assert dev.run("broker", "cordon", "broker-1").returncode == 0
-    (listed,) = dev.json("broker", "list")
+    assert own_dev.run("broker", "cordon", "broker-1").returncode == 0
+    (listed,) = own_dev.json("broker", "list")
     assert {broker["broker_group"]: broker["cordoned"] for broker in listed} == {
         "broker-1": True,
         "broker-2": False,
     }
-    assert dev.run("subject", "create", "narrow").returncode == 0
-    (described,) = dev.json("subject", "describe", "narrow")
+    assert own_dev.run("subject", "create", "narrow").returncode == 0
+    (described,) = own_dev.json("subject", "describe", "narrow")
     assert {partition["broker_group"] for partition in described["partitions"]} == {"broker-2"}
-    assert "gets none" in dev.run("broker", "list").stdout
-    assert dev.run("broker", "uncordon", "broker-1").returncode == 0
-    assert "gets none" not in dev.run("broker", "list").stdout
-    assert dev.run("broker", "cordon", "nowhere").returncode != 0
+    assert "gets none" in own_dev.run("broker", "list").stdout
+    assert own_dev.run("broker", "uncordon", "broker-1").returncode == 0
+    assert "gets none" not in own_dev.run("broker", "list").stdout
+    assert own_dev.run("broker", "cordon", "nowhere").returncode != 0
 
 
 def test_group_is_shared_and_switched(dev):

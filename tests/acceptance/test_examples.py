@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,12 +17,6 @@ pytestmark = pytest.mark.acceptance
 
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 200
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def run(cluster: Cluster, name: str, *arguments: str) -> list[str]:
@@ -46,32 +39,32 @@ async def fill(cluster: Cluster, subject: str, pairs: list[tuple[bytes, bytes]])
         await producer.send_all(subject, pairs)
 
 
-async def test_send_and_handle(cluster):
+async def test_send_and_handle(file_cluster):
     """Each customer's steps are handled in the order they were sent."""
-    await cluster.create("parcels")
-    sent, *customers = run(cluster, "send_and_handle.py")
+    await file_cluster.create("parcels")
+    sent, *customers = run(file_cluster, "send_and_handle.py")
     assert sent.startswith("sent 12,")
     assert customers == [f"{name} placed paid packed shipped" for name in ("ada", "bob", "cyd")]
 
 
-async def test_ack_by_hand(cluster, tmp_path):
+async def test_ack_by_hand(file_cluster, tmp_path):
     """What was acked is in the file, once, and a second run gets the next ones."""
-    await fill(cluster, "readings", [(b"k", b"%d" % n) for n in range(20)])
+    await fill(file_cluster, "readings", [(b"k", b"%d" % n) for n in range(20)])
     path = tmp_path / "readings.txt"
     for upto in (10, 20):
-        assert run(cluster, "ack_by_hand.py", str(path)) == [f"wrote 10 messages to {path}"]
+        assert run(file_cluster, "ack_by_hand.py", str(path)) == [f"wrote 10 messages to {path}"]
         assert path.read_text().split() == [str(n) for n in range(upto)]
 
 
-async def test_run_until_stopped(cluster):
+async def test_run_until_stopped(file_cluster):
     """At SIGTERM it hands over and ends in peace; the next run gets only what is left."""
-    await fill(cluster, "stopped", [(b"k", b"%d" % n) for n in range(40)])
+    await fill(file_cluster, "stopped", [(b"k", b"%d" % n) for n in range(40)])
     program = (EXAMPLES / "run_until_stopped.py").read_text().replace('"readings"', '"stopped"')
     handled: list[str] = []
     while len(handled) < 40:
         process = subprocess.Popen(
             [sys.executable, "-c", program],
-            env=os.environ | {"KEYLANE_META": cluster.meta},
+            env=os.environ | {"KEYLANE_META": file_cluster.meta},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -90,10 +83,10 @@ async def test_run_until_stopped(cluster):
 
 
 @pytest.mark.spark
-async def test_read_with_spark(cluster):
+async def test_read_with_spark(file_cluster):
     """Spark adds up what was sent."""
-    await fill(cluster, "visits", [(b"a", b"1"), (b"b", b"3"), (b"a", b"2")])
-    shown = [line.replace(" ", "") for line in run(cluster, "read_with_spark.py")]
+    await fill(file_cluster, "visits", [(b"a", b"1"), (b"b", b"3"), (b"a", b"2")])
+    shown = [line.replace(" ", "") for line in run(file_cluster, "read_with_spark.py")]
     assert "|a|3|" in shown
     assert "|b|3|" in shown
 

@@ -34,7 +34,7 @@ def process(tmp_path) -> Iterator[BrokerProcess]:
     process.end()
 
 
-class Sender:
+class BatchSender:
     """Sends its batches in order, several in flight, and after an error again from the first without an answer."""
 
     def __init__(self, producer_id: int) -> None:
@@ -90,7 +90,7 @@ async def test_broker_loses_nothing_when_killed_under_load(process):
     """SIGKILL at any moment: every answered batch is at the offset that was answered, every message there once."""
     rng = random.Random(3)
     network = HttpNetwork()
-    senders = [Sender(producer_id) for producer_id in range(1, PRODUCERS + 1)]
+    senders = [BatchSender(producer_id) for producer_id in range(1, PRODUCERS + 1)]
     process.start()
     clients = [BrokerClient(network, process.address) for _ in senders]
     for partition_id in (1, 2):

@@ -11,9 +11,10 @@ import pytest
 
 from keylane.broker.partition.appends import CRC_UNKNOWN, ProducerState, StoredBatch
 from keylane.broker.partition.image import image_of, partition_of
+from keylane.broker.partition.records import DroppedBody, ForgetBody, decode_body, encode_body
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import SequenceReusedError
-from keylane.protocol.record import Kind
+from keylane.protocol.record import HEADER_BYTES, Header, Kind, read_record
 from sim.machines.clock import ManualClock
 from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
@@ -134,4 +135,23 @@ def test_numbers_of_record_kinds_never_change():
         "CURSOR": 5,
         "STATE": 6,
         "TOLD": 7,
+        "FORGET": 8,
+        "DROPPED": 9,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("forget", ForgetBody("billing", 5)),
+        ("dropped", DroppedBody([(7, 8), (11, 13)], {"orders": 12})),
+    ],
+)
+def test_records_of_deletions_have_their_bytes_and_read_back(
+    name: str, body: ForgetBody | DroppedBody
+):
+    golden = bytes.fromhex(json.loads((HERE / "deletions_v1.json").read_text())[name])
+    assert encode_body(7, body) == golden
+    header = read_record(golden)
+    assert isinstance(header, Header)
+    assert decode_body(header, memoryview(golden)[HEADER_BYTES:]) == body

@@ -1,28 +1,11 @@
-"""Real processes for the tests of this folder."""
+"""Real database servers for the tests of this folder."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster
 from support.postgres import Postgres, running_postgres
 from support.sql.mariadb import Mariadb, running_mariadb
-
-
-@pytest.fixture(scope="session")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster that no test kills; each test makes subjects of its own."""
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster of the test's own, to be killed and restarted, with the options of its mark `cluster`."""
-    mark = request.node.get_closest_marker("cluster")
-    with Cluster(tmp_path, **(mark.kwargs if mark else {})) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ PACKERS = {
 }
 
 
-class Broker:
+class FolderWriter:
     """Writes a data folder by docs/FORMATS.md."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -93,9 +93,9 @@ class Log:
         self.note(3, "g", partition_id, offset, 1, "session")
 
 
-def write_good_run(folder: Path) -> tuple[Broker, Broker, Log]:
+def write_good_run(folder: Path) -> tuple[FolderWriter, FolderWriter, Log]:
     """Three messages of a key, two in a parent and one in its child on another broker; all handled in order."""
-    first, second, log = Broker(folder, "b0"), Broker(folder, "b1"), Log(folder)
+    first, second, log = FolderWriter(folder, "b0"), FolderWriter(folder, "b1"), Log(folder)
     first.partition(1)
     first.messages(1, 0, (b"k", b"v0"), (b"k", b"v1"))
     first.record(segments.SEAL, 1, 2, b"")
@@ -234,7 +234,7 @@ def test_judge_compares_committed_orders_with_the_log(
             connection.execute(
                 "INSERT INTO orders VALUES (?, ?, ?)", (b"%d" % number, b"k", number)
             )
-    broker = Broker(tmp_path, "b0")
+    broker = FolderWriter(tmp_path, "b0")
     broker.partition(1)
     broker.messages(1, 0, *((b"k", b"%d" % number) for number in numbers))
     assert verdict_on(tmp_path) == findings

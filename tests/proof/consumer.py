@@ -29,7 +29,7 @@ from proof.recording import Answered, Calling, Recorder, boot_ns
 from support.observation import Telling, dropped, ended, started
 
 
-class _Listening(HttpNetwork):
+class _RecordingNetwork(HttpNetwork):
     """Notes what the consumer tells the metaserver of its leases, at the moment of telling, and each answer."""
 
     def __init__(self, record: Recorder, group: str) -> None:
@@ -112,7 +112,7 @@ async def main() -> None:
         buffer_messages=500,
         handler_backoff=Backoff(first_ms=10, max_ms=100),
     )
-    network = _Listening(record, group)
+    network = _RecordingNetwork(record, group)
     consumer = Consumer(
         meta.split(","),
         subject=subject,

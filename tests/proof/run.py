@@ -30,7 +30,7 @@ from proof.controls import run_without_drain_rule, run_without_fence
 from proof.document import DOCUMENT, SHARES, document
 from proof.second_opinion import second_opinion
 from proof.stage import Stage
-from proof.story import Story, Told
+from proof.story import Story, StoryResult
 from sim.mutants.bank import MUTANTS
 from sim.run import MUTANT_SEEDS_MAX, draw_seeds, hunts, outcomes_of
 
@@ -92,7 +92,7 @@ def hunt_mutants(limit: int, workers: int) -> dict[str, Any]:
     return {"limit": limit, "found": mutants}
 
 
-async def perform(cycles: int, seed: int) -> Told:
+async def perform(cycles: int, seed: int) -> StoryResult:
     """2 → 4 → 8 → 3 → 2 partitions, `cycles` times, under load and under every fault."""
     with tempfile.TemporaryDirectory() as folder:
         async with Stage(Path(folder), keys=KEYS, per_second=PER_SECOND) as stage:

@@ -16,7 +16,7 @@ HOUR_S = 3_600
 
 
 @dataclass(slots=True)
-class Told:
+class StoryResult:
     """The result of a story."""
 
     findings: Findings
@@ -86,11 +86,11 @@ class Story:
         self.faults[name] += 1
         await self._kinds[name]()
 
-    async def told(self) -> Told:
+    async def told(self) -> StoryResult:
         """Heal, drain and judge."""
         self._stage.set_calendar(0)
         findings, events = await self._stage.judge()
-        return Told(findings, Counter(type(event).__name__ for event in events), self.faults)
+        return StoryResult(findings, Counter(type(event).__name__ for event in events), self.faults)
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────
     async def _free(self, names: Sequence[str]) -> str:

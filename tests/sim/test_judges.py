@@ -12,7 +12,7 @@ from sim.machines.store import Desk, open_store
 
 
 @dataclass
-class Broker:
+class ShownBroker:
     """A broker as its host shows it."""
 
     store: Store | None
@@ -24,13 +24,13 @@ async def test_seal_is_not_asked_of_an_older_copy():
     """An older copy of a data folder may lack the seal; it is not served, so it does not count."""
     store = open_store(SimDisk())
     await Desk(store, ManualClock()).host()
-    assert is_sealed([Broker(store)], 1) is False
-    assert is_sealed([Broker(store, copied=True)], 1) is None
-    assert is_sealed([Broker(store, running=False)], 1) is None
-    assert is_sealed([Broker(None)], 1) is None
+    assert is_sealed([ShownBroker(store)], 1) is False
+    assert is_sealed([ShownBroker(store, copied=True)], 1) is None
+    assert is_sealed([ShownBroker(store, running=False)], 1) is None
+    assert is_sealed([ShownBroker(None)], 1) is None
     _, durable = store.seal(1)
     await durable
-    assert is_sealed([Broker(None), Broker(store)], 1) is True
+    assert is_sealed([ShownBroker(None), ShownBroker(store)], 1) is True
     await store.close()
 
 

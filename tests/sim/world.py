@@ -159,12 +159,22 @@ class World:
         return machine
 
     def _build(self) -> None:
-        swarm = self.swarm
+        """Add every host; what each draws depends on this order."""
+        self._add_metaservers()
+        self._add_brokers()
+        self._add_producers()
+        for _ in range(self.swarm.consumers * self.swarm.groups):
+            self.add_consumer()
+        if "share" in self.swarm.habits:
+            for _ in range(2):
+                self.add_consumer(group=SHARED)
+
+    def _add_metaservers(self) -> None:
         machine = self._machine("meta")
         self.shelf = Shelf(machine, self.record)
-        self.shelf.watched = "retention_bytes" in swarm.broker
-        addresses = [f"127.0.0.1:{7000 + index}" for index in range(swarm.metaservers)]
-        for index, address in enumerate(addresses):
+        self.shelf.watched = "retention_bytes" in self.swarm.broker
+        self._meta = [f"127.0.0.1:{7000 + index}" for index in range(self.swarm.metaservers)]
+        for index, address in enumerate(self._meta):
             self.metas.append(
                 MetaHost(
                     self.internet,
@@ -174,10 +184,11 @@ class World:
                     shelf=self.shelf,
                     address=address,
                     slow_s=self.rng.choice((0.0, 0.005, 0.1)),
-                    expires="retention_bytes" in swarm.broker,
+                    expires="retention_bytes" in self.swarm.broker,
                 )
             )
-        self._meta = addresses
+
+    def _add_brokers(self) -> None:
         for index in range(2):
             self.brokers.append(
                 BrokerHost(
@@ -186,16 +197,19 @@ class World:
                     f"b{index}",
                     self._new_rng(),
                     group=f"g{index}",
-                    meta=addresses,
+                    meta=self._meta,
                     port=8000 + index,
                     record=self.record,
                     clock_tick=lambda: len(self.history),
-                    settings=swarm.broker,
-                    queued_bytes=swarm.queued_bytes,
-                    disk_s=swarm.disk_s,
+                    settings=self.swarm.broker,
+                    queued_bytes=self.swarm.queued_bytes,
+                    disk_s=self.swarm.disk_s,
                     claims=self.shelf.claims,
                 )
             )
+
+    def _add_producers(self) -> None:
+        swarm = self.swarm
         shared = [b"k%d" % number for number in range(swarm.keys)]
         for index in range(swarm.producers):
             self.producers.append(
@@ -205,7 +219,7 @@ class World:
                     f"p{index}",
                     self._new_rng(),
                     record=self.record,
-                    meta=addresses,
+                    meta=self._meta,
                     keys=shared,
                     settings=swarm.producer,
                     strict=swarm.strict or swarm.static,
@@ -217,11 +231,6 @@ class World:
                     preloaded=self.preloaded,
                 )
             )
-        for _ in range(swarm.consumers * swarm.groups):
-            self.add_consumer()
-        if "share" in swarm.habits:
-            for _ in range(2):
-                self.add_consumer(group=SHARED)
 
     def add_dead_group(self) -> None:
         """A consumer of a group of its own: it is killed when it is first granted something."""
@@ -355,6 +364,30 @@ class World:
 
     async def live(self) -> float:
         """Run the seed; returns the virtual seconds that draining took, or -1 if it did not end."""
+        await self._start_hosts()
+        self._start_deeds()
+        until = self.loop.now + self.swarm.fault_s
+        while self.loop.now < until:
+            await self._look_for(self.swarm.gap_s * 2 * self.rng.random())
+            self.faults.strike()
+        await asyncio.sleep(1.0)
+        self.faults.heal()
+        await asyncio.sleep(QUIET_S)
+        if self.poison:
+            await self._outlive_poison()
+        healed_at = self.loop.now - QUIET_S
+        if not await self._drain(healed_at + DRAIN_S):
+            return -1.0
+        drained_s = self.loop.now - healed_at
+        self.outboxes.settle()
+        await self._in_operator(self._tell_abandoned())
+        for broker in self.brokers:
+            if self.rng.random() < 0.5:
+                work = broker.close_store()
+                await self.loop.create_task(work, context=broker.process.context.copy())
+        return drained_s
+
+    async def _start_hosts(self) -> None:
         for meta in self.metas:
             meta.start()
         for broker in self.brokers:
@@ -369,7 +402,9 @@ class World:
             host.start()
         if self.outboxes.hosts:
             self._operator_does(self.outboxes.work())
-        swarm = self.swarm
+
+    def _start_deeds(self) -> None:
+        """Begin what operators and users of this seed do besides."""
         if is_operated(self.seed):
             self._operator_does(self.operator.work())
         if is_copied(self.seed):
@@ -382,22 +417,15 @@ class World:
             self._operator_does(verify_on_the_way(self, self._operator_meta))
         if self.users.deeds:
             self._operator_does(self.users.work())
-        until = self.loop.now + swarm.fault_s
-        while self.loop.now < until:
-            await self._look_for(swarm.gap_s * 2 * self.rng.random())
-            self.faults.strike()
-        await asyncio.sleep(1.0)
-        self.faults.heal()
-        await asyncio.sleep(QUIET_S)
-        if self.poison:
-            await self._outlive_poison()
-        healed_at = self.loop.now - QUIET_S
+
+    async def _drain(self, until: float) -> bool:
+        """Wait until all is handled, done and verified; returns False if that takes longer."""
         verified = False
         while not (
             verified and self._drained() and self.at_rest
         ):  # the last look is the moment of the final log
-            if self.loop.now > healed_at + DRAIN_S:
-                return -1.0
+            if self.loop.now > until:
+                return False
             await asyncio.sleep(LOOK_S)
             if self.at_rest:
                 self.service.look(self.loop.now)
@@ -411,14 +439,7 @@ class World:
                 verified = not violations or all(broker.heard for broker in self.brokers)
                 if verified:
                     self.loop.faults += violations
-        drained_s = self.loop.now - healed_at
-        self.outboxes.settle()
-        await self._in_operator(self._tell_abandoned())
-        for broker in self.brokers:
-            if self.rng.random() < 0.5:
-                work = broker.close_store()
-                await self.loop.create_task(work, context=broker.process.context.copy())
-        return drained_s
+        return True
 
     async def _outlive_poison(self) -> None:
         """Nothing else fails any more: messages of other keys are all handled, and afterwards those of the failing keys."""

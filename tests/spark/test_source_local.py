@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -23,8 +22,7 @@ from keylane.protocol.message import Message
 from keylane.spark.failure import error_in
 from keylane.spark.schema import spark_schema
 from keylane.spark.source import register
-from support.cluster import Cluster
-from support.shelves import Sent, Shelves
+from support.shelves import Sent
 
 SUBJECT = "flights"
 COUNT = 20_000
@@ -64,17 +62,11 @@ async def send(meta: str, subject: str, numbers: range) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def filled(cluster) -> Filled:
+def filled(file_cluster) -> Filled:
     async def fill() -> Filled:
-        route = await cluster.create(SUBJECT, partitions=4)
-        await send(cluster.meta, SUBJECT, range(COUNT))
-        return Filled(cluster.meta, await cluster.log(route))
+        route = await file_cluster.create(SUBJECT, partitions=4)
+        await send(file_cluster.meta, SUBJECT, range(COUNT))
+        return Filled(file_cluster.meta, await file_cluster.log(route))
 
     subject = asyncio.run(fill())
     assert sum(map(len, subject.log.values())) == COUNT
@@ -83,23 +75,15 @@ def filled(cluster) -> Filled:
 
 
 @pytest.fixture
-def load(spark, cluster):
+def load(spark, file_cluster):
     """Loads a subject with options."""
     register(spark)
 
     def load(subject: str = SUBJECT, meta: str | None = None, **options: str):
-        reader = spark.read.format("keylane").option("meta", meta or cluster.meta)
+        reader = spark.read.format("keylane").option("meta", meta or file_cluster.meta)
         return reader.option("subject", subject).options(**options).load()
 
     return load
-
-
-@pytest.fixture
-def shelves() -> Iterator[Shelves]:
-    shelves = Shelves()
-    shelves.start()
-    yield shelves
-    shelves.stop()
 
 
 def test_each_physical_partition_is_one_task_with_all_its_rows(load, filled):
@@ -179,12 +163,12 @@ def test_properties_and_times_are_readable_in_sql(load, filled):
     assert tuple(span) == (True, True)
 
 
-def test_frame_keeps_reading_the_rows_it_was_loaded_with(load, cluster):
+def test_frame_keeps_reading_the_rows_it_was_loaded_with(load, file_cluster):
     """Messages stored after load() are in no action on that frame, but in the next load()."""
-    asyncio.run(cluster.create("growing", partitions=2))
-    asyncio.run(send(cluster.meta, "growing", range(50)))
+    asyncio.run(file_cluster.create("growing", partitions=2))
+    asyncio.run(send(file_cluster.meta, "growing", range(50)))
     before = load("growing", columns="offset")
-    asyncio.run(send(cluster.meta, "growing", range(50, 80)))
+    asyncio.run(send(file_cluster.meta, "growing", range(50, 80)))
     assert before.count() == 50
     assert before.union(before).count() == 100
     assert load("growing").count() == 80
@@ -199,9 +183,9 @@ def test_ranges_of_offsets_are_read_to_the_row(load, filled):
     assert [row["offset"] for row in frame.select("offset").collect()] == list(range(17, 1_234))
 
 
-def test_subjects_without_messages_or_partitions_are_empty_frames(load, cluster, shelves):
+def test_subjects_without_messages_or_partitions_are_empty_frames(load, file_cluster, shelves):
     """Nothing stored is zero rows, also when there is not even a partition."""
-    asyncio.run(cluster.create("silent", partitions=3))
+    asyncio.run(file_cluster.create("silent", partitions=3))
     assert load("silent").count() == 0
     assert load(meta=shelves.address).count() == 0
 

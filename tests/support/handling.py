@@ -18,6 +18,10 @@ from sim.machines.machine import Machine
 T = TypeVar("T")
 
 
+class Crash(BaseException):
+    """Not an Exception: the program is to end."""
+
+
 class Client:
     """The members of a pull client that workers use."""
 

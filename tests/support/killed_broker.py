@@ -35,7 +35,7 @@ COUNT = 3
 
 
 @dataclass
-class Known:
+class ToldBeforeKill:
     """The answers that the client got."""
 
     acked: dict[int, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Run:
     def __init__(self, forks: Forks, root: Path, *, kind: str = "file", batches: int = 8) -> None:
         self._forks = forks
         self.kind = kind
-        self._known = Known()
+        self._known = ToldBeforeKill()
         self._first = 0
         self._batches = batches
         self.root = root

@@ -54,7 +54,7 @@ def packed(partition_id: int, base_offset: int, messages: Sequence[Sent]) -> byt
     return bytes(record)
 
 
-class Shelf:
+class PartitionShelf:
     """One partition's batches."""
 
     def __init__(self, partition_id: int, state: PartitionState = PartitionState.OPEN) -> None:
@@ -98,7 +98,7 @@ class Shelves:
     """A metaserver and a broker in one: what a Spark reader needs of both."""
 
     def __init__(self) -> None:
-        self.shelves: dict[int, Shelf] = {}
+        self.shelves: dict[int, PartitionShelf] = {}
         self.reads: list[Read] = []
         self.calls: list[str] = []
         self.port = 0
@@ -113,8 +113,10 @@ class Shelves:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def shelf(self, partition_id: int, state: PartitionState = PartitionState.OPEN) -> Shelf:
-        return self.shelves.setdefault(partition_id, Shelf(partition_id, state))
+    def shelf(
+        self, partition_id: int, state: PartitionState = PartitionState.OPEN
+    ) -> PartitionShelf:
+        return self.shelves.setdefault(partition_id, PartitionShelf(partition_id, state))
 
     def start(self) -> None:
         self._thread.start()

@@ -18,7 +18,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/broker/partition/test_lock_waiting.py": "waiting",
     },
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},
-    "broker/partition": {"unit/broker/test_service.py": "facts"},
+    "broker/partition": {
+        "unit/broker/store/test_removals.py": "dropped",
+        "unit/broker/test_service.py": "facts",
+    },
     "broker/storage": {
         "crash/test_kill_points.py": "fail_points",
         "integration/brokers/test_broker_files.py": "append_file identity",
@@ -29,8 +32,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/broker/test_storage_index_model.py": "file_queue file_units",
     },
     "broker/storage/log": {
-        "property/broker/test_storage_recovery.py": "recovery trail",
-        "unit/broker/partition/test_damage.py": "holes",
+        "property/broker/test_storage_recovery.py": "trail",
         "unit/broker/store/test_carry_over.py": "headers",
     },
     "broker/store": {
@@ -42,6 +44,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "cli/commands": {
         "acceptance/test_cli.py": "dev",
         "acceptance/test_wait.py": "wait",
+        "integration/metaserver/test_deletions.py": "deletion",
         "integration/operations/test_reshape_cli.py": "operations",
     },
     "cli/commands/broker": {
@@ -76,6 +79,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "metaserver/cluster": {
         "integration/metaserver/test_metaserver_database.py": "partitions",
         "integration/rebuild/test_rebuild_waits.py": "lost_database",
+        "unit/metaserver/removals/test_deletions.py": "removals",
         "unit/metaserver/verify/test_checks.py": "rows",
     },
     "metaserver/groups": {
@@ -90,6 +94,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/rebuild/test_meta_rebuild.py": "service",
         "unit/metaserver/rebuild/test_plan.py": "operations",
     },
+    "metaserver/removals": {"integration/metaserver/test_deletions.py": "service"},
     "metaserver/resets": {"property/metaserver/test_reset_cursors.py": "cursors"},
     "metaserver/retention": {
         "integration/retention/test_deaf_brokers.py": "announcer",
@@ -132,7 +137,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "failures homes outbox refusals",
+        "unit/protocol/test_errors.py": "deletions failures homes outbox refusals",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
@@ -142,6 +147,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",
     },
+    "sync": {"integration/clients/test_sync_producer.py": "producer"},
     "spark": {
         "spark/test_java.py": "java",
         "spark/test_source_local.py": "session snapshot",

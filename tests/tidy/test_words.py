@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidy.tree import FILES, ROOT, Source, tracked_files
+from tidy.tree import FILES, ROOT, TEST_FILES, Source, tracked_files
 
 # Built from parts, so that this file does not find itself.
 BANNED = {
@@ -25,6 +25,8 @@ VAGUE = re.compile(
 )
 HEADLESS = re.compile(r"def (test_(?:what|who|all|one|it|they|again|nothing|an?|the)_\w+)")
 """Tests are named `test_<subject>_<does>_<when>`; the subject has no article."""
+TEST_NAME_WORDS_MIN = 3
+"""After `test_`."""
 RECORDED = "docs/PROOF.md"
 """It lists runs that were recorded, under the names of their day."""
 NAMELESS = {"one", "found"}
@@ -74,6 +76,19 @@ def test_tests_are_named_by_their_subject():
     assert not broken, "\n" + "\n".join(broken)
 
 
+def test_tests_have_names_of_three_words():
+    """`test_<subject>_<does>_<when>`: fewer words do not say what is asserted."""
+    broken = [
+        f"{source.name}:{node.lineno} {node.name}"
+        for source in TEST_FILES
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and node.name.count("_") < TEST_NAME_WORDS_MIN
+    ]
+    assert not broken, "\n" + "\n".join(broken)
+
+
 def bound_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Every name that is given to a value, with its line: variables, parameters, imports, captures."""
     for node in ast.walk(tree):
@@ -102,13 +117,13 @@ def test_values_are_named_by_nouns():
 
 
 def test_class_has_a_name_of_its_own():
-    """In the whole package, so that a name in a log or a traceback is one class."""
+    """Among the package's or among the tests', so that a name in a log or a traceback is one class."""
     files = defaultdict(list)
-    for source in FILES:
+    for source in [*FILES, *TEST_FILES]:
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ClassDef):
-                files[node.name].append(source.name)
-    assert not {name: places for name, places in files.items() if len(places) > 1}
+                files[source in TEST_FILES, node.name].append(source.name)
+    assert not {name: places for (_, name), places in files.items() if len(places) > 1}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The source files of the package, read once, for the tests of this folder."""
+"""The source files of the package and of the tests, read once, for the tests of this folder."""
 
 import ast
 import gc
@@ -99,3 +99,4 @@ def tracked_files() -> list[str]:
 
 
 FILES = package_files()
+TEST_FILES = [Source(path) for path in sorted((ROOT / "tests").rglob("*.py"))]

@@ -10,14 +10,17 @@ from ....protocol.routing import ConsumeStrategy
 from ...options import (
     META_DEFAULT,
     ConsumerGroupArgument,
+    ForceOption,
     MetaOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
+    WaitOption,
+    YesOption,
 )
 
 group_app = typer.Typer(
-    no_args_is_help=True, help="Look at consumer groups, and set their progress."
+    no_args_is_help=True, help="Look at consumer groups, set their progress, delete them."
 )
 
 
@@ -67,6 +70,34 @@ def group_switch(
     from .describe import switch_group
 
     run(output, switch_group(meta, output, subject=subject, group=group, strategy=strategy))
+
+
+@group_app.command("delete")
+def group_delete(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    force: ForceOption = False,
+    yes: YesOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Delete a consumer group and its progress; run again, it shows how far that is."""
+    from ...screen import run
+    from ..deletion import confirm, delete
+
+    confirm(f"Delete group {group} of {subject} with its progress?", yes=yes)
+    run(
+        output,
+        delete(
+            meta,
+            output,
+            f"group {group} of {subject}",
+            lambda admin, known: admin.delete_group(subject, group, force=force, group_id=known),
+            wait=wait,
+        ),
+    )
 
 
 @group_app.command("reset")

@@ -12,16 +12,19 @@ from ....protocol.routing import OrderStrategy
 from ...options import (
     META_DEFAULT,
     DryRunOption,
+    ForceOption,
     MetaOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
     WaitOption,
+    YesOption,
 )
 from ..broker.app import evacuate
 
 subject_app = typer.Typer(
-    no_args_is_help=True, help="Create, list and describe subjects, and change their partitions."
+    no_args_is_help=True,
+    help="Create, list, describe and delete subjects, and change their partitions.",
 )
 PartitionArgument = Annotated[
     int, typer.Argument(metavar="PARTITION", help="Id of an open partition.")
@@ -101,6 +104,33 @@ def subject_describe(
     from .describe import describe_subject
 
     run(output, describe_subject(meta, output, subject=subject))
+
+
+@subject_app.command("delete")
+def subject_delete(
+    subject: SubjectArgument,
+    *,
+    force: ForceOption = False,
+    yes: YesOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Delete a subject with its messages and consumer groups; run again, it shows how far that is."""
+    from ...screen import run
+    from ..deletion import confirm, delete
+
+    confirm(f"Delete subject {subject} with all its messages?", yes=yes)
+    run(
+        output,
+        delete(
+            meta,
+            output,
+            f"subject {subject}",
+            lambda admin, known: admin.delete_subject(subject, force=force, subject_id=known),
+            wait=wait,
+        ),
+    )
 
 
 @subject_app.command("queues")

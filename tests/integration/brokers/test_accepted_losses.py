@@ -21,7 +21,7 @@ from keylane.protocol.routing import PartitionState, logical_partition
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.broker_process import BrokerProcess
-from support.cluster import Cluster, alert_cluster, eventually, pause, silent
+from support.cluster import Cluster, alert_cluster, assert_order_per_key, eventually, pause, silent
 from support.server_process import run_keylane
 
 CONSUMING = ConsumerSettings(ttl_ms=1_500)
@@ -37,6 +37,36 @@ def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
 def registration(address: str) -> str:
     with urlopen(f"http://{address}/v1/health") as answer:
         return str(json.load(answer)["details"]["registration"])
+
+
+async def dry_run_names_the_losses(cluster: Cluster, lost_ids: set[int]) -> None:
+    would = await asyncio.to_thread(
+        keylane, cluster, *("subject", "evacuate", "g2"), "--accept-loss", "--dry-run"
+    )
+    assert would.returncode == 0, would.stderr
+    for partition_id in sorted(lost_ids):
+        assert f"partition {partition_id} of s is lost: its end is not known" in would.stdout
+    assert "not read to its end by g" in would.stdout
+
+
+async def assert_only_these_are_lost(
+    doubtful: dict[bytes, asyncio.Future[Receipt]], there: set[bytes]
+) -> None:
+    """Messages to the lost disk fail with an unknown fate; the others, sent at the same time, are stored."""
+    for key, future in doubtful.items():
+        (outcome,) = await asyncio.gather(future, return_exceptions=True)
+        if key in there:
+            assert isinstance(outcome, AcceptedAsLostError)
+            assert outcome.fate is Fate.UNKNOWN
+        else:
+            assert isinstance(outcome, Receipt)
+
+
+async def assert_history_names(meta: MetaClient, lost_ids: set[int]) -> None:
+    history = {past.partition.partition_id: past for past in (await meta.history("s")).partitions}
+    assert {key for key, past in history.items() if past.lost} == lost_ids
+    for partition_id in lost_ids:
+        assert history[partition_id].partition.state is PartitionState.EXPIRED
 
 
 async def test_strict_subject_continues_when_the_loss_of_a_disk_is_accepted(
@@ -79,16 +109,7 @@ async def test_strict_subject_continues_when_the_loss_of_a_disk_is_accepted(
                 (tmp_path / "broker-2").rename(tmp_path / "found-again")
                 await silent(meta, "g2")
 
-                would = await asyncio.to_thread(
-                    keylane, cluster, *("subject", "evacuate", "g2"), "--accept-loss", "--dry-run"
-                )
-                assert would.returncode == 0, would.stderr
-                for partition_id in sorted(lost_ids):
-                    assert (
-                        f"partition {partition_id} of s is lost: its end is not known"
-                        in would.stdout
-                    )
-                assert "not read to its end by g" in would.stdout
+                await dry_run_names_the_losses(cluster, lost_ids)
                 assert not any(newer[key].done() for key in there)
 
                 done = await asyncio.to_thread(
@@ -96,31 +117,14 @@ async def test_strict_subject_continues_when_the_loss_of_a_disk_is_accepted(
                 )
                 assert done.returncode == 0, done.stdout + done.stderr
                 async with asyncio.timeout(60):
-                    told = {
-                        key: (await asyncio.gather(future, return_exceptions=True))[0]
-                        for key, future in doubtful.items()
-                    }
+                    await assert_only_these_are_lost(doubtful, there)
                     stored = await asyncio.gather(*newer.values())
-                for key, outcome in told.items():
-                    if key in there:
-                        assert isinstance(outcome, AcceptedAsLostError)
-                        assert outcome.fate is Fate.UNKNOWN
-                    else:
-                        assert isinstance(outcome, Receipt)
                 assert not any(receipt.reordered for receipt in stored)
                 values = {key: [b"0", b"2"] if key in there else [b"0", b"1", b"2"] for key in keys}
                 total = sum(map(len, values.values()))
                 await eventually(lambda: len(handled) >= total, seconds=60)
-            got: dict[bytes, list[bytes]] = {}
-            for message in handled:
-                got.setdefault(message.key, []).append(message.value)
-            assert got == values
-            history = {
-                past.partition.partition_id: past for past in (await meta.history("s")).partitions
-            }
-            assert {key for key, past in history.items() if past.lost} == lost_ids
-            for partition_id in lost_ids:
-                assert history[partition_id].partition.state is PartitionState.EXPIRED
+            assert_order_per_key(handled, values)
+            await assert_history_names(meta, lost_ids)
             await refused_and_replaced(cluster, meta, tmp_path)
         finally:
             await network.close()

@@ -214,7 +214,7 @@ async def test_second_folder_under_one_name_is_seen(cluster: Cluster) -> None:
     assert list(await verified(cluster.meta)) == ["one-broker-a-group"]
 
 
-class Told:
+class CopyUnderLoad:
     """A broker's registration, and its messages, while its folder is copied and killed."""
 
     def __init__(self, copied: Copied) -> None:
@@ -267,7 +267,7 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_had_come_fa
     copied: Copied,
 ) -> None:
     """Acked messages stay: the older copy is refused until an operator gives up the messages that it lacks."""
-    told = Told(copied)
+    told = CopyUnderLoad(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 50)
     shutil.copytree(copied.original, copied.copy)
@@ -300,7 +300,7 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_was_started
     copied: Copied,
 ) -> None:
     """A copy does not know of the original's later openings, even where nothing was stored since."""
-    told = Told(copied)
+    told = CopyUnderLoad(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 20)
     original.kill()
@@ -337,7 +337,7 @@ async def test_broker_is_taken_when_it_listens_under_another_name_of_its_host(
 
 async def test_copy_is_not_accepted_while_the_original_is_alive(copied: Copied) -> None:
     """An operator cannot put a copy in the place of a broker that answers."""
-    told = Told(copied)
+    told = CopyUnderLoad(copied)
     second = await asyncio.to_thread(copied.start_copy)
     await asyncio.to_thread(copied.registration_once, second, "is a copy")
     with pytest.raises(InvalidRequestError, match="is alive at"):
@@ -348,7 +348,7 @@ async def test_broker_is_taken_again_when_it_was_killed_often_without_a_metaserv
     copied: Copied,
 ) -> None:
     """A folder is no copy after openings that no metaserver heard of, nor after it was moved."""
-    told = Told(copied)
+    told = CopyUnderLoad(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 20)
     copied.cluster.meta_program.kill()
@@ -395,7 +395,7 @@ async def test_broker_takes_no_messages_when_another_folder_stands_for_its_group
 
 async def test_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Copied) -> None:
     """An older folder is started at the same address; it serves no message before the metaserver has refused it."""
-    told = Told(copied)
+    told = CopyUnderLoad(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 20)
     shutil.copytree(copied.original, copied.copy)

@@ -7,7 +7,8 @@ import itertools
 import json
 import shutil
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from io import BytesIO
 from typing import Any
 
@@ -27,13 +28,9 @@ NUMBERS = {name: code for code, name in codes().items()}
 
 
 SUBJECTS = itertools.count(1)
+"""Each test has a subject of its own."""
 
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A test that kills a broker starts it again; each test has a subject of its own."""
-    with Cluster(tmp_path_factory.mktemp("cluster"), brokers=2) as cluster:
-        yield cluster
+pytestmark = pytest.mark.cluster(brokers=2)
 
 
 class Http:
@@ -41,11 +38,11 @@ class Http:
 
     def __init__(self, session: aiohttp.ClientSession, cluster: Cluster) -> None:
         self._session = session
-        self._cluster = cluster
+        self.cluster = cluster
         self.subject = f"s{next(SUBJECTS)}"
 
     def url(self, path: str, broker: int = 0) -> str:
-        return f"http://{self._cluster.brokers[broker].address}/v1/{path}"
+        return f"http://{self.cluster.brokers[broker].address}/v1/{path}"
 
     async def post(
         self, body: Any, query: str = "", *, subject: str = "", broker: int = 0, **headers: str
@@ -85,11 +82,24 @@ class Http:
         return stored
 
 
-@pytest.fixture
-async def http(cluster: Cluster) -> AsyncIterator[Http]:
+@asynccontextmanager
+async def calling(cluster: Cluster) -> AsyncIterator[Http]:
     connector = aiohttp.TCPConnector(force_close=True)  # brokers are killed and restarted
     async with aiohttp.ClientSession(connector=connector) as session:
         yield Http(session, cluster)
+
+
+@pytest.fixture
+async def http(file_cluster: Cluster) -> AsyncIterator[Http]:
+    async with calling(file_cluster) as http:
+        yield http
+
+
+@pytest.fixture
+async def killable(cluster: Cluster) -> AsyncIterator[Http]:
+    """Calls to a cluster of the test's own, whose brokers it may kill."""
+    async with calling(cluster) as http:
+        yield http
 
 
 def key_at(route: Route, broker_group: str) -> str:
@@ -106,9 +116,11 @@ def key_at(route: Route, broker_group: str) -> str:
     )
 
 
-async def test_posted_messages_are_stored_at_whichever_broker_has_their_partition(cluster, http):
+async def test_posted_messages_are_stored_at_whichever_broker_has_their_partition(
+    file_cluster, http
+):
     """One broker takes messages of both; each is read back where its receipt says it is."""
-    route = await cluster.create(http.subject, partitions=4)
+    route = await file_cluster.create(http.subject, partitions=4)
     for group in ("g1", "g2"):
         key = key_at(route, group)
         status, answer = await http.post(f"value at {group}", f"?key={key}")
@@ -124,9 +136,9 @@ async def test_posted_messages_are_stored_at_whichever_broker_has_their_partitio
             ]
 
 
-async def test_many_messages_in_one_request_have_receipts_in_its_order(cluster, http):
+async def test_many_messages_in_one_request_have_receipts_in_its_order(file_cluster, http):
     """As an array, and as a line each; of both brokers, with properties, bytes, and no key."""
-    route = await cluster.create(http.subject, partitions=4)
+    route = await file_cluster.create(http.subject, partitions=4)
     messages = [{"key": f"k{n % 20}", "value": f"{n}"} for n in range(200)]
     status, answer = await http.post(messages)
     assert status == 200
@@ -173,33 +185,33 @@ async def http_texts(http: Http, route: Route) -> dict[str, list[str]]:
     return stored
 
 
-async def test_repeat_with_the_idempotency_key_is_stored_once(cluster, http):
+async def test_repeat_with_the_idempotency_key_is_stored_once(cluster, killable):
     """The same receipts, as duplicates, from any broker, and after both brokers were killed and restarted."""
-    route = await cluster.create(http.subject, partitions=4)
+    route = await cluster.create(killable.subject, partitions=4)
     messages = [{"key": f"k{n}", "value": f"{n}"} for n in range(20)] + [{"value": "keyless"}]
-    status, first = await http.post(messages, Idempotency_Key="order 4711")
+    status, first = await killable.post(messages, Idempotency_Key="order 4711")
     assert status == 200
     assert not any(receipt["duplicate"] for receipt in first["receipts"])
     expected = [{**receipt, "duplicate": True} for receipt in first["receipts"]]
     for broker in (0, 1):
-        status, again = await http.post(messages, broker=broker, Idempotency_Key="order 4711")
+        status, again = await killable.post(messages, broker=broker, Idempotency_Key="order 4711")
         assert (status, again["receipts"]) == (200, expected)
     for program in cluster.brokers:
         program.kill()
         program.restart()
-    status, again = await http.post(messages, Idempotency_Key="order 4711")
+    status, again = await killable.post(messages, Idempotency_Key="order 4711")
     assert (status, again["receipts"]) == (200, expected)
-    status, other = await http.post(messages, Idempotency_Key="order 4712")
+    status, other = await killable.post(messages, Idempotency_Key="order 4712")
     assert status == 200
     assert not any(receipt["duplicate"] for receipt in other["receipts"])
-    stored = await http.values(route)
+    stored = await killable.values(route)
     assert all(len(values) == 2 for values in stored.values())
 
 
-async def test_other_messages_under_an_idempotency_key_are_refused(cluster, http):
+async def test_other_messages_under_an_idempotency_key_are_refused(cluster, killable):
     """Another value, properties, or more messages: nothing is stored, also after a restart."""
-    await cluster.create(http.subject, partitions=1)
-    status, answer = await http.post("one", "?key=k", Idempotency_Key="id")
+    await cluster.create(killable.subject, partitions=1)
+    status, answer = await killable.post("one", "?key=k", Idempotency_Key="id")
     assert status == 200
     (receipt,) = answer["receipts"]
     cluster.brokers[0].kill()
@@ -211,16 +223,16 @@ async def test_other_messages_under_an_idempotency_key_are_refused(cluster, http
         [{"key": "k", "value": "one"}, {"key": "k", "value": "one"}],
     ]
     for messages in others:
-        status, answer = await http.post(messages, Idempotency_Key="id")
+        status, answer = await killable.post(messages, Idempotency_Key="id")
         assert (status, answer["code"]) == (422, NUMBERS["IdempotencyKeyReusedError"])
         assert answer["fate"] == "not_done"
-    _, page = await http.get(f"?partition={receipt['partition_id']}")
+    _, page = await killable.get(f"?partition={receipt['partition_id']}")
     assert [message["value"] for message in page["messages"]] == ["one"]
 
 
-async def test_repeats_at_once_are_stored_once(cluster, http):
+async def test_repeats_at_once_are_stored_once(file_cluster, http):
     """The same request from many connections, at both brokers: one is the first, the others are duplicates of it."""
-    route = await cluster.create(http.subject, partitions=2)
+    route = await file_cluster.create(http.subject, partitions=2)
     answers = await asyncio.gather(
         *(http.post("x", "?key=k", broker=n % 2, Idempotency_Key="id") for n in range(20))
     )
@@ -231,9 +243,9 @@ async def test_repeats_at_once_are_stored_once(cluster, http):
     assert await http.values(route) == {"k": ["x"]}
 
 
-async def test_order_per_key_is_kept_while_partitions_are_split(cluster, http):
+async def test_order_per_key_is_kept_while_partitions_are_split(file_cluster, http):
     """Each key's requests, one after the other at alternating brokers, through a resize; by HTTP and by a producer."""
-    await cluster.create(http.subject, partitions=2)
+    await file_cluster.create(http.subject, partitions=2)
     sent: dict[str, list[str]] = {f"k{n}": [] for n in range(10)}
     done = asyncio.Event()
 
@@ -250,10 +262,12 @@ async def test_order_per_key_is_kept_while_partitions_are_split(cluster, http):
 
     tasks = [asyncio.create_task(send(key)) for key in sent]
     await asyncio.sleep(0.3)
-    await cluster.reshape(Reshape(kind=OperationKind.RESIZE, subject=http.subject, partitions=6))
+    await file_cluster.reshape(
+        Reshape(kind=OperationKind.RESIZE, subject=http.subject, partitions=6)
+    )
     done.set()
     await asyncio.gather(*tasks)
-    async with Producer(cluster.meta) as producer:
+    async with Producer(file_cluster.meta) as producer:
         for key, values in sent.items():
             values.append("by a producer")
             await producer.send(http.subject, b"by a producer", key=key.encode())
@@ -262,16 +276,18 @@ async def test_order_per_key_is_kept_while_partitions_are_split(cluster, http):
 
 async def cluster_route(http: Http) -> Route:
     """The route with sealed partitions, parents before children."""
-    url = f"http://{http._cluster.meta}/v1/subjects/{http.subject}/route"
+    url = f"http://{http.cluster.meta}/v1/subjects/{http.subject}/route"
     async with http._session.get(url) as response:
         return msgspec.json.decode(await response.read(), type=Route)
 
 
-async def test_repeat_after_a_split_is_answered_by_the_sealed_partition(cluster, http):
-    await cluster.create(http.subject, partitions=1)
+async def test_repeat_after_a_split_is_answered_by_the_sealed_partition(file_cluster, http):
+    await file_cluster.create(http.subject, partitions=1)
     messages = [{"key": f"k{n}", "value": str(n)} for n in range(30)]
     _, first = await http.post(messages, Idempotency_Key="id")
-    await cluster.reshape(Reshape(kind=OperationKind.RESIZE, subject=http.subject, partitions=4))
+    await file_cluster.reshape(
+        Reshape(kind=OperationKind.RESIZE, subject=http.subject, partitions=4)
+    )
     route = await cluster_route(http)
     assert PartitionState.SEALED in {partition.state for partition in route.partitions}
     for broker in (0, 1):
@@ -284,40 +300,40 @@ async def test_repeat_after_a_split_is_answered_by_the_sealed_partition(cluster,
         assert (status, refused["code"]) == (422, NUMBERS["IdempotencyKeyReusedError"])
 
 
-async def test_request_is_stored_in_part_when_a_broker_is_dead(cluster, http):
+async def test_request_is_stored_in_part_when_a_broker_is_dead(cluster, killable):
     """The answer has the receipts of what is stored; the repeat stores the rest, once the broker is back."""
-    route = await cluster.create(http.subject, partitions=2)
+    route = await cluster.create(killable.subject, partitions=2)
     here, there = key_at(route, "g1"), key_at(route, "g2")
     messages = [{"key": there, "value": "there"}, {"key": here, "value": "here"}]
-    await http.post({"value": "warm up the route"})
+    await killable.post({"value": "warm up the route"})
     cluster.brokers[1].kill()
-    status, answer = await http.post(messages, Idempotency_Key="id")
+    status, answer = await killable.post(messages, Idempotency_Key="id")
     assert status in {503, 504}
     assert answer["code"] == NUMBERS["PartlyStoredError"]
     assert (answer["details"]["stored"], answer["details"]["messages"]) == (1, 2)
     assert answer["receipts"][0] is None
     assert answer["receipts"][1]["duplicate"] is False
-    status, alone = await http.post("x", f"?key={there}")
+    status, alone = await killable.post("x", f"?key={there}")
     assert (status, alone["code"]) == (503, NUMBERS["NotSentError"])
     cluster.brokers[1].restart()
-    status, again = await http.post(messages, Idempotency_Key="id")
+    status, again = await killable.post(messages, Idempotency_Key="id")
     assert status == 200, again
     assert again["receipts"][1] == {**answer["receipts"][1], "duplicate": True}
-    assert (await http.values(route))[there] == ["there"]
+    assert (await killable.values(route))[there] == ["there"]
 
 
-async def test_messages_without_a_key_are_stored_while_a_broker_is_dead(cluster, http):
-    await cluster.create(http.subject, partitions=2)
+async def test_messages_without_a_key_are_stored_while_a_broker_is_dead(cluster, killable):
+    await cluster.create(killable.subject, partitions=2)
     cluster.brokers[1].kill()
     for n in range(10):
-        status, answer = await http.post(str(n))
+        status, answer = await killable.post(str(n))
         assert status == 200, answer
     cluster.brokers[1].restart()
 
 
-async def test_posted_key_is_text_or_bytes(cluster, http):
+async def test_posted_key_is_text_or_bytes(file_cluster, http):
     """In the query, in base64, or in a header."""
-    route = await cluster.create(http.subject, partitions=1)
+    route = await file_cluster.create(http.subject, partitions=1)
     (partition,) = route.partitions
     assert (await http.post("a", "?key=Z%C3%BCrich%26"))[0] == 200
     assert (await http.post("b", "?key_base64=" + "%2Fw%3D%3D"))[0] == 200
@@ -362,8 +378,8 @@ BAD: list[tuple[Any, str, dict[str, str], int, str]] = [
 ]
 
 
-async def test_bad_requests_are_refused_with_a_typed_error_and_store_nothing(cluster, http):
-    route = await cluster.create(http.subject, partitions=1)
+async def test_bad_requests_are_refused_with_a_typed_error_and_store_nothing(file_cluster, http):
+    route = await file_cluster.create(http.subject, partitions=1)
     (partition,) = route.partitions
     for body, query, headers, status, name in BAD:
         got, answer = await http.post(body, query, **headers)
@@ -379,8 +395,8 @@ async def test_bad_requests_are_refused_with_a_typed_error_and_store_nothing(clu
     assert page["messages"] == []
 
 
-async def test_largest_message_and_the_most_messages_are_stored(cluster, http):
-    route = await cluster.create(http.subject, partitions=1)
+async def test_largest_message_and_the_most_messages_are_stored(file_cluster, http):
+    route = await file_cluster.create(http.subject, partitions=1)
     (partition,) = route.partitions
     assert (await http.post("v" * (1 << 20)))[0] == 200
     assert (await http.post([{"value": 1}] * 5_000))[0] == 200
@@ -412,21 +428,21 @@ async def test_largest_message_and_the_most_messages_are_stored(cluster, http):
         ("?partition={}&ofset=1", 400, "InvalidRequestError"),
     ],
 )
-async def test_bad_reads_are_refused_with_a_typed_error(cluster, http, query, status, name):
-    route = await cluster.create(http.subject, partitions=1)
+async def test_bad_reads_are_refused_with_a_typed_error(file_cluster, http, query, status, name):
+    route = await file_cluster.create(http.subject, partitions=1)
     got, answer = await http.get(query.format(route.partitions[0].partition_id))
     assert (got, answer["name"]) == (status, name)
 
 
-async def test_queue_is_read_by_logic_offset_over_a_move(cluster, http):
+async def test_queue_is_read_by_logic_offset_over_a_move(file_cluster, http):
     """A logic offset stays when the queue moves to the other broker; receipts have queue and logic offset."""
-    route = await cluster.create(http.subject, partitions=1, static=True)
+    route = await file_cluster.create(http.subject, partitions=1, static=True)
     (partition,) = route.partitions
     for n in range(5):
         _, answer = await http.post(str(n))
         assert answer["receipts"][0]["logic_offset"] == n
     target = "g2" if partition.broker_group == "g1" else "g1"
-    await cluster.reshape(
+    await file_cluster.reshape(
         Reshape(
             kind=OperationKind.MOVE, partition_ids=(partition.partition_id,), broker_group=target
         )
@@ -453,7 +469,7 @@ async def test_queue_is_read_by_logic_offset_over_a_move(cluster, http):
     assert (status, error["name"]) == (404, "QueueUnknownError")
 
 
-async def test_openapi_document_of_a_broker_has_the_messages(cluster, http):
+async def test_openapi_document_of_a_broker_has_the_messages(file_cluster, http):
     """Every reference resolves; headers, queries and the kinds of bodies are named."""
     async with http._session.get(http.url("openapi.json")) as response:
         text = await response.text()
@@ -472,11 +488,11 @@ async def test_openapi_document_of_a_broker_has_the_messages(cluster, http):
         assert part.split('"')[0].rsplit("/", 1)[1] in document["components"]["schemas"]
 
 
-async def test_curl_posts_and_reads(cluster, http, tmp_path):
+async def test_curl_posts_and_reads(file_cluster, http, tmp_path):
     """The program itself: a value, a file, lines, an idempotency key, and --fail for a refusal."""
     curl = shutil.which("curl")
     assert curl, "apt-get install curl"
-    route = await cluster.create(http.subject, partitions=2)
+    route = await file_cluster.create(http.subject, partitions=2)
 
     async def run(*arguments: str) -> tuple[int, dict[str, Any]]:
         process = await asyncio.create_subprocess_exec(
@@ -505,9 +521,9 @@ async def test_curl_posts_and_reads(cluster, http, tmp_path):
     assert texts["k"] == ["1", "2", "3"]
 
 
-async def test_requests_that_are_repeated_through_kills_are_stored_once(cluster, http):
+async def test_requests_that_are_repeated_through_kills_are_stored_once(cluster, killable):
     """Each key's requests in order, each repeated until it is answered, while brokers are killed and restarted."""
-    await cluster.create(http.subject, partitions=4)
+    await cluster.create(killable.subject, partitions=4)
     sent: dict[str, list[str]] = {f"k{n}": [] for n in range(8)}
     killing = asyncio.Event()
     repeats = 0
@@ -516,7 +532,7 @@ async def test_requests_that_are_repeated_through_kills_are_stored_once(cluster,
         nonlocal repeats
         for attempt in range(1_000):
             try:
-                status, answer = await http.post(
+                status, answer = await killable.post(
                     value, f"?key={key}", broker=attempt % 2, Idempotency_Key=f"{key}/{value}"
                 )
             except (aiohttp.ClientError, OSError):
@@ -542,4 +558,4 @@ async def test_requests_that_are_repeated_through_kills_are_stored_once(cluster,
     killing.set()
     await asyncio.gather(*tasks)
     assert repeats
-    assert await http.values(await cluster_route(http)) == sent
+    assert await killable.values(await cluster_route(killable)) == sent

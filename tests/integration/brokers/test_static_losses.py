@@ -17,7 +17,7 @@ from keylane.protocol.errors import AcceptedAsLostError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from keylane.protocol.message import Receipt
 from keylane.protocol.operations import OperationKind, Reshape
-from keylane.protocol.routing import ConsumeStrategy, logical_partition
+from keylane.protocol.routing import ConsumeStrategy, Route, logical_partition
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, alert_cluster, eventually, pause, silent
@@ -101,6 +101,41 @@ async def lose_the_disk(
     assert not any(receipt.reordered for receipt in stored)
 
 
+def assert_handled_over_the_loss(alone: list[Message], shared: list[Message], route: Route) -> None:
+    """Both groups have every value but the lost one; the exclusive group has them in order, at growing logic offsets."""
+    for seen in (alone, shared):
+        assert {key: sorted(values) for key, values in by_key(seen).items()} == {
+            key: [b"0", b"1", b"3"] for key in KEYS
+        }
+    assert set(map(tuple, by_key(alone).values())) == {(b"0", b"1", b"3")}
+    for partition in route.partitions:
+        offsets = [each.logic_offset for each in alone if each.queue == partition.queue]
+        assert offsets == sorted(set(offsets))
+        assert offsets[-1] >= PARTITION_MESSAGES_MAX
+
+
+async def assert_queue_is_read_over_the_loss(
+    reader: QueueReader, queue: int, keys: list[bytes], *, end: int, moved: bool
+) -> None:
+    """From its `end` before the loss the queue has the values behind the loss, and the consumers have read them all.
+
+    Args:
+        keys: the keys of the queue.
+        moved: whether the queue has a partition that was sealed on another disk before the loss.
+    """
+    behind, losses = await read_on(reader, queue, end, len(keys))
+    assert by_key(behind) == {key: [b"3"] for key in keys}
+    assert losses == [end]
+    if moved:
+        whole, losses = await read_on(reader, queue, 0, 2 * len(keys))
+        assert by_key(whole) == {key: [b"0", b"3"] for key in keys}
+        assert losses == [len(keys)]
+    async with asyncio.timeout(60):
+        while (progress := await reader.progress(queue, "a")).lag:
+            await asyncio.sleep(0.05)
+    assert progress.cursor == behind[-1].logic_offset + 1
+
+
 async def test_static_queues_continue_behind_a_lost_disk(tmp_path: Path) -> None:
     """Both kinds of consumers handle keys in order, logic offsets grow, and every other reader sees the loss and passes
     it; after a rebuild from the broker that is left every partition begins where it began."""
@@ -140,30 +175,13 @@ async def test_static_queues_continue_behind_a_lost_disk(tmp_path: Path) -> None
 
                 await lose_the_disk(cluster, tmp_path, producer, meta)
                 await eventually(lambda: len(alone) >= 3 * len(KEYS) <= len(shared), seconds=60)
-                for seen in (alone, shared):
-                    assert {key: sorted(values) for key, values in by_key(seen).items()} == {
-                        key: [b"0", b"1", b"3"] for key in KEYS
-                    }
-                assert set(map(tuple, by_key(alone).values())) == {(b"0", b"1", b"3")}
-                for partition in route.partitions:
-                    offsets = [each.logic_offset for each in alone if each.queue == partition.queue]
-                    assert offsets == sorted(set(offsets))
-                    assert offsets[-1] >= PARTITION_MESSAGES_MAX
-
+                assert_handled_over_the_loss(alone, shared, route)
                 for queue, end in read.items():
                     mine = [key for key in KEYS if queues[logical_partition(key)] == queue]
-                    values = [b"3"]
-                    behind, losses = await read_on(reader, queue, end, len(mine))
-                    assert by_key(behind) == dict.fromkeys(mine, values)
-                    assert losses == [end]
-                    if queue == there.queue:
-                        whole, losses = await read_on(reader, queue, 0, 2 * len(mine))
-                        assert by_key(whole) == {key: [b"0", b"3"] for key in mine}
-                        assert losses == [len(mine)]
-                    async with asyncio.timeout(60):
-                        while (progress := await reader.progress(queue, "a")).lag:
-                            await asyncio.sleep(0.05)
-                    assert progress.cursor == behind[-1].logic_offset + 1
+                    moved = queue == there.queue
+                    await assert_queue_is_read_over_the_loss(
+                        reader, queue, mine, end=end, moved=moved
+                    )
                 before = await starts(reader)
             await commands_tell_the_loss(cluster, there.queue, len(KEYS))
             await verified(meta)

@@ -14,13 +14,13 @@ from keylane.protocol.backoff import Backoff
 from support.cluster import Cluster, eventually
 
 
-class Order(msgspec.Struct, frozen=True):
+class CodecOrder(msgspec.Struct, frozen=True):
     number: int
     customer: str
 
 
-ORDERS = JsonCodec(Order)
-SENT = [Order(number, f"c-{number % 5}") for number in range(100)]
+ORDERS = JsonCodec(CodecOrder)
+SENT = [CodecOrder(number, f"c-{number % 5}") for number in range(100)]
 
 
 async def send(cluster: Cluster, subject: str) -> None:
@@ -34,9 +34,9 @@ async def test_handler_decodes_values_of_the_sender(shared_cluster: Cluster, str
     subject = f"decoded-{strategy}"
     await shared_cluster.create(subject, partitions=2)
     await send(shared_cluster, subject)
-    decoded: list[Order] = []
+    decoded: list[CodecOrder] = []
 
-    async def handle(message: Message[Order]) -> None:
+    async def handle(message: Message[CodecOrder]) -> None:
         decoded.append(message.decode())
 
     async with Consumer(
@@ -61,9 +61,9 @@ async def test_message_is_tried_again_when_it_cannot_be_decoded(
         producer.send(subject, b"{}", key=b"c-0")
     await send(shared_cluster, subject)
     mended = False
-    decoded: list[Order] = []
+    decoded: list[CodecOrder] = []
 
-    def handle(message: Message[Order]) -> None:
+    def handle(message: Message[CodecOrder]) -> None:
         if mended and message.value == b"{}":
             return
         decoded.append(message.decode())

@@ -23,7 +23,6 @@ from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.sessions import join_group, renew_sessions
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.schema import leases
-from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import (
     BrokerHeartbeat,
     CreateSubject,
@@ -36,6 +35,7 @@ from keylane.protocol.frames import Ack, Acquire, Pull, Release
 from keylane.protocol.limits import TOKEN_STEP_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from sim.machines.clock import ManualClock
 from support.cluster import Cluster, eventually
 from support.sql.told_groups import settle_group
 
@@ -145,16 +145,6 @@ async def test_heartbeat_is_refused_when_the_session_has_ended(shared_cluster: C
     await network.close()
 
 
-class Clock(SystemClock):
-    """A boot-time clock that says what the test wants."""
-
-    def __init__(self) -> None:
-        self.now_ms = 10 * HOUR_MS
-
-    def boot_ms(self) -> int:  # type: ignore[override]
-        return self.now_ms
-
-
 async def held_by(database: SqlDatabase) -> dict[int, tuple[str | None, int]]:
     """Partition id → session and token."""
 
@@ -169,7 +159,7 @@ async def test_leases_do_not_end_early_when_the_database_clock_runs_backwards(
     tmp_path: Path,
 ) -> None:
     """An hour back: no lease ends early, no token is granted twice, and a swept session stays dead."""
-    clock = Clock()
+    clock = ManualClock(10 * HOUR_MS)
     async with open_database(
         folder=tmp_path, url=None, clock=clock, boot="one", broker_ttl_ms=10_000
     ) as database:
@@ -183,17 +173,17 @@ async def test_leases_do_not_end_early_when_the_database_clock_runs_backwards(
         first = await held_by(database)
         assert {session for session, _ in first.values()} == {A}
 
-        clock.now_ms -= HOUR_MS
+        clock.advance(-HOUR_MS)
         other = Join(subject="s", group="g", session=B, ttl_ms=5_000)
         await database.write(join_group, other, sessions_max=9)
         await database.write(settle_group, group_id)
         assert await held_by(database) == first
         assert set(await database.renew(renew_sessions, [A, B])) == {A, B}
 
-        clock.now_ms += 5_001
+        clock.advance(5_001)
         await database.write(settle_group, group_id)
         assert {session for session, _ in (await held_by(database)).values()} == {None}
-        clock.now_ms -= HOUR_MS
+        clock.advance(-HOUR_MS)
         assert await database.renew(renew_sessions, [A, B]) == {}
         with pytest.raises(SessionUnknownError):
             await database.read(read_grants, A)

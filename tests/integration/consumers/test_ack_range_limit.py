@@ -58,7 +58,7 @@ async def filled(cluster: Cluster, name: str) -> AsyncIterator[Subject]:
         await network.close()
 
 
-class Handler:
+class SlowKeyHandler:
     """Handle messages at once, those of the slow key only once `open` is set."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Handler:
 
 async def test_slow_key_is_caught_up_with_at_the_range_limit(shared_cluster: Cluster):
     """With default settings, acks of other keys wait at the range limit, and continue with the slow key."""
-    handler = Handler()
+    handler = SlowKeyHandler()
     async with (
         filled(shared_cluster, "crowded") as subject,
         Consumer(shared_cluster.meta, subject="crowded", group="g", handler=handler),
@@ -92,7 +92,7 @@ async def test_slow_key_is_caught_up_with_at_the_range_limit(shared_cluster: Clu
 
 async def test_next_owner_catches_up_at_the_range_limit(shared_cluster: Cluster):
     """It begins with as many ranges as a cursor keeps; only messages that could not be acked are redelivered."""
-    first, second = Handler(), Handler()
+    first, second = SlowKeyHandler(), SlowKeyHandler()
     async with filled(shared_cluster, "crowded-twice") as subject:
         async with Consumer(
             shared_cluster.meta,

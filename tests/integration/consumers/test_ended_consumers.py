@@ -15,6 +15,7 @@ from keylane.protocol.errors import KeylaneError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
+from support.handling import Crash
 
 
 async def accept(meta: str, broker_group: str) -> None:
@@ -30,10 +31,6 @@ async def accept(meta: str, broker_group: str) -> None:
                     await asyncio.sleep(0.1)
     finally:
         await network.close()
-
-
-class Crash(BaseException):
-    """Not an Exception: the program is to end."""
 
 
 async def test_crashed_consumer_releases_its_partitions(shared_cluster: Cluster):

@@ -49,7 +49,7 @@ class Watched:
         return await self._database.read(work, *args)
 
 
-class House:
+class TwoMetaservers:
     """Two metaservers over one database; `here` looks around when it is told to."""
 
     def __init__(self, database: SqlDatabase, folder: Path) -> None:
@@ -80,7 +80,7 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def house(tmp_path: Path) -> AsyncIterator[TwoMetaservers]:
     async with open_database(
         folder=tmp_path, url=None, clock=SystemClock(), boot="boot", broker_ttl_ms=TTL_MS
     ) as database:
@@ -89,10 +89,10 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         ask = CreateSubject(subject="s", partitions=6)
         await database.write(plan_subject, ask, subjects_max=10)
         await database.write(open_subject, "s")
-        yield House(database, tmp_path)
+        yield TwoMetaservers(database, tmp_path)
 
 
-async def test_newer_long_poll_is_woken_when_an_older_one_ends(house: House):
+async def test_newer_long_poll_is_woken_when_an_older_one_ends(house: TwoMetaservers):
     """Of two long polls of a session the older one ends: a change elsewhere wakes the newer one."""
     await house.join(FIRST)
     version = await house.version(FIRST)
@@ -107,7 +107,7 @@ async def test_newer_long_poll_is_woken_when_an_older_one_ends(house: House):
     assert (await asyncio.wait_for(newer, LONG_MS / 3_000)).version > version
 
 
-async def test_waiter_joining_during_a_poll_is_woken_by_the_next_poll(house: House):
+async def test_waiter_joining_during_a_poll_is_woken_by_the_next_poll(house: TwoMetaservers):
     """A session was renewed before it was ended elsewhere, and waits since the poll that saw it ended."""
     for session in (FIRST, SECOND):
         await house.join(session)
@@ -127,7 +127,7 @@ async def test_waiter_joining_during_a_poll_is_woken_by_the_next_poll(house: Hou
     tasks[0].cancel()
 
 
-async def test_poll_wakes_no_session_without_changes(house: House):
+async def test_poll_wakes_no_session_without_changes(house: TwoMetaservers):
     """A poll that finds no change of a session lets it wait."""
     await house.join(FIRST)
     version = await house.version(FIRST)

@@ -68,14 +68,14 @@ B = "b" * 16
 C = "c" * 16
 
 
-class House(NamedTuple):
+class MetaAndBroker(NamedTuple):
     meta: MetaClient
     address: str
     broker: HostingBroker
 
 
 @asynccontextmanager
-async def running_house(folder: Path, **settings: object) -> AsyncIterator[House]:
+async def running_house(folder: Path, **settings: object) -> AsyncIterator[MetaAndBroker]:
     """A metaserver and one broker of group `left`."""
     network = HttpNetwork()
     wanted = {"poll_ms": 100, "repair_ms": 100, "port": 0} | settings
@@ -83,13 +83,13 @@ async def running_house(folder: Path, **settings: object) -> AsyncIterator[House
         async with running_metaserver(MetaserverSettings(data=folder, **wanted)) as running:
             meta = MetaClient(network, [running.address], timeout_ms=60_000)
             async with hosting_broker(meta, "left") as broker:
-                yield House(meta, running.address, broker)
+                yield MetaAndBroker(meta, running.address, broker)
     finally:
         await network.close()
 
 
 @pytest.fixture
-async def house(tmp_path: Path, database: dict[str, str]) -> AsyncIterator[House]:
+async def house(tmp_path: Path, database: dict[str, str]) -> AsyncIterator[MetaAndBroker]:
     async with running_house(tmp_path, **database) as running:
         yield running
 
@@ -99,7 +99,7 @@ def held(grants: Grants) -> dict[int, int]:
     return {grant.partition.partition_id: grant.token for grant in grants.grants}
 
 
-async def test_subject_is_spread_over_brokers(house: House) -> None:
+async def test_subject_is_spread_over_brokers(house: MetaAndBroker) -> None:
     """A new subject has exact ranges, spread evenly over the available broker groups, each hosted there."""
     async with hosting_broker(house.meta, "right") as right:
         made = await house.meta.create_subject(CreateSubject(subject="flights", partitions=4))
@@ -128,7 +128,7 @@ async def test_subject_is_spread_over_brokers(house: House) -> None:
         ] == [("flights", 4, 1)]
 
 
-async def test_consumers_share_hand_over_and_leave(house: House) -> None:
+async def test_consumers_share_hand_over_and_leave(house: MetaAndBroker) -> None:
     """Partitions are shared; a hand-over is granted with a higher token only after its release."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
     joined = await house.meta.join(Join(subject="s", group="g", session=A, client="one"))
@@ -172,7 +172,7 @@ async def test_consumers_share_hand_over_and_leave(house: House) -> None:
     assert (await house.meta.groups("s")).groups == ["g"]
 
 
-async def test_switch_answers_waiting_heartbeats(house: House) -> None:
+async def test_switch_answers_waiting_heartbeats(house: MetaAndBroker) -> None:
     """A waiting heartbeat learns at once that its session has ended; shared sessions are granted every partition."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
     await house.meta.join(Join(subject="s", group="g", session=A))
@@ -205,7 +205,7 @@ async def test_switch_answers_waiting_heartbeats(house: House) -> None:
     assert (await house.meta.switch_group("s", "g", to_shared)).sessions == 2, "it is so already"
 
 
-async def test_cordon_is_stored_and_an_unknown_operation_refused(house: House) -> None:
+async def test_cordon_is_stored_and_an_unknown_operation_refused(house: MetaAndBroker) -> None:
     """A cordon is kept by the database; an unknown operation or group is a typed error."""
     async with hosting_broker(house.meta, "right"):
         assert (await house.meta.cordon("left", Cordon())).cordoned
@@ -222,7 +222,7 @@ async def test_cordon_is_stored_and_an_unknown_operation_refused(house: House) -
             await house.meta.cancel_operation(99)
 
 
-async def test_silent_consumer_is_replaced(house: House) -> None:
+async def test_silent_consumer_is_replaced(house: MetaAndBroker) -> None:
     """With a ttl of 1 s the partitions of a silent consumer are another's within 2 s, and it stays dead."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     await house.meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_000))
@@ -246,7 +246,7 @@ async def test_silent_consumer_is_replaced(house: House) -> None:
     assert (await house.meta.group("s", "g")).sessions == 1
 
 
-async def test_repeated_join_changes_nothing(house: House) -> None:
+async def test_repeated_join_changes_nothing(house: MetaAndBroker) -> None:
     """A join that is repeated because its answer was lost changes nothing."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     ask = Join(subject="s", group="g", session=A)
@@ -258,7 +258,7 @@ async def test_repeated_join_changes_nothing(house: House) -> None:
         await house.meta.join(Join(subject="s", group="other", session=A))
 
 
-async def test_heartbeat_without_changes_returns_after_its_wait(house: House) -> None:
+async def test_heartbeat_without_changes_returns_after_its_wait(house: MetaAndBroker) -> None:
     """It never waits longer than a third of the ttl."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     await house.meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_200))
@@ -270,7 +270,7 @@ async def test_heartbeat_without_changes_returns_after_its_wait(house: House) ->
         assert low <= time.monotonic() - start < high
 
 
-async def test_route_long_poll_returns_when_an_address_changes(house: House) -> None:
+async def test_route_long_poll_returns_when_an_address_changes(house: MetaAndBroker) -> None:
     """It returns at once when a broker comes back under another address."""
     made = await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     waiting = asyncio.create_task(house.meta.route("s", known_version=1, wait_ms=5_000))
@@ -317,7 +317,7 @@ async def test_silent_broker_has_no_address(tmp_path: Path, database: dict[str, 
         assert {partition.address for partition in back.partitions} == {house.broker.address}
 
 
-async def test_creation_continues_after_a_refusal(house: House) -> None:
+async def test_creation_continues_after_a_refusal(house: MetaAndBroker) -> None:
     """A creation that a broker refused serves no route, and completes by itself when the broker answers."""
     house.broker.refuse_after = 1
     with pytest.raises(NotEnoughBrokersError):
@@ -385,7 +385,7 @@ async def test_creation_is_refused_without_a_broker(
         await house.meta.create_subject(CreateSubject(subject="s", partitions=1))
 
 
-async def test_second_data_folder_of_a_live_group_is_refused(house: House) -> None:
+async def test_second_data_folder_of_a_live_group_is_refused(house: MetaAndBroker) -> None:
     """The first one stays."""
     ask = BrokerHeartbeat(broker_group="left", broker_id="copy", address="127.0.0.1:9")
     with pytest.raises(BrokerGroupTakenError, match="another data folder"):
@@ -398,7 +398,7 @@ async def test_second_data_folder_of_a_live_group_is_refused(house: House) -> No
     assert [broker["address"] for broker in health.details["brokers"]] == [house.broker.address]
 
 
-async def test_subject_is_refused_when_it_exists_with_other_settings(house: House) -> None:
+async def test_subject_is_refused_when_it_exists_with_other_settings(house: MetaAndBroker) -> None:
     """So is a client with another order strategy."""
     strict = CreateSubject(subject="s", partitions=2, order_strategy=OrderStrategy.STRICT)
     await house.meta.create_subject(strict)
@@ -417,7 +417,7 @@ async def test_subject_is_refused_when_it_exists_with_other_settings(house: Hous
 
 
 @pytest.mark.parametrize("name", ILLEGAL_NAMES)
-async def test_illegal_name_is_refused_by_every_call(house: House, name: str) -> None:
+async def test_illegal_name_is_refused_by_every_call(house: MetaAndBroker, name: str) -> None:
     """Nothing is stored."""
     await house.meta.create_subject(CreateSubject(subject="s"))
     with pytest.raises(InvalidNameError):
@@ -437,7 +437,7 @@ async def test_illegal_name_is_refused_by_every_call(house: House, name: str) ->
     assert len((await house.meta.subjects()).subjects) == 1
 
 
-async def test_unknown_names_are_refused(house: House) -> None:
+async def test_unknown_names_are_refused(house: MetaAndBroker) -> None:
     """Unknown subjects, groups, sessions and tokens are refused by name."""
     await house.meta.create_subject(CreateSubject(subject="s"))
     for call in (house.meta.subject, house.meta.route, house.meta.groups):
@@ -493,7 +493,7 @@ async def test_unknown_names_are_refused(house: House) -> None:
     ],
 )
 async def test_bad_request_is_refused(
-    house: House, method: str, path: str, data: bytes | None, status: int
+    house: MetaAndBroker, method: str, path: str, data: bytes | None, status: int
 ) -> None:
     """Bad input gets a typed error body, changes nothing, and the server keeps serving."""
     url = f"http://{house.address}{path}"
@@ -511,7 +511,7 @@ async def test_bad_request_is_refused(
 
 @pytest.mark.parametrize("address", ["", "x", "127.0.0.1", "127.0.0.1:0", "a b:1", "h:99999"])
 async def test_broker_heartbeat_is_refused_when_its_address_is_no_host_and_port(
-    house: House, address: str
+    house: MetaAndBroker, address: str
 ) -> None:
     """A broker that reports anything but host:port is refused."""
     with pytest.raises(InvalidRequestError):
@@ -525,7 +525,7 @@ async def test_broker_heartbeat_is_refused_when_its_address_is_no_host_and_port(
     ["10.0.0.1:7101", "[::]:7101", "0.0.0.0:7101", "evil.example:7101", "127.0.0.1.evil.example:1", "metadata:80"],
 )  # fmt: skip
 async def test_broker_heartbeat_is_refused_when_its_address_is_not_loopback(
-    house: House, address: str
+    house: MetaAndBroker, address: str
 ) -> None:
     """No client is sent to another host: the known address stays, for a new name and for a known broker's name."""
     known = (await house.meta.health()).details["brokers"]
@@ -554,7 +554,7 @@ async def test_restart_keeps_everything(tmp_path: Path, database: dict[str, str]
         assert held(await house.meta.heartbeat(Heartbeat(session=A))) == held(before)
 
 
-async def test_openapi_names_every_path(house: House) -> None:
+async def test_openapi_names_every_path(house: MetaAndBroker) -> None:
     """Every reference of the document resolves."""
     url = f"http://{house.address}/v1/openapi.json"
     async with aiohttp.ClientSession() as session, session.get(url) as response:

@@ -25,7 +25,6 @@ from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import brokers, groups, sessions, subjects
 from keylane.metaserver.verify.reader import read_sql_view
-from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import (
     ConfigError,
@@ -34,21 +33,12 @@ from keylane.protocol.errors import (
     SessionUnknownError,
     StorageError,
 )
+from sim.machines.clock import ManualClock
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 
 
-class BootClock(SystemClock):
-    """A machine whose boot-time clock says what the test wants."""
-
-    def __init__(self, now_ms: int) -> None:
-        self.now_ms = now_ms
-
-    def boot_ms(self) -> int:  # type: ignore[override]
-        return self.now_ms
-
-
-def opened(folder: Path, clock: BootClock, boot: str = "first"):  # type: ignore[no-untyped-def]
+def opened(folder: Path, clock: ManualClock, boot: str = "first"):  # type: ignore[no-untyped-def]
     return open_database(folder=folder, url=None, clock=clock, boot=boot, broker_ttl_ms=10_000)
 
 
@@ -65,43 +55,43 @@ async def populate(database: SqlDatabase) -> int:
 @pytest.mark.parametrize("uptime_ms", [10, 10_000_000_000])
 async def test_another_boot_gives_every_session_a_whole_ttl(tmp_path: Path, uptime_ms: int) -> None:
     """After a restart of the machine, whatever its clock says, no lease ends early or never."""
-    async with opened(tmp_path, BootClock(7_000_000)) as database:
+    async with opened(tmp_path, ManualClock(7_000_000)) as database:
         await populate(database)
-    clock = BootClock(uptime_ms)
+    clock = ManualClock(uptime_ms)
     async with opened(tmp_path, clock, "second") as database:
         assert (await database.read(live_session, A)).session == A
         assert (await database.read(due_groups)).next_expiry_ms == 5_000
         (broker,) = await database.read(broker_views)
         assert broker.available
-        clock.now_ms += 4_999
+        clock.advance(4_999)
         await database.read(live_session, A)
-        clock.now_ms += 1
+        clock.advance(1)
         with pytest.raises(SessionUnknownError):
             await database.read(live_session, A)
-        clock.now_ms += 5_000
+        clock.advance(5_000)
         assert not await database.read(writable_groups)
 
 
 async def test_another_boot_forgets_refused_brokers(tmp_path: Path) -> None:
     """A broker that was refused before a restart of the machine is not reported after it."""
     second = BrokerHeartbeat(broker_group="b", broker_id="y", address="b:2")
-    async with opened(tmp_path, BootClock(7_000_000)) as database:
+    async with opened(tmp_path, ManualClock(7_000_000)) as database:
         await populate(database)
         await database.write(note_refused, second, ttl_ms=10_000)
         assert (await database.read(read_sql_view)).refused
-    async with opened(tmp_path, BootClock(10), "second") as database:
+    async with opened(tmp_path, ManualClock(10), "second") as database:
         assert not (await database.read(read_sql_view)).refused
 
 
 async def test_restart_in_one_boot_changes_no_time(tmp_path: Path) -> None:
     """A restart of the metaserver alone extends no session."""
-    clock = BootClock(7_000_000)
+    clock = ManualClock(7_000_000)
     async with opened(tmp_path, clock) as database:
         await populate(database)
-    clock.now_ms += 4_000
+    clock.advance(4_000)
     async with opened(tmp_path, clock) as database:
         assert (await database.read(due_groups)).next_expiry_ms == 1_000
-    clock.now_ms += 1_000
+    clock.advance(1_000)
     async with opened(tmp_path, clock) as database:
         assert await database.renew(renew_sessions, [A]) == {}
         with pytest.raises(SessionUnknownError):
@@ -115,7 +105,7 @@ async def test_failed_work_is_rolled_back(tmp_path: Path) -> None:
         connection.execute(sa.update(subjects).values(route_version=99))
         raise SessionUnknownError
 
-    async with opened(tmp_path, BootClock(1_000)) as database:
+    async with opened(tmp_path, ManualClock(1_000)) as database:
         await populate(database)
         with pytest.raises(SessionUnknownError):
             await database.write(work)
@@ -129,7 +119,7 @@ async def test_concurrent_works_wait_for_each_other(tmp_path: Path) -> None:
     def raise_version(connection: sa.Connection) -> None:
         connection.execute(sa.update(groups).values(version=groups.c.version + 1))
 
-    async with opened(tmp_path, BootClock(1_000)) as database:
+    async with opened(tmp_path, ManualClock(1_000)) as database:
         await populate(database)
         before = sa.select(groups.c.version)
         start = await database.read(lambda connection: connection.execute(before).scalar_one())
@@ -146,7 +136,7 @@ async def test_concurrent_works_wait_for_each_other(tmp_path: Path) -> None:
 
 async def test_sessions_and_subjects_are_refused_above_their_limits(tmp_path: Path) -> None:
     """They are refused and not stored."""
-    async with opened(tmp_path, BootClock(1_000)) as database:
+    async with opened(tmp_path, ManualClock(1_000)) as database:
         await populate(database)
         await database.write(join_group, Join(subject="s", group="g", session=B), sessions_max=2)
         with pytest.raises(OverloadedError):
@@ -165,16 +155,16 @@ async def test_sessions_and_subjects_are_refused_above_their_limits(tmp_path: Pa
 
 async def test_silent_folder_with_partitions_is_not_replaced(tmp_path: Path) -> None:
     """Another data folder cannot take the name of a silent group that has partitions: its data would be gone."""
-    clock = BootClock(1_000)
+    clock = ManualClock(1_000)
     async with opened(tmp_path, clock) as database:
         await populate(database)
-        clock.now_ms += 60_000
+        clock.advance(60_000)
         other = BrokerHeartbeat(broker_group="b", broker_id="y", address="b:1")
         with pytest.raises(DataFolderError, match="2 partitions"):
             await database.write(report_broker, other, ttl_ms=10_000)
         empty = BrokerHeartbeat(broker_group="c", broker_id="y", address="c:1")
         await database.write(report_broker, empty, ttl_ms=10_000)
-        clock.now_ms += 60_000
+        clock.advance(60_000)
         again = BrokerHeartbeat(broker_group="c", broker_id="z", address="c:1")
         await database.write(report_broker, again, ttl_ms=10_000)
         row = sa.select(brokers.c.broker_id).where(brokers.c.broker_group == "c")
@@ -183,11 +173,11 @@ async def test_silent_folder_with_partitions_is_not_replaced(tmp_path: Path) -> 
 
 async def test_time_advances_within_a_transaction(tmp_path: Path) -> None:
     """Each read of the database's time reads the clock."""
-    clock = BootClock(123)
+    clock = ManualClock(123)
 
     def look(connection: sa.Connection) -> tuple[int, int]:
         first = connection.execute(sa.select(now_ms())).scalar_one()
-        clock.now_ms += 7
+        clock.advance(7)
         return first, connection.execute(sa.select(now_ms())).scalar_one()
 
     async with opened(tmp_path, clock) as database:
@@ -200,7 +190,7 @@ async def test_foreign_file_is_refused(tmp_path: Path) -> None:
     file.write_text("this is a letter to a friend, not a database" * 100)
     before = file.read_bytes()
     with pytest.raises(DataFolderError, match="not a database"):
-        async with opened(tmp_path, BootClock(1)):
+        async with opened(tmp_path, ManualClock(1)):
             raise AssertionError
     assert file.read_bytes() == before
 
@@ -209,7 +199,7 @@ async def test_folder_in_place_of_the_database_is_refused(tmp_path: Path) -> Non
     """The error has advice."""
     (tmp_path / "meta.db").mkdir()
     with pytest.raises(DataFolderError, match="give a folder"):
-        async with opened(tmp_path, BootClock(1)):
+        async with opened(tmp_path, ManualClock(1)):
             raise AssertionError
 
 
@@ -218,7 +208,7 @@ async def test_metaservers_that_open_one_new_database_at_once_all_get_it(tmp_pat
 
     def begin(folder: Path, ready: threading.Barrier) -> None:
         async def work() -> None:
-            async with opened(folder, BootClock(1)) as database:
+            async with opened(folder, ManualClock(1)) as database:
                 assert await database.read(now)
 
         ready.wait()
@@ -236,7 +226,7 @@ async def test_locked_database_is_refused_after_a_wait(
 ) -> None:
     """A database that another program keeps locked is refused after a bounded wait."""
     monkeypatch.setattr(dialect, "BUSY_MS", 50)
-    async with opened(tmp_path, BootClock(1)) as database:
+    async with opened(tmp_path, ManualClock(1)) as database:
         other = sqlite3.connect(tmp_path / "meta.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StorageError, match="locked by another program"):
@@ -265,6 +255,6 @@ async def test_unreachable_database_is_named_without_its_password(
     """The error names the address of the database."""
     with pytest.raises((error, ConfigError)):
         async with open_database(
-            folder=tmp_path, url=url, clock=SystemClock(), boot="", broker_ttl_ms=1
+            folder=tmp_path, url=url, clock=ManualClock(), boot="", broker_ttl_ms=1
         ):
             raise AssertionError

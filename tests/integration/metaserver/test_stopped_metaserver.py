@@ -25,7 +25,7 @@ def sharing_cluster(folder: Path, postgres: Postgres, metas: int) -> Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, postgres: Postgres) -> Iterator[Cluster]:
+def two_metas(tmp_path: Path, postgres: Postgres) -> Iterator[Cluster]:
     with sharing_cluster(tmp_path, postgres, 2) as cluster:
         yield cluster
 
@@ -37,22 +37,22 @@ def three_metas(tmp_path: Path, postgres: Postgres) -> Iterator[Cluster]:
 
 
 @pytest.mark.crash
-async def test_stopped_metaserver_costs_no_lease(cluster: Cluster) -> None:
+async def test_stopped_metaserver_costs_no_lease(two_metas: Cluster) -> None:
     """All clients change to the other one in time: leases hold, new clients open, partitions change hands."""
-    await cluster.create("s", partitions=2)
+    await two_metas.create("s", partitions=2)
     handled: list[Message] = []
 
     def consumer() -> Consumer:
         settings = ConsumerSettings(ttl_ms=TTL_MS)
         return Consumer(
-            cluster.addresses, subject="s", group="g", handler=handled.append, settings=settings
+            two_metas.addresses, subject="s", group="g", handler=handled.append, settings=settings
         )
 
-    async with Producer(cluster.addresses) as producer, consumer():
+    async with Producer(two_metas.addresses) as producer, consumer():
         await producer.send("s", b"0", key=b"k")
         await eventually(lambda: handled)
         await asyncio.sleep(1)  # one that stops in a transaction holds its rows for five seconds
-        pause(cluster.metas[0].process.pid)
+        pause(two_metas.metas[0].process.pid)
         sent = 1
         until = asyncio.get_running_loop().time() + 1.5 * TTL_MS / 1000
         while asyncio.get_running_loop().time() < until:
@@ -61,7 +61,7 @@ async def test_stopped_metaserver_costs_no_lease(cluster: Cluster) -> None:
             await asyncio.sleep(0.1)
         await eventually(lambda: len(handled) == sent)
         assert len({message.fencing_token for message in handled}) == 1, "it kept its lease"
-        async with Producer(cluster.addresses) as another, consumer():
+        async with Producer(two_metas.addresses) as another, consumer():
             await another.send("s", b"%d" % sent, key=b"k")
             await eventually(lambda: len(handled) == sent + 1)
     assert [message.value for message in handled] == [b"%d" % number for number in range(sent + 1)]

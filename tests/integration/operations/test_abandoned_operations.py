@@ -18,30 +18,21 @@ from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.operations.journal import finish_round, idle_operations
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
-from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.http_network import HttpNetwork
+from sim.machines.clock import ManualClock
 
 TTL_MS = 10_000
 LEASE_MS = 500
-
-
-class BootClock(SystemClock):
-    """A boot-time clock that is moved by hand."""
-
-    now_ms = 7_000_000
-
-    def boot_ms(self) -> int:  # type: ignore[override]
-        return self.now_ms
 
 
 class Abandoned:
     """A move of partition 1 of subject `s` from g1 to g2, journaled by a metaserver that died right afterwards."""
 
     def __init__(
-        self, database: SqlDatabase, clock: BootClock, operations: OperationDriver
+        self, database: SqlDatabase, clock: ManualClock, operations: OperationDriver
     ) -> None:
         self.database = database
         self.clock = clock
@@ -79,7 +70,7 @@ class Abandoned:
 
     async def silence(self, *groups: str) -> None:
         """Let these broker groups be silent from now on; the others report themselves."""
-        self.clock.now_ms += TTL_MS
+        self.clock.advance(TTL_MS)
         await self.report(*({"g1", "g2"} - set(groups)))
 
     async def hosted(self) -> OperationState:
@@ -95,7 +86,7 @@ class Abandoned:
 async def abandoned(
     folder: Path, strategy: OrderStrategy = OrderStrategy.STRICT, *, without_source: bool = False
 ) -> AsyncIterator[Abandoned]:
-    clock = BootClock()
+    clock = ManualClock()
     settings = MetaserverSettings(data=folder)
     network = HttpNetwork()
     try:
@@ -158,7 +149,7 @@ async def test_operation_waits_for_a_silent_source_only_when_its_subject_is_stri
         route = await move.database.read(read_route, "s")
         places = {partition.broker_group for partition in route.open_partitions()}
         assert ("g1" in places) is strict
-        move.clock.now_ms += LEASE_MS
+        move.clock.advance(LEASE_MS)
         assert await move.database.read(idle_operations) == []
 
 

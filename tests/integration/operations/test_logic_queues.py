@@ -173,7 +173,7 @@ async def test_group_reads_every_segment_when_it_stopped_before_three_moves(
     assert [message.logic_offset for message in seen] == list(range(40))
 
 
-async def test_bad_requests(shared_cluster: Cluster):
+async def test_requests_that_static_subjects_do_not_allow_are_refused(shared_cluster: Cluster):
     """Each bad request has an error of its own and changes nothing."""
     route = await shared_cluster.create("fixed", partitions=2, static=True)
     await shared_cluster.create("loose", partitions=2)

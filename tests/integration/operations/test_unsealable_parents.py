@@ -32,7 +32,7 @@ from sim.machines.store import batch
 THREE = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
 
 
-class House:
+class SealingCluster:
     """A metaserver and two brokers in this loop; subject `s` has a partition on each."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack, network: HttpNetwork) -> None:
@@ -153,16 +153,16 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def house(tmp_path: Path) -> AsyncIterator[SealingCluster]:
     async with AsyncExitStack() as stack:
         network = HttpNetwork()
         stack.push_async_callback(network.close)
-        house = House(tmp_path, stack, network)
+        house = SealingCluster(tmp_path, stack, network)
         await house.open()
         yield house
 
 
-async def test_evacuation_moves_a_broker_that_takes_no_messages(house: House):
+async def test_evacuation_moves_a_broker_that_takes_no_messages(house: SealingCluster):
     """A disk that is too full for messages has room for seals: its open partitions move elsewhere."""
     commit = house.brokers["g2"].store.commit
     commit.refuse_messages("the disk is 90 % full, and 90 % is the limit")
@@ -174,7 +174,7 @@ async def test_evacuation_moves_a_broker_that_takes_no_messages(house: House):
     }
 
 
-async def test_no_parent_is_sealed_when_one_cannot_be(house: House):
+async def test_no_parent_is_sealed_when_one_cannot_be(house: SealingCluster):
     """The operation stays in PLAN and says why; the healthy parent takes messages; a cancel frees the subject."""
     healthy, broken = await house.on("g1"), await house.on("g2")
     store = house.brokers["g2"].store
@@ -192,7 +192,7 @@ async def test_no_parent_is_sealed_when_one_cannot_be(house: House):
     await house.until(await house.begin(move), OperationState.DONE)
 
 
-async def test_operation_continues_when_the_broker_can_seal_again(house: House):
+async def test_operation_continues_when_the_broker_can_seal_again(house: SealingCluster):
     """After a failed write a broker seals nothing; after its restart it seals, and the operation is done."""
     healthy = await house.on("g1")
     await house.break_disk("g2")

@@ -69,7 +69,7 @@ class SealingBroker(HostingBroker):
         return await super()._seal(body, params)
 
 
-class House:
+class DriverAndBrokers:
     """A driver of operations, its database, and two brokers with one partition of subject `s` each."""
 
     def __init__(self, folder: Path) -> None:
@@ -119,14 +119,16 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    house = House(tmp_path)
+async def house(tmp_path: Path) -> AsyncIterator[DriverAndBrokers]:
+    house = DriverAndBrokers(tmp_path)
     async with AsyncExitStack() as stack:
         await house.open(stack)
         yield house
 
 
-async def test_resize_changes_the_route_in_the_transaction_that_notes_the_last_seal(house: House):
+async def test_resize_changes_the_route_in_the_transaction_that_notes_the_last_seal(
+    house: DriverAndBrokers,
+):
     """Five transactions in all, one of them after the seals."""
     events = await house.resize()
     assert events == [
@@ -141,7 +143,9 @@ async def test_resize_changes_the_route_in_the_transaction_that_notes_the_last_s
     ]
 
 
-async def test_group_is_told_before_the_route_changes_when_it_is_made_during_seal(house: House):
+async def test_group_is_told_before_the_route_changes_when_it_is_made_during_seal(
+    house: DriverAndBrokers,
+):
     """The operation waits in OPEN for the brokers of its children: two transactions more."""
 
     async def join() -> None:

@@ -28,7 +28,7 @@ steps = st.lists(
 )
 
 
-class Broker:
+class GroupProgress:
     """The group's progress on a partition of `end` messages."""
 
     def __init__(self, end: int) -> None:
@@ -43,7 +43,7 @@ class Broker:
 class Owner:
     """What a pull client does with a partition, without its I/O."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: GroupProgress) -> None:
         self.broker = broker
         self.offsets = FetchOffsets()
         self.offsets.begin(broker.acked.cursor, tuple(broker.acked.ranges))
@@ -97,7 +97,7 @@ def test_every_message_is_acked_in_whatever_order_handlers_end(end, steps, order
     """Handlers end in any order, acks and answers get lost, owners change: the last owner acks everything."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
-        broker = Broker(end)
+        broker = GroupProgress(end)
         owner = Owner(broker)
         for step, number in steps:
             match step:
@@ -132,7 +132,7 @@ def test_cursor_follows_a_slow_key_at_the_range_limit(end, before):
     """Every second message ends last, one by one: the cursor rises with each, whatever former owners acked."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
-        broker = Broker(2 * end)
+        broker = GroupProgress(2 * end)
         broker.ack(tuple((offset, offset + 1) for offset in sorted(before) if offset < 2 * end))
         owner = Owner(broker)
         while owner.offsets.next_offset < broker.end:

@@ -28,7 +28,7 @@ OTHER = "b" * 16
 
 
 @dataclass
-class Known:
+class ToldBeforeCrash:
     """What the clients were told before the machine went down."""
 
     hosted: bool = False
@@ -47,7 +47,7 @@ def first_sent_again(partition: HostedPartition) -> int:
     return max(0, partition.next_offset // 3 - REMEMBERED_BATCHES)
 
 
-async def workload(desk: Desk, known: Known) -> None:
+async def workload(desk: Desk, known: ToldBeforeCrash) -> None:
     """Appends, several at once; acks and a change of owner between them."""
 
     async def send(number: int) -> None:
@@ -74,7 +74,7 @@ async def workload(desk: Desk, known: Known) -> None:
             await ack(2, OTHER, 40)
 
 
-def run_until_crash(disk: SimDisk, known: Known) -> bool:
+def run_until_crash(disk: SimDisk, known: ToldBeforeCrash) -> bool:
     """Return True if the workload ended without a crash."""
 
     async def go() -> None:
@@ -96,7 +96,7 @@ def run_until_crash(disk: SimDisk, known: Known) -> bool:
     return True
 
 
-async def check(disk: SimDisk, known: Known) -> None:
+async def check(disk: SimDisk, known: ToldBeforeCrash) -> None:
     clock = ManualClock()
     desk = Desk(open_store(disk, clock=clock, **SMALL), clock)
     if not known.hosted:
@@ -133,10 +133,10 @@ async def check(disk: SimDisk, known: Known) -> None:
 def test_crash_at_every_operation():
     """No operation on the disk is a bad moment to crash, whatever of the unsynced bytes survives."""
     whole = SimDisk()
-    assert run_until_crash(whole, Known())
+    assert run_until_crash(whole, ToldBeforeCrash())
     for crash_at in range(1, whole.steps + 1):
         for seed in range(6):
-            disk, known = SimDisk(), Known()
+            disk, known = SimDisk(), ToldBeforeCrash()
             disk.crash_at = crash_at
             assert not run_until_crash(disk, known)
             asyncio.run(check(disk.after_crash(random.Random(seed)), known))
@@ -145,9 +145,9 @@ def test_crash_at_every_operation():
 def test_crash_during_recovery():
     """Recovery may crash as well, any number of times; the final state is the same."""
     whole = SimDisk()
-    run_until_crash(whole, Known())
+    run_until_crash(whole, ToldBeforeCrash())
     for crash_at in range(10, whole.steps + 1, 7):
-        disk, known = SimDisk(), Known()
+        disk, known = SimDisk(), ToldBeforeCrash()
         disk.crash_at = crash_at
         run_until_crash(disk, known)
         disk = disk.after_crash(random.Random(crash_at))
@@ -165,14 +165,14 @@ def test_answers_of_a_restarted_process_survive_a_machine_crash():
     """A killed process leaves unsynced bytes in the page cache: its successor makes them durable before it serves."""
     found_whole = 0
     for crash_at in range(1, 60):
-        disk, known = SimDisk(), Known()
+        disk, known = SimDisk(), ToldBeforeCrash()
         disk.crash_at = crash_at
         run_until_crash(disk, known)
         disk.crash_at = None
         if not known.hosted:
             continue
 
-        async def resend(disk: SimDisk, known: Known) -> None:
+        async def resend(disk: SimDisk, known: ToldBeforeCrash) -> None:
             clock = ManualClock()
             desk = Desk(open_store(disk, clock=clock, **SMALL), clock)
             partition = desk.store.state.partition(1)

@@ -30,7 +30,7 @@ def quiet(caplog) -> None:
     caplog.set_level(logging.CRITICAL + 1, logger="keylane.broker")
 
 
-class Sender:
+class NumberedSender:
     """Sends numbered messages in order, again and again until each is acked; knows the offsets it was told."""
 
     def __init__(self, producer_id: int) -> None:
@@ -55,13 +55,13 @@ class Sender:
 FAULTS = ("crash", "kill", "write", "fdatasync", "full", "stop")
 
 
-class World:
+class BrokerLives:
     """What survives the lives of the broker: the disk, and what its clients were told."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.disk = SimDisk()
-        self.senders = [Sender(number + 1) for number in range(PRODUCERS)]
+        self.senders = [NumberedSender(number + 1) for number in range(PRODUCERS)]
         self.fence = 0
         self.cursor = 0
         self.settings = {
@@ -176,7 +176,7 @@ def test_acked_messages_are_kept_through_lives_with_faults(part):
     """Whichever fault ends each life, nothing acked is lost or stored twice, and no fence and no cursor falls."""
     faults = set()
     for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
-        world = World(seed)
+        world = BrokerLives(seed)
         for _ in range(world.rng.randrange(2, 6)):
             faults.add(world.run_life())
             asyncio.run(world.check())
@@ -185,7 +185,7 @@ def test_acked_messages_are_kept_through_lives_with_faults(part):
 
 def test_appends_beyond_the_line_are_refused_and_stored_when_sent_again():
     """An overloaded broker queues appends; it refuses those that the queue has no room for, and nothing is lost."""
-    world = World(1)
+    world = BrokerLives(1)
     count = WAITING_MAX + 10
 
     async def go() -> None:

@@ -46,6 +46,7 @@ from keylane.protocol.control import Join, ReleaseGrant
 from keylane.protocol.errors import SessionUnknownError, TokenUnknownError
 from keylane.protocol.ids import ConsumerGroup
 from keylane.protocol.routing import PartitionState, split_ranges
+from sim.machines.clock import ManualClock
 from support.sql.told_groups import settle_group
 
 GROUP = ConsumerGroup("g")
@@ -54,22 +55,6 @@ SESSIONS = [f"{index:016x}" for index in range(3)]
 
 mostly = st.integers(0, 4).map(bool)
 sometimes = st.integers(0, 9).map(lambda number: number == 1)
-
-
-class SteeredClock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def boot_ms(self) -> int:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        raise AssertionError("nothing here may look at the calendar")
-
-    def wall_ns(self) -> int:
-        raise AssertionError("nothing here may look at the calendar")
 
 
 class CutOffError(Exception):
@@ -83,7 +68,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = SteeredClock()
+        self.clock = ManualClock(calendar=False)
         self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
         prepare_sqlite(self.engine, self.clock)
         with self.engine.begin() as connection:
@@ -191,7 +176,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([1, 500, 999, 1_000, 3_000]), attend=mostly)
     def pass_time(self, ms: int, attend: bool) -> None:
-        self.clock.now_ms += ms
+        self.clock.advance(ms)
         if not attend:
             return
         for group_id in self.run(due_groups).groups:

@@ -36,7 +36,7 @@ steps = st.lists(
 
 
 @dataclass(slots=True)
-class Sending:
+class SentMessage:
     key: bytes
     value: bytes
     sent_ms: int
@@ -66,9 +66,9 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
     network = ScriptedNetwork()
     network.route = route_over(RANGES, version=1, strategy=strategy)
     clock = Machine(loop, "p", rate=1.0, boot_s=10.0)
-    sent: list[Sending] = []
+    sent: list[SentMessage] = []
 
-    async def settle(sending: Sending, future) -> None:
+    async def settle(sending: SentMessage, future) -> None:
         sending.receipt = await future
         sending.took_ms = clock.boot_ms() - sending.sent_ms
 
@@ -85,7 +85,7 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
         tasks = []
         for what, whom in plan:
             if what == "send":
-                sending = Sending(whom, b"%d" % len(sent), clock.boot_ms())
+                sending = SentMessage(whom, b"%d" % len(sent), clock.boot_ms())
                 sent.append(sending)
                 future = producer.send("s", sending.value, key=whom)
                 tasks.append(asyncio.create_task(settle(sending, future)))

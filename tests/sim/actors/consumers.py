@@ -168,7 +168,7 @@ class ConsumerHost(Host):
             handler = WRAPPED[self._rng.choice(sorted(WRAPPED))]
         elif not by_hand and not quick and "forked" in self._habits:
             handler = plain
-        network = _Listening(self.internet, self.process, self._record)
+        network = _TellingNetwork(self.internet, self.process, self._record)
         parts = (network, self.machine, self._identities, self)
         if "forked" in self._habits:
             kind = f"{self.group} {by_hand} {quick} {handler!r}"
@@ -347,7 +347,7 @@ class ConsumerHost(Host):
                 continue
 
 
-class _Listening(SimNetwork):
+class _TellingNetwork(SimNetwork):
     """Notes what a consumer tells the metaserver of its leases, at the moment of telling."""
 
     def __init__(self, internet: Any, process: Any, record: Record) -> None:

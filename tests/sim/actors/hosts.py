@@ -16,8 +16,8 @@ from keylane.broker.registration import Registration
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
-from keylane.broker.storage.identity import claim_folder
-from keylane.broker.storage.opening import begin_opening, note_heard
+from keylane.broker.storage.identity import FolderIdentity, claim_folder
+from keylane.broker.storage.opening import Opening, begin_opening, note_heard
 from keylane.broker.store.known_groups import forget_told
 from keylane.broker.store.old_tokens import refuse_old_tokens
 from keylane.broker.store.store import Store
@@ -27,6 +27,7 @@ from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
+from keylane.metaserver.removals.service import RemovalService
 from keylane.metaserver.resets.service import ResetService
 from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.expirer import Expirer
@@ -145,16 +146,7 @@ class MetaHost(Host):
             holder=f"{self.name}.{self.starts}",
         )
         groups = GroupService(database, META_SETTINGS, announce=announcer.announce)
-        operations = OperationDriver(
-            database,
-            network,
-            META_SETTINGS,
-            catalogue=catalogue,
-            groups=groups,
-            driver=f"{self.name}.{self.starts}",
-            rng=self.rng,
-            after_step=self._stepped,
-        )
+        operations = self._operations(database, network, catalogue, groups)
 
         async def health() -> Health:
             await catalogue.brokers()
@@ -168,7 +160,12 @@ class MetaHost(Host):
             after_step=self._stepped,
         )
         verify_service = VerifyService(database, network)
-        routes = control_routes(catalogue, groups, health, operations, verify_service, resetter)
+        removals = RemovalService(
+            database, network, catalogue=catalogue, groups=groups, after_step=self._stepped
+        )
+        routes = control_routes(
+            catalogue, groups, health, operations, verify_service, resetter, removals=removals
+        )
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
         attendant = Attendant(
@@ -178,9 +175,24 @@ class MetaHost(Host):
             META_SETTINGS,
             operations,
             duties=duties,
+            removals=removals,
             quick_duties=(announcer.run_once,),
         )
         self.spawn(attendant.run(), self.process.context.copy())
+
+    def _operations(
+        self, database: Any, network: SimNetwork, catalogue: Catalogue, groups: GroupService
+    ) -> OperationDriver:
+        return OperationDriver(
+            database,
+            network,
+            META_SETTINGS,
+            catalogue=catalogue,
+            groups=groups,
+            driver=f"{self.name}.{self.starts}",
+            rng=self.rng,
+            after_step=self._stepped,
+        )
 
     def _duties(self, database: Any, network: SimNetwork, catalogue: Catalogue) -> tuple[Any, ...]:
         holder = f"{self.name}.{self.starts}"
@@ -275,26 +287,13 @@ class BrokerHost(Host):
         durable = DurableEnds(store)
         network = SimNetwork(self.internet, self.process)
 
-        def report() -> BrokerHeartbeat:
-            return BrokerHeartbeat(
-                broker_group=self.group,
-                broker_id=identity.broker_id,
-                address=self.address,
-                writable=not store.commit.reason,
-                opening=opening.opening,
-                opened_after=opening.before if registration.problem else (),
-                log_end=store.log.end,
-                hosted=len(store.state.partitions),
-                untold=() if self._cleaning is None else self._cleaning.untold,
-            )
-
         async def heard() -> None:
             note_heard(disk, opening)
 
         self._cleaning = None
         registration = self._registration = Registration(
             MetaClient(network, self._meta),
-            report,
+            lambda: self._heartbeat(store, identity, opening),
             rng=self.rng,
             clock=machine,
             on_accepted=heard,
@@ -328,6 +327,21 @@ class BrokerHost(Host):
         self.spawn(registration.run(), self.process.context.copy())
         if "retention_bytes" in self._settings:
             self.spawn(self._clean(store), self.process.context.copy())
+
+    def _heartbeat(
+        self, store: Store, identity: FolderIdentity, opening: Opening
+    ) -> BrokerHeartbeat:
+        return BrokerHeartbeat(
+            broker_group=self.group,
+            broker_id=identity.broker_id,
+            address=self.address,
+            writable=not store.commit.reason,
+            opening=opening.opening,
+            opened_after=opening.before if self._registration.problem else (),
+            log_end=store.log.end,
+            hosted=len(store.state.partitions),
+            untold=() if self._cleaning is None else self._cleaning.untold,
+        )
 
     async def _clean(self, store: Store) -> None:
         """Run retention, more often than brokers do in production."""

@@ -9,7 +9,7 @@ from keylane.broker.store.store import Store
 from keylane.protocol.frames import Answer, Batches, Handed, Request
 
 
-class Host(Protocol):
+class SealingHost(Protocol):
     """The members of a simulated broker that `is_sealed` uses."""
 
     store: Store | None
@@ -19,7 +19,7 @@ class Host(Protocol):
     def running(self) -> bool: ...
 
 
-def is_sealed(hosts: Iterable[Host], partition_id: int) -> bool | None:
+def is_sealed(hosts: Iterable[SealingHost], partition_id: int) -> bool | None:
     """
     True if its broker has told its end; None if no running broker has it.
 

@@ -16,19 +16,17 @@ from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from sim.machines.clock import ManualClock
 
 
 class Rows:
     """One database; every `run` is a transaction."""
 
     def __init__(self) -> None:
-        self.now_ms = 1_000_000
+        self.clock = ManualClock()
         self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
-        prepare_sqlite(self.engine, self)
+        prepare_sqlite(self.engine, self.clock)
         self.run(migrate)
-
-    def boot_ms(self) -> int:
-        return self.now_ms
 
     def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.engine.begin() as connection:
@@ -77,5 +75,5 @@ class Rows:
     def silence(self, *groups: str) -> None:
         """All broker groups but these report themselves again, and these are silent from now on."""
         known = [view.broker_group for view in self.run(broker_views)]
-        self.now_ms += 86_400_000
+        self.clock.advance(86_400_000)
         self.report(*(group for group in known if group not in groups))

@@ -10,7 +10,6 @@ import random
 from keylane.broker import registration
 from keylane.broker.registration import Registration
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import (
     FolderBehindError,
@@ -20,6 +19,7 @@ from keylane.protocol.errors import (
     WrongBrokerError,
 )
 from keylane.rpc.client import MetaClient
+from sim.machines.clock import ManualClock
 from sim.machines.loop import SimLoop
 
 
@@ -84,24 +84,15 @@ async def test_its_problem_can_be_read(monkeypatch):
     await asyncio.gather(task, return_exceptions=True)
 
 
-class Clock(SystemClock):
-    """Boot time by hand."""
-
-    now_ms = 0
-
-    def boot_ms(self) -> int:
-        return self.now_ms
-
-
 async def told_of(caplog, monkeypatch, errors, *, take_ms=0, more=()):
     """The levels and texts logged while a broker is refused with `errors`, welcomed, then refused with `more`."""
     monkeypatch.setattr(registration, "WAITS", Backoff(first_ms=1, max_ms=1))
     caplog.set_level(logging.INFO, "keylane.broker")
-    clock = Clock()
+    clock = ManualClock()
     desk = Reception(*errors)
 
     def report() -> BrokerHeartbeat:
-        clock.now_ms += take_ms
+        clock.advance(take_ms)
         return BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1")
 
     task = asyncio.create_task(Registration(desk, report, rng=random.Random(1), clock=clock).run())

@@ -44,7 +44,7 @@ def test_flags_win_over_the_file(tmp_path):
     )
 
 
-def test_several_metaservers():
+def test_metaserver_addresses_are_separated_by_commas():
     """Addresses are separated by commas."""
     settings = broker_settings(GOOD | {"meta": "127.0.0.1:7000, 127.0.0.1:7001"})
     assert settings.meta == ("127.0.0.1:7000", "127.0.0.1:7001")

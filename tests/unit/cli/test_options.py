@@ -11,7 +11,7 @@ from keylane.cli.usage import asks_for_json
 from keylane.protocol.errors import DataFolderError
 
 
-def test_broker_count(tmp_path):
+def test_brokers_with_data_in_the_folder_are_counted(tmp_path):
     """Brokers whose data is in the folder run too, whatever was asked for."""
     assert broker_count(tmp_path, None) == 2
     assert broker_count(tmp_path, 1) == 1
@@ -22,7 +22,7 @@ def test_broker_count(tmp_path):
     assert broker_count(tmp_path, 4) == 4
 
 
-def test_unusable_folders(tmp_path):
+def test_folder_that_cannot_be_used_is_named(tmp_path):
     """A folder that cannot be made is told by its name; so is one with something in it, to the demo."""
     file = tmp_path / "file"
     file.touch()

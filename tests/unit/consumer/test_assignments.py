@@ -63,7 +63,7 @@ class PartitionClient:
         self.handed_over = True
 
 
-class Side:
+class AssignmentsAlone:
     """Assignments between a metaserver and handlers that only note what they are told."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Side:
 
 async def test_lapsed_token_is_not_taken_up_again():
     """After a lapse only a higher token makes a client; the old token is reported until the metaserver knows."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1))
     side.made[0].lapsed = True
     side.give(grant(1))
@@ -132,7 +132,7 @@ async def test_lapsed_token_is_not_taken_up_again():
 
 async def test_partition_is_reported_only_after_its_handlers_ended():
     """While a hand-over runs, its partition is held, and a grant of it is left alone."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1))
     side.made[0].handlers_end.clear()
     side.assignments.end(side.made[0])
@@ -149,7 +149,7 @@ async def test_partition_is_reported_only_after_its_handlers_ended():
 
 async def test_lease_is_renewed_while_a_hand_over_runs():
     """The last acks need a lease; the broker's address stays what it was."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1))
     side.made[0].handlers_end.clear()
     side.assignments.end(side.made[0])
@@ -160,7 +160,7 @@ async def test_lease_is_renewed_while_a_hand_over_runs():
 
 async def test_new_address_of_a_broker_reaches_the_client():
     """A lease outlives a broker's move, with the same token and the new address."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1))
     side.give(grant(1, address="127.0.0.1:8010"))
     assert [client.address for client in side.made] == ["127.0.0.1:8010"]
@@ -168,7 +168,7 @@ async def test_new_address_of_a_broker_reaches_the_client():
 
 async def test_partition_without_a_broker_gets_no_client_until_it_has_one():
     """There is no broker to pull from."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1, address=None))
     assert not side.made
     side.give(grant(1))
@@ -177,14 +177,14 @@ async def test_partition_without_a_broker_gets_no_client_until_it_has_one():
 
 async def test_grant_that_arrives_after_its_deadline_makes_no_client():
     """The answer took longer than the lease."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1), deadline_ms=0)
     assert not side.made
 
 
 async def test_shared_token_is_taken_up_again_unless_it_is_fenced():
     """The token of a shared group stays: after a lapse the partition is taken up under it, after a fence it is not."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1))
     side.made[0].token_is_single_use = False
     side.made[0].lapsed = True
@@ -206,7 +206,7 @@ async def test_shared_token_is_taken_up_again_unless_it_is_fenced():
 
 async def test_drained_partitions_are_listed_and_reported_at_once():
     """A heartbeat is sent now, and it lists what is drained."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1, partition_id=1), grant(1, partition_id=2))
     assert side.assignments.drained() == ()
     side.made[1].drained = True
@@ -216,7 +216,7 @@ async def test_drained_partitions_are_listed_and_reported_at_once():
 
 async def test_lost_session_ends_every_client():
     """Nothing is granted any more, until the next session."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1, partition_id=1), grant(1, partition_id=2))
     side.assignments.session_lost()
     assert all(client.stopped for client in side.made)
@@ -227,7 +227,7 @@ async def test_lost_session_ends_every_client():
 
 async def test_closing_announces_the_leave_and_takes_no_grant():
     """Everything is handed over and reported; a grant that arrives meanwhile makes no client."""
-    side = Side()
+    side = AssignmentsAlone()
     side.assignments.start()
     side.give(grant(1))
     side.made[0].handlers_end.clear()
@@ -244,7 +244,7 @@ async def test_closing_announces_the_leave_and_takes_no_grant():
 
 async def test_watch_ends_a_client_whose_lease_lapsed():
     """No heartbeat is needed for it: running handlers are cancelled when the lease ends."""
-    side = Side()
+    side = AssignmentsAlone()
     side.give(grant(1))
     side.assignments._deadline_ms = 0
     side.made[0].lapsed = True

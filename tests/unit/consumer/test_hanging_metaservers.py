@@ -22,7 +22,7 @@ HEARTBEAT_MS_MAX = 5_000
 
 
 class LoopClock:
-    """The virtual time of a simulated event loop."""
+    """The virtual time of a simulated event loop, which the loop itself moves: no test could move a ManualClock along with it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -12,7 +12,7 @@ from sim.machines.clock import ManualClock
 from support.cluster import eventually
 
 
-class Meta:
+class VersionedMeta:
     """Answers heartbeats with these versions, one after another, each after `took_ms`."""
 
     address_count = 1
@@ -60,7 +60,7 @@ class Holder:
         raise error
 
 
-async def granted(meta: Meta, clock: ManualClock) -> list[tuple[int, int]]:
+async def granted(meta: VersionedMeta, clock: ManualClock) -> list[tuple[int, int]]:
     """(version, deadline) of each answer that counts in a session with this metaserver."""
     holder = Holder()
     membership = Membership(
@@ -83,14 +83,14 @@ async def granted(meta: Meta, clock: ManualClock) -> list[tuple[int, int]]:
 async def test_older_answer_does_not_replace_grants():
     """A version lower than the last one is ignored when it is told once, by whichever metaserver."""
     clock = ManualClock()
-    counted = await granted(Meta(clock, 3, 5, 4, 5, 6), clock)
+    counted = await granted(VersionedMeta(clock, 3, 5, 4, 5, 6), clock)
     assert [version for version, _ in counted] == [3, 5, 5, 6]
 
 
 async def test_lower_version_counts_when_it_is_told_again():
     """After the drop the next heartbeat says that nothing is known; its answer counts, and so do later ones."""
     clock = ManualClock()
-    meta = Meta(clock, 12, 10, 10, 11)
+    meta = VersionedMeta(clock, 12, 10, 10, 11)
     counted = await granted(meta, clock)
     assert [version for version, _ in counted] == [12, 10, 11]
     assert meta.known == [-1, 12, -1, 10, 11]
@@ -100,5 +100,5 @@ async def test_deadline_counts_from_the_sending_of_the_heartbeat():
     """A late answer leaves less of the ttl, and a tenth of the ttl is the margin."""
     clock = ManualClock()
     began_ms = clock.now_ms
-    counted = await granted(Meta(clock, 1, 2, took_ms=400), clock)
+    counted = await granted(VersionedMeta(clock, 1, 2, took_ms=400), clock)
     assert [deadline_ms - began_ms for _, deadline_ms in counted] == [900, 1_300]

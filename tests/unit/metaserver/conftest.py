@@ -7,19 +7,13 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.sql.dialect import prepare_sqlite
-from keylane.metaserver.sql.migrate import migrate
-from keylane.protocol.clock import SystemClock
 from support.sql.rows import Rows
 
 
 @pytest.fixture
 def engine() -> Iterator[sa.Engine]:
-    """One connection for all transactions of a test."""
-    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
-    prepare_sqlite(engine, SystemClock())
-    with engine.begin() as connection:
-        migrate(connection)
+    """The engine of a database to which nothing has reported itself."""
+    engine = Rows().engine
     yield engine
     engine.dispose()
 

@@ -14,6 +14,7 @@ from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
+from keylane.metaserver.removals.service import RemovalService
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import open_database
 from keylane.protocol.clock import SystemClock
@@ -42,7 +43,10 @@ async def attending(
             driver="d",
             rng=random.Random(1),
         )
-        attendant = Attendant(database, groups, catalogue, settings, operations, duties)
+        removals = RemovalService(database, network, catalogue=catalogue, groups=groups)
+        attendant = Attendant(
+            database, groups, catalogue, settings, operations, duties, removals=removals
+        )
         task = asyncio.create_task(attendant.run())
         try:
             yield task

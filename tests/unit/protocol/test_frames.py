@@ -62,14 +62,14 @@ def framed(header: object, payload: bytes = b"", length: int | None = None) -> b
     ],
     ids=lambda data: f"{len(data)}-{data[:12].hex()}",
 )
-def test_frame_that_is_none_is_refused(data):
+def test_malformed_frame_is_refused(data):
     """A lying length, an unknown type, or fields that do not fit: a FrameError, nothing else."""
     with pytest.raises(FrameError):
         decode_request(data)
 
 
-def test_frame_those_were_made_of_is_good():
-    """The frame that the refused ones differ from is taken."""
+def test_frame_is_decoded_when_none_of_its_parts_is_malformed():
+    """The malformed frames above differ from it in a part each."""
     assert decode_request(framed([1, 5, 7]))[:2] == (5, Append(7))
 
 

@@ -31,7 +31,7 @@ def restored_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Desk:
+class EchoingHandler:
     """What the server does: echoes appends, and holds reads back until they are let go."""
 
     def __init__(self) -> None:
@@ -96,12 +96,12 @@ Serve = Callable[..., Awaitable[Server]]
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def desk() -> EchoingHandler:
+    return EchoingHandler()
 
 
 @pytest.fixture
-async def serve(desk: Desk) -> AsyncIterator[Serve]:
+async def serve(desk: EchoingHandler) -> AsyncIterator[Serve]:
     """Starts servers on loopback; all are stopped at the end."""
     servers: list[Server] = []
 

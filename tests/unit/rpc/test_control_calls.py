@@ -45,7 +45,7 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, status_of
 
 
-class Meta:
+class SmallMetaserver:
     """Control handlers of a small metaserver."""
 
     def __init__(self, name: str = "metaserver", reason: str = "") -> None:
@@ -81,8 +81,8 @@ class Meta:
 
 
 @pytest.fixture
-def meta() -> Meta:
-    return Meta()
+def meta() -> SmallMetaserver:
+    return SmallMetaserver()
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ async def test_next_metaserver_is_asked_when_another_program_answers(
 @pytest.mark.parametrize(("program", "other"), [("metaserver", "broker"), ("broker", "metaserver")])
 async def test_health_of_another_program_is_told(network, serve, program, other):
     """An address of a broker is none of a metaserver, though both have a health, and the other way round."""
-    server = await serve(*Meta(other).routes())
+    server = await serve(*SmallMetaserver(other).routes())
     client = MetaClient(network, [server.address])
     with pytest.raises(InvalidRequestError) as caught:
         await (
@@ -321,7 +321,7 @@ async def test_health_of_another_program_is_told(network, serve, program, other)
 
 async def test_call_of_a_metaserver_names_the_broker_that_answers(network, serve):
     """As its health does: a consumer, a producer and an admin were given a broker's address."""
-    server = await serve(*Meta("broker").routes())
+    server = await serve(*SmallMetaserver("broker").routes())
     environment = Environment(network=network)
     consumer = Consumer(server.address, subject="s", group="g", _environment=environment)
     text = f"{server.address} is the address of a broker, not of a metaserver"
@@ -370,9 +370,9 @@ async def test_call_is_not_sent_when_no_address_answers(network):
 
 
 @pytest.fixture
-async def pair(serve, server) -> tuple[list[str], Meta]:
+async def pair(serve, server) -> tuple[list[str], SmallMetaserver]:
     """Addresses of the metaserver and of another, and that other."""
-    other = Meta(reason="the other")
+    other = SmallMetaserver(reason="the other")
     second = await serve(*other.routes())
     return [server.address, second.address], other
 
@@ -432,7 +432,7 @@ async def test_machine_that_takes_no_connection_was_sent_nothing(network, monkey
 
 async def test_broker_answers_control_calls_on_the_same_port(network, serve):
     """Data plane and control calls share one address."""
-    server = await serve(*Meta("broker").routes())
+    server = await serve(*SmallMetaserver("broker").routes())
     client = BrokerClient(network, server.address)
     assert (await client.health()).program == "broker"
     with pytest.raises(InvalidRequestError, match="404"):

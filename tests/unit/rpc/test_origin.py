@@ -32,7 +32,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("origin", FOREIGN)
-def test_foreign_origins(origin: str):
+def test_origin_that_is_foreign_or_malformed_is_refused(origin: str):
     """Another host, port or scheme, a page without a place, and what is no address: all are refused by type."""
     with pytest.raises(OriginError) as caught:
         check_origins([origin], "127.0.0.1", 7000)

@@ -20,7 +20,7 @@ SESSION = "a" * 16
 WHO = ("g", SESSION, 1)
 
 
-class Broker:
+class IdleBroker:
     """Has no messages: a pull waits for its whole time, or until it is let go; an ack is answered at once."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Broker:
 
 @pytest.fixture
 async def broker():
-    return Broker()
+    return IdleBroker()
 
 
 @pytest.fixture

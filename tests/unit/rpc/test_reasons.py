@@ -26,7 +26,7 @@ from keylane.rpc.reasons import reason
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_words(error, words):
+def test_reason_is_told_in_words_without_an_errno(error, words):
     """What is known is told in a few words, the rest in its own."""
     assert words in reason(error)
     assert "Errno" not in reason(error)

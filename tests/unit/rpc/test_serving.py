@@ -208,7 +208,7 @@ async def test_impossible_port_is_told(port):
         await Server([]).start("127.0.0.1", port)
 
 
-async def test_asked_before(server):
+async def test_address_is_checked_before_a_server_listens(server):
     """What a server could not listen on is told before it is made; what it could is let through."""
     check_free("127.0.0.1", 0)
     with pytest.raises(AddressError, match="the port is in use"):

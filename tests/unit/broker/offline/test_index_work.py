@@ -76,7 +76,7 @@ async def test_rebuilt_index_is_the_same(folder):
     assert await read_all(files, kind) == BATCHES
 
 
-async def test_converting(folder):
+async def test_index_is_switched_to_the_other_kind_and_back(folder):
     """The other index has every batch of the first, which is gone then; back again too."""
     files, kind = folder
     report = switch_index(files, OTHER[kind])

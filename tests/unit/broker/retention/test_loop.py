@@ -23,7 +23,7 @@ SEGMENT = 4096
 HOUR = 3_600_000
 
 
-class House:
+class RetainingBroker:
     """A broker's store with segments an hour apart, and its retention."""
 
     def __init__(self, **changes):
@@ -81,7 +81,7 @@ class House:
 
 async def test_old_segments_go_and_first_offsets_rise():
     """After 72 hours segments go, the first offset is the first message that is there, after a restart too."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=100)
     bases = house.store.log.bases
     gone = await house.cleaning.check()
@@ -102,7 +102,7 @@ async def test_old_segments_go_and_first_offsets_rise():
 
 async def test_last_segment_stays():
     """However old it is, the segment that is written to stays, and the broker goes on."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=50)
     house.clock.advance(1000 * HOUR)
     await house.desk.append(batch(sequence=100))
@@ -115,7 +115,7 @@ async def test_last_segment_stays():
 
 async def test_group_that_lags_keeps_its_messages():
     """What a consumer group has not acked stays and is told; when it has acked, it goes."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=100)
     await house.desk.acquire(1)
     await house.desk.ack(1, (0, 41))
@@ -132,7 +132,7 @@ async def test_group_that_lags_keeps_its_messages():
 
 async def test_time_alone_counts_where_the_subject_says_so():
     """A group on such a subject is moved on to the first message that is left, durably."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=100, retention=Retention.TIME)
     await house.desk.acquire(1)
     await house.cleaning.check()
@@ -148,7 +148,7 @@ async def test_time_alone_counts_where_the_subject_says_so():
 
 async def test_new_group_begins_at_the_first_message_there_is():
     """A group that comes after retention is not sent to messages that are gone."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=100)
     await house.cleaning.check()
     assert (await house.desk.acquire(1)).cursor == house.first() > 0
@@ -156,9 +156,9 @@ async def test_new_group_begins_at_the_first_message_there_is():
     assert payload.upto > house.first()
 
 
-async def test_size():
+async def test_log_is_kept_below_its_size():
     """The log is kept below its size, a segment or two aside."""
-    house = House(retention_ms=0, retention_bytes=3 * SEGMENT)
+    house = RetainingBroker(retention_ms=0, retention_bytes=3 * SEGMENT)
     await house.fill(batches=100)
     await house.cleaning.check()
     assert house.store.log.end - house.store.log.first_position <= 3 * SEGMENT + 8192
@@ -167,7 +167,7 @@ async def test_size():
 
 async def test_full_disk_stops_messages_and_heals():
     """At 90 % messages are refused, what consumers do is not; once there is room they are taken again."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=30)
     await house.desk.acquire(1)
     house.disk.total, house.disk.room = 1_000_000, 95_000
@@ -187,7 +187,7 @@ async def test_full_disk_stops_messages_and_heals():
 @pytest.mark.parametrize("path_of", [trail_path, segment_path])
 async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     """While a file of the first segment cannot be removed, no other segment goes, its offsets are not read, and the problem is told."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=100)
     bases = house.store.log.bases
 
@@ -232,7 +232,7 @@ async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
 
 async def test_removal_that_failed_is_finished_though_nothing_else_is_due():
     """The next check removes the file, and a start from the log alone finds no gap."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=100)
     bases = house.store.log.bases
     house.disk.fail = "remove"
@@ -248,7 +248,7 @@ async def test_removal_that_failed_is_finished_though_nothing_else_is_due():
 
 async def test_reader_that_is_overtaken_is_told():
     """A read whose bytes go while it waits for its turn is out of range, not damage."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=100)
     turn = asyncio.Event()
 
@@ -268,7 +268,7 @@ async def test_reader_that_is_overtaken_is_told():
 
 async def test_producers_are_remembered_when_their_segments_go():
     """A batch sent again after its segment went, and the broker was restarted without a snapshot, is a duplicate."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=100)
     await house.cleaning.check()
     await house.store.close()
@@ -285,7 +285,7 @@ async def test_producers_are_remembered_when_their_segments_go():
 
 async def test_reader_that_hangs_delays_no_append():
     """Appends, acks and other readers go on while a read waits for its disk."""
-    house = House()
+    house = RetainingBroker()
     await house.fill(batches=40)
     never = asyncio.Event()
     run_read = house.store._run_read

@@ -68,7 +68,7 @@ class KilledFiles(RoomyFiles):
         self.step()
 
 
-class House:
+class CommitWatchedBroker:
     def __init__(self, files, clock=None, **changes):
         changes = {"segment_bytes": 4096, "cache_bytes": 0} | changes
         self.clock = clock or ManualClock()
@@ -126,7 +126,7 @@ async def test_kill_at_every_operation(kind, tmp_path):
         life, copy = tmp_path / f"life{kills}", tmp_path / f"copy{kills}"
         files = KilledFiles(life)
         files.lock()
-        house = House(files, index=kind)
+        house = CommitWatchedBroker(files, index=kind)
         await house.fill((1, 2))
         files.left = kills
         killed = False
@@ -141,7 +141,7 @@ async def test_kill_at_every_operation(kind, tmp_path):
         files.close()
         copied_files = RoomyFiles(copy)
         copied_files.lock()
-        again = House(copied_files, house.clock, index=kind)
+        again = CommitWatchedBroker(copied_files, house.clock, index=kind)
         await again.agrees()
         if not killed:
             break
@@ -162,7 +162,7 @@ async def test_readers_while_it_works(kind, tmp_path):
     """Between any two of its steps a reader gets messages, or is told the first offset that is not gone."""
     files = RoomyFiles(tmp_path)
     files.lock()
-    house = House(files, index=kind)
+    house = CommitWatchedBroker(files, index=kind)
     await house.fill()
     partition = house.store.state.partition(1)
     told = []
@@ -189,7 +189,7 @@ async def test_readers_while_it_works(kind, tmp_path):
 async def test_group_that_comes_while_it_is_decided(moment):
     """A group that registers while retention decides keeps what it was told of, and the next check looks at it."""
     disk = SimDisk()
-    house = House(disk)
+    house = CommitWatchedBroker(disk)
     await house.fill()
     cleaning = house.cleaning
     name = {"decided": "_floor", "written": "_behind"}[moment]
@@ -214,7 +214,7 @@ async def test_group_that_comes_while_it_is_decided(moment):
 
 async def test_group_that_is_set_back_while_it_is_decided():
     """A group that an operator sets back to its first message while retention decides keeps that message."""
-    house = House(SimDisk())
+    house = CommitWatchedBroker(SimDisk())
     await house.fill()
     await house.desk.acquire(1)
     await house.desk.ack(1, (0, 2 * BATCHES))
@@ -236,7 +236,7 @@ async def test_group_that_is_set_back_while_it_is_decided():
 @pytest.mark.parametrize("told", [True, False])
 async def test_group_that_is_made_known_while_it_is_decided(told):
     """A group that was made known in time finds its first message when it comes; no group loses messages."""
-    house = House(SimDisk())
+    house = CommitWatchedBroker(SimDisk())
     await house.fill()
     floor = house.cleaning._floor
     partition = house.store.state.partition(1)
@@ -254,7 +254,7 @@ async def test_group_that_is_made_known_while_it_is_decided(told):
 
 async def test_group_that_comes_after_the_decision():
     """A group that registers while first offsets rise begins at the one that was decided."""
-    house = House(SimDisk())
+    house = CommitWatchedBroker(SimDisk())
     await house.fill((1, 2))
     decide = house.cleaning._decide
 
@@ -275,7 +275,7 @@ async def test_group_that_comes_after_the_decision():
 async def test_completely_full_disk_is_freed():
     """With not a byte left the reserve pays for what has to be written, segments go, and messages are taken again."""
     disk = SimDisk()
-    house = House(disk)
+    house = CommitWatchedBroker(disk)
     await house.cleaning.check()
     assert disk.size(RESERVE)
     await house.fill()
@@ -295,7 +295,7 @@ async def test_completely_full_disk_is_freed():
 async def test_full_disk_without_a_reserve():
     """Where nothing can be written and nothing is kept back, nothing goes, and no first offset rises."""
     disk = SimDisk()
-    house = House(disk)
+    house = CommitWatchedBroker(disk)
     await house.fill()
     disk.total, disk.room = 1_000_000, 0
     for _ in range(3):
@@ -312,7 +312,7 @@ async def test_full_disk_without_a_reserve():
 async def test_first_offsets_are_mended_only_where_they_have_to_be(monkeypatch):
     """A start after a retention that was finished looks at no partition's first offset; one that was cut short does."""
     disk = SimDisk()
-    house = House(disk)
+    house = CommitWatchedBroker(disk)
     await house.fill()
     await house.cleaning.check()
     first = house.first()
@@ -324,7 +324,7 @@ async def test_first_offsets_are_mended_only_where_they_have_to_be(monkeypatch):
         correct(*args, **kwargs)
 
     monkeypatch.setattr(opening, "correct_first_offsets", counted)
-    again = House(disk, house.clock)  # without a clean stop
+    again = CommitWatchedBroker(disk, house.clock)  # without a clean stop
     assert again.first() == first
     assert mended == []
     for number in range(BATCHES, BATCHES + 50):
@@ -332,14 +332,14 @@ async def test_first_offsets_are_mended_only_where_they_have_to_be(monkeypatch):
         await again.desk.append(batch(sequence=2 * number))
     monkeypatch.setattr(again.cleaning, "_forget", lambda: asyncio.sleep(0))
     await again.cleaning.check()
-    last = House(disk, house.clock)
+    last = CommitWatchedBroker(disk, house.clock)
     assert last.first() == again.first() > first
     assert len(mended) == 1
 
 
 async def test_fault_of_our_own_does_not_end_it(monkeypatch):
     """Whatever goes wrong in a check is told, and the next check is made."""
-    house = House(SimDisk())
+    house = CommitWatchedBroker(SimDisk())
     checks = []
 
     async def check():

@@ -33,7 +33,7 @@ def disk(percent, *, total=10_000):
     return DiskUse(free_bytes=total * (100 - percent) // 100, total_bytes=total)
 
 
-def test_age():
+def test_segments_are_deleted_when_they_reach_the_age():
     """What is 72 hours old goes, a millisecond younger stays, and nothing behind the first that stays."""
     assert wanted(segments(73, 72, 71)) == 2
     assert wanted(segments(71, 73)) == 0
@@ -42,7 +42,7 @@ def test_age():
     assert wanted([]) == 0
 
 
-def test_size():
+def test_oldest_segments_are_deleted_until_the_log_is_within_its_size():
     """The oldest go until the whole log is within its size."""
     limits = Limits(retention_ms=0, retention_bytes=250)
     assert wanted(segments(0, 0, 0, 0), limits=limits) == 2

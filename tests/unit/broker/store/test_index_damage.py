@@ -52,7 +52,7 @@ def damage(root: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_flipped_bit(kind, tmp_path):
+async def test_flipped_bit_is_reported_and_gone_after_the_next_start(kind, tmp_path):
     """A read that meets it is told so, and health too; after the next start everything is there, and nothing is told."""
     files = await filled(tmp_path, kind)
     damage(tmp_path, kind)

@@ -25,7 +25,7 @@ HOUR = 3_600_000
 OTHER = "b" * 16
 
 
-class House:
+class GatedBroker:
     """A broker whose commits can be held back, with an hour between messages."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class House:
 
 async def test_partition_whose_groups_were_never_told_removes_nothing():
     """It says so, by number and in the health; once all groups are told it goes, a restart in between or not."""
-    house = House()
+    house = GatedBroker()
     await house.host()
     await house.host(2, groups=())
     await house.fill((1, 2))
@@ -110,7 +110,7 @@ async def test_partition_whose_groups_were_never_told_removes_nothing():
 
 async def test_groups_told_with_the_hosting_are_waited_for_from_the_first_message_on():
     """A child that is hosted with its subject's groups keeps all for a group that never came; so after a kill."""
-    house = House()
+    house = GatedBroker()
     await house.host(groups=("dead", "alive"))
     await house.host(groups=("dead", "alive", "young"))
     await house.fill()
@@ -126,7 +126,7 @@ async def test_groups_told_with_the_hosting_are_waited_for_from_the_first_messag
 
 async def test_partition_counts_as_told_when_that_is_on_the_disk():
     """Before the commit is on the disk the partition does not count as told and lists no group; a kill then forgets all of it."""
-    house = House()
+    house = GatedBroker()
     await house.host()
     await house.fill(batches=3)
     house.gate.clear()
@@ -149,7 +149,7 @@ async def test_partition_counts_as_told_when_that_is_on_the_disk():
 
 async def test_mark_is_in_images_and_in_records_written_again():
     """Snapshots and the STATE record that stands for removed segments have it."""
-    house = House()
+    house = GatedBroker()
     await house.host(groups=())
     assert partition_of(1, image_of(house.partition())).groups_told
     await house.fill()
@@ -162,7 +162,7 @@ async def test_mark_is_in_images_and_in_records_written_again():
 
 async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplog):
     """By group and partition, without what was acked; told once for a group, and there after a kill."""
-    house = House()
+    house = GatedBroker()
     for number in (1, 2):
         await house.host(number, retention=Retention.TIME, groups=())
         await know_groups(house.store, house.partition(number), ["slow", "quick"])
@@ -197,7 +197,7 @@ async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplo
 
 async def test_counts_are_on_the_disk_before_the_segments_go(monkeypatch):
     """Where the count cannot be written nothing goes; the next look writes it, and counts nothing twice."""
-    house = House()
+    house = GatedBroker()
     await house.host(retention=Retention.TIME, groups=("slow",))
     await house.fill()
     real = house.store.save_progress
@@ -221,7 +221,7 @@ async def test_counts_are_on_the_disk_before_the_segments_go(monkeypatch):
 
 async def test_status_tells_only_what_is_on_the_disk():
     """A cursor whose ack is on its way is not shown: a database made anew from it would know more than a restart."""
-    house = House()
+    house = GatedBroker()
     await house.host(groups=())
     await house.fill(batches=2)
     await house.desk.acquire(3)
@@ -238,7 +238,7 @@ async def test_status_tells_only_what_is_on_the_disk():
 
 async def test_partition_is_listed_when_it_is_on_the_disk():
     """A database made anew from the list knows of no partition that a kill takes away."""
-    house = House()
+    house = GatedBroker()
     await house.host(groups=())
     house.gate.clear()
     hosting = asyncio.create_task(house.host(2, groups=()))
@@ -253,7 +253,7 @@ async def test_partition_is_listed_when_it_is_on_the_disk():
     ] == [1, 2]
 
 
-async def taken(house: House, session: str, *, wait_ms: int = 0):
+async def taken(house: GatedBroker, session: str, *, wait_ms: int = 0):
     ask = PullShared(1, "audit", session, 5, 100, 1 << 20, wait_ms, 1_000)
     answer, _ = await house.desk.service.handle(ask, memoryview(b""))
     return answer
@@ -261,7 +261,7 @@ async def taken(house: House, session: str, *, wait_ms: int = 0):
 
 async def test_end_of_a_shared_partition_is_told_from_durable_acks():
     """A session that asks while the last ack is on its way hears nothing of it; a kill then leaves nothing drained."""
-    house = House()
+    house = GatedBroker()
     await house.host(groups=())
     await house.fill(batches=2)
     for session in (SESSION, OTHER):
@@ -292,7 +292,7 @@ async def test_end_of_a_shared_partition_is_told_from_durable_acks():
 
 async def test_shared_cursor_is_told_from_durable_acks():
     """An ack of another session raises the cursor only when it is on the disk."""
-    house = House()
+    house = GatedBroker()
     await house.host(groups=())
     await house.fill(batches=2)
     for session in (SESSION, OTHER):

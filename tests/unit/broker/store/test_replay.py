@@ -23,7 +23,7 @@ from sim.machines.store import facts
 HOLE = Hole(start=1000, end=2000, reason="no magic")
 
 
-class Told:
+class ReplayTeller:
     """A replay, told of records at growing positions."""
 
     def __init__(self, *partitions: int, start: int = 0) -> None:
@@ -92,7 +92,7 @@ def traced(*records: tuple[bytes, bool], start: int = 1000) -> Hole:
 )
 def test_record_that_does_not_fit_stops_its_partition(record):
     """Another shape, other facts or overlapping offsets: the partition stops, by position, and the others go on."""
-    told = Told(1, 2)
+    told = ReplayTeller(1, 2)
     told.batch(1, 0)
     told.tell(record)
     told.replay.finish()
@@ -109,7 +109,7 @@ def test_record_that_does_not_fit_stops_its_partition(record):
 )
 def test_records_of_an_unknown_partition(record):
     """What a partition is was lost: it cannot be looked at, nor hosted anew over its old records."""
-    told = Told(1)
+    told = ReplayTeller(1)
     told.tell(record)
     told.replay.finish()
     with pytest.raises(CorruptLogError):
@@ -123,19 +123,19 @@ def test_records_of_an_unknown_partition(record):
 def test_kind_of_a_newer_broker_refuses_the_start():
     """An unknown kind is no damage: a newer broker wrote it."""
     with pytest.raises(DataFolderError):
-        Told(1).tell(encode_record(b"", kind=99, partition_id=1))
+        ReplayTeller(1).tell(encode_record(b"", kind=99, partition_id=1))
 
 
 def test_records_fold_without_a_difference_when_the_snapshot_has_them():
     """Records that the state has already change nothing."""
-    told = Told(1)
+    told = ReplayTeller(1)
     for base in (0, 2, 4):
         told.batch(1, base)
     told.own(1, FenceBody("audit", 5, "s"))
     told.own(1, CursorBody("audit", 5, 3, []))
     image = image_of(told.state.partition(1))
 
-    again = Told()
+    again = ReplayTeller()
     again.state.partitions.load(1, image)
     for base in (0, 2, 4):
         again.batch(1, base)
@@ -150,7 +150,7 @@ def test_records_fold_without_a_difference_when_the_snapshot_has_them():
 
 def test_lost_batch_stops_its_partition_only():
     """A batch known to have been lost: its offsets are gone, those around it are there, other partitions go on."""
-    told = Told(1, 2)
+    told = ReplayTeller(1, 2)
     told.batch(1, 0)
     told.hole(traced((messages(1, 2, 3), False)))
     told.batch(1, 5)
@@ -170,7 +170,7 @@ def test_lost_batch_stops_its_partition_only():
 
 def test_own_records_come_back_from_the_trail():
     """A fence, a seal and a partition that damage took are restored, and nothing stops."""
-    told = Told(1)
+    told = ReplayTeller(1)
     told.hole(
         traced(
             (encode_body(1, FenceBody("audit", 9, "s")), True),
@@ -187,7 +187,7 @@ def test_own_records_come_back_from_the_trail():
 
 def test_fence_without_its_body_lets_no_owner_in():
     """The group of the lost token is unknown, so no owner is let in; reading without a group works."""
-    told = Told(1, 2)
+    told = ReplayTeller(1, 2)
     told.batch(1, 0)
     told.hole(traced((encode_body(1, FenceBody("audit", 9, "s")), False)))
     told.replay.finish()
@@ -199,7 +199,7 @@ def test_fence_without_its_body_lets_no_owner_in():
 
 def test_hole_of_unknown_content_stops_partitions_not_shown_to_be_whole():
     """A batch after the hole that goes on where the one before ended shows that nothing was lost; silence does not."""
-    told = Told(1, 2, 3)
+    told = ReplayTeller(1, 2, 3)
     for number in (1, 2, 3):
         told.batch(number, 0)
     told.hole(HOLE)
@@ -220,7 +220,7 @@ def test_hole_of_unknown_content_stops_partitions_not_shown_to_be_whole():
 
 def test_token_that_may_have_been_followed_in_a_hole_is_out():
     """After a hole of unknown content the owner before it is refused until a newer token comes."""
-    told = Told(1)
+    told = ReplayTeller(1)
     told.batch(1, 0)
     for group in ("audit", "bill"):
         told.own(1, FenceBody(group, 5, "s"))
@@ -236,7 +236,7 @@ def test_token_that_may_have_been_followed_in_a_hole_is_out():
 
 def test_state_record_stands_for_all_before_it():
     """A partition whose first records were removed is what its STATE record says."""
-    whole = Told(1)
+    whole = ReplayTeller(1)
     for base in range(0, 10, 2):
         whole.batch(1, base)
     whole.own(1, FenceBody("audit", 5, "s"))
@@ -244,7 +244,7 @@ def test_state_record_stands_for_all_before_it():
     partition: HostedPartition = whole.state.partition(1)
     state = encode_record(image_of(partition), kind=Kind.STATE, partition_id=1, base_offset=10)
 
-    told = Told()
+    told = ReplayTeller()
     told.batch(1, 8)
     told.tell(state)
     told.batch(1, 10)
@@ -266,9 +266,9 @@ def parts_of(partition: HostedPartition, *, together: int = 2) -> list[bytes]:
     ]
 
 
-def crowded(*, producers: int = 5) -> Told:
+def crowded(*, producers: int = 5) -> ReplayTeller:
     """A partition to which several producers sent, the first of them last."""
-    whole = Told(1)
+    whole = ReplayTeller(1)
     for number in [producers, *range(1, producers), producers]:
         base = whole.state.partition(1).next_offset
         whole.tell(messages(1, base, producer_id=number, sequence=2 if base >= 10 else 0))
@@ -278,7 +278,7 @@ def crowded(*, producers: int = 5) -> Told:
 def test_state_in_parts_is_the_whole_one():
     """Producers come from all the parts, silent longest first; told again, they change nothing."""
     whole = crowded().state.partition(1)
-    told = Told()
+    told = ReplayTeller()
     for part in parts_of(whole) * 2:
         told.tell(part)
     told.replay.finish()
@@ -292,7 +292,7 @@ def test_state_that_was_begun_and_written_again():
     """A crash left some of the parts; those that were written after it count, with what came in between."""
     before = crowded()
     begun = parts_of(before.state.partition(1))[:1]
-    told = Told()
+    told = ReplayTeller()
     for record in [*begun, messages(1, 12, producer_id=3, sequence=2)]:
         told.tell(record)
     before.tell(messages(1, 12, producer_id=3, sequence=2))
@@ -320,7 +320,7 @@ def test_older_state_puts_no_producer_back():
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_lost_part_stops_its_partition(lost):
     """Without some of its producers a partition could store a batch twice: it takes no messages."""
-    told = Told(2)
+    told = ReplayTeller(2)
     for number, part in enumerate(parts_of(crowded().state.partition(1))):
         if number == lost:
             told.hole(Hole(start=told.position, end=told.position + len(part), reason="no magic"))
@@ -337,7 +337,7 @@ def test_state_never_makes_more_producers_than_are_remembered(monkeypatch):
     """Those silent longest are forgotten."""
     monkeypatch.setattr("keylane.broker.store.replay.PRODUCERS_PER_PARTITION_MAX", 3)
     whole = crowded().state.partition(1)
-    told = Told(1)
+    told = ReplayTeller(1)
     for part in parts_of(whole):
         told.tell(part)
     assert list(told.state.partition(1).producers) == [3, 4, 5]

@@ -80,7 +80,7 @@ async def test_set_cursor_changes_nothing_when_repeated_under_its_token():
     assert progress(desk) == (5, [], 2)
 
 
-async def test_refusals():
+async def test_cursor_is_unchanged_when_setting_it_is_refused():
     """A lower token, a consumer's token, an offset beyond the end, an illegal name: nothing is changed."""
     desk = await desk_of(SimDisk())
     await desk.acquire(4, OTHER)

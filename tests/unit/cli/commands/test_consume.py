@@ -30,7 +30,7 @@ MESSAGE = Message(
         ("", ""),
     ],
 )
-def test_templates(template, line):
+def test_template_fields_are_filled_in(template, line):
     """Fields are filled in, the rest stays."""
     assert parse_format(template)(MESSAGE) == line
 
@@ -39,7 +39,7 @@ def test_templates(template, line):
     "template",
     ["{nope}", "{}", "{0}", "{key.__class__}", "{key[0]}", "{key!r}", "{offset:>9}", "{key"],
 )
-def test_bad_templates(template):
+def test_template_with_an_unknown_field_is_refused(template):
     """A field that messages do not have, or a way into their insides, is refused."""
     with pytest.raises(ConfigError, match="--format"):
         parse_format(template)
@@ -70,7 +70,7 @@ def test_undecodable_properties_are_shown():
     assert json.loads(message_json(message))["properties_base64"] == "/w=="
 
 
-def test_json():
+def test_message_is_one_compact_object_in_json():
     """As JSON, a message is one compact object with everything a reader may want, named as in other answers."""
     line = message_json(MESSAGE)
     assert ", " not in line

@@ -47,7 +47,7 @@ from keylane.protocol.errors import (
         ),
     ],
 )
-def test_lines(line, separator, as_json, message):
+def test_line_is_parsed_into_key_value_and_properties(line, separator, as_json, message):
     """Key, value and properties are found where they are."""
     assert parse_line(line, LineFormat(separator, as_json)) == message
 
@@ -137,7 +137,7 @@ async def test_lines_are_numbered_and_chosen(text, numbers):
         b"[1]",
     ],
 )
-def test_bad_json(line):
+def test_json_that_is_no_message_is_refused(line):
     """What is not such an object is refused, and the text says why."""
     with pytest.raises(InvalidRequestError, match="not a message in JSON"):
         parse_line(line, LineFormat(as_json=True))
@@ -158,7 +158,7 @@ async def lines_of(data: bytes) -> list[bytes]:
     ],
     ids=["nothing", "no end", "two", "windows", "long"],
 )
-async def test_reading(data, lines):
+async def test_lines_are_read_whole_without_their_ends(data, lines):
     """Lines come whole, without their ends, the last one with or without an end."""
     assert await lines_of(data) == lines
 

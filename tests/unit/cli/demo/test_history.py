@@ -59,7 +59,7 @@ def only(judged: Judged, *anomalies: str) -> None:
     assert {example.split(":")[0] for example in findings.examples} == set(anomalies)
 
 
-def test_clean_history():
+def test_history_is_clean_with_a_hand_over_and_a_redelivery():
     """A run with one hand-over and one message handled twice is clean, and its numbers are right."""
     judged = judge_run(SOURCE, LOG, CLEAN)
     assert clean(judged)
@@ -83,7 +83,7 @@ def test_concurrency_within_an_owner():
     assert clean(judge_run(SOURCE, LOG, records))
 
 
-def test_lost_row():
+def test_row_in_no_partition_is_lost():
     """A row in no partition is lost."""
     log = LOG | {2: part(2, 4)}
     records = {"one": handled(1, 1, 0, 1, 2, 3, 4) + handled(2, 1, 0, 1)}
@@ -92,7 +92,7 @@ def test_lost_row():
     assert judged.stored == 7
 
 
-def test_lost_message():
+def test_stored_message_is_lost_when_it_is_never_handled():
     """A message that is stored and never handled is lost."""
     records = {"one": handled(1, 1, 0, 1, 2, 3, 4) + handled(2, 1, 0, 2)}
     judged = judge_run(SOURCE, LOG, records)
@@ -126,19 +126,19 @@ def test_phantom_in_the_log(wrong):
         Record(b"c", 7, 3, 2, 9, 5_000),
     ],
 )
-def test_phantom_record(record):
+def test_record_of_a_message_that_is_not_stored_there_is_a_phantom(record):
     """A record of a message that is not at that place of the log is a phantom."""
     only(judge_run(SOURCE, LOG, CLEAN | {"ghost": [record]}), "phantom")
 
 
-def test_duplicate():
+def test_row_stored_twice_is_a_duplicate():
     """A row stored twice is a duplicate."""
     log = LOG | {2: part(2, 4, 7, 7)}
     records = {"one": CLEAN["one"] + [Record(b"c", 7, 2, 3, 2, 9)], "two": CLEAN["two"]}
     only(judge_run(SOURCE, log, records), "duplicate")
 
 
-def test_inversion():
+def test_rows_of_a_key_stored_out_of_order_are_an_inversion():
     """Two rows of one key stored against the order of sending are an inversion."""
     log = LOG | {1: part(0, 1, 6, 5, 3)}
     records = {
@@ -185,14 +185,14 @@ def test_rewind_at_hand_over():
 
 
 @pytest.mark.parametrize("offsets", [(0, 2, 2, 4), (0, 2, 4, 0)])
-def test_nonmonotonic_owner(offsets):
+def test_owner_is_nonmonotonic_when_it_handles_an_older_message(offsets):
     """An owner that handles a key's message again, or an older one, is nonmonotonic."""
     records = {"one": handled(1, 1, 1, 3, *offsets) + handled(2, 1, 0, 1, 2)}
     only(judge_run(SOURCE, LOG, records), "nonmonotonic")
 
 
 @pytest.mark.parametrize("later", [look(1, 3, 1, 0), look(1, 2, 5, 0)], ids=["cursor", "token"])
-def test_nonmonotonic_cursor(later):
+def test_cursor_is_nonmonotonic_when_it_or_its_token_falls(later):
     """A cursor that falls, or a token that falls, is nonmonotonic."""
     cursors = [look(1, 3, 4, 0), later]
     only(judge_run(SOURCE, LOG, CLEAN, cursors), "nonmonotonic")
@@ -206,7 +206,7 @@ def test_cursor_after_a_crash():
     only(judge_run(SOURCE, LOG, CLEAN, cursors), "nonmonotonic")
 
 
-def test_two_holders():
+def test_consumers_under_the_same_token_are_a_violation():
     """Two consumers under one token on one partition are named."""
     records = CLEAN | {"twin": handled(2, 2, 0, 1)}
     judged = judge_run(SOURCE, LOG, records)
@@ -260,7 +260,7 @@ def test_examples_are_few():
 
 
 @pytest.mark.slow
-def test_speed():
+def test_history_of_a_third_of_a_million_rows_is_judged_in_seconds():
     """A third of a million rows handled by two owners each are judged in one pass."""
     total, partitions = 336_776, 4
     keys = [b"N%d" % (row * 7919 % 4000) for row in range(total)]

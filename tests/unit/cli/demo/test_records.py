@@ -10,12 +10,12 @@ RECORDS = [
 ]
 
 
-def test_round_trip():
+def test_records_are_parsed_as_they_were_encoded():
     """Records read back as they were written, commas in a key and missing keys too."""
     assert parse_records(b"".join(map(encode_record, RECORDS))) == RECORDS
 
 
-def test_cut_line():
+def test_last_line_does_not_count_when_it_is_cut():
     """A last line without its end belongs to a handler that never returned: it does not count."""
     data = b"".join(map(encode_record, RECORDS))
     for end in range(len(data) - len(encode_record(RECORDS[-1])), len(data)):
@@ -23,7 +23,7 @@ def test_cut_line():
     assert parse_records(b"") == []
 
 
-def test_tail(tmp_path):
+def test_tail_takes_each_line_once_and_notes_when_owners_began(tmp_path):
     """A tail takes each line once, whole, and notes when each owner began."""
     path = tmp_path / "records.csv"
     tail = RecordTail(path)

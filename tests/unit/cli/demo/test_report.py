@@ -101,13 +101,13 @@ def test_given_up_messages_matter():
         ({"AA": (2, 1.5)}, False),
     ],
 )
-def test_same_table(actual, same):
+def test_tables_are_the_same_but_for_the_last_bits_of_a_mean(actual, same):
     """Two tables are the same if carriers, flights and means are, but for the last bits of a mean."""
     assert same_table(actual, {"AA": (2, 1.5), "B6": (1, None)}) is same
 
 
 @pytest.mark.parametrize("form", list(OutputFormat))
-def test_last_line(form, capsys):
+def test_last_line_is_a_json_object_with_the_promised_keys(form, capsys):
     """The last line is one JSON object with the promised keys in their order."""
     verdict = Verdict(
         result=GOOD,

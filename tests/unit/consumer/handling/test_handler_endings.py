@@ -12,7 +12,7 @@ from keylane.consumer.handling.handlers import Handler
 from keylane.protocol.errors import WorkerCancelledError
 from keylane.protocol.message import Message
 from support.cluster import eventually
-from support.handling import Client, workers_of
+from support.handling import Client, Crash, workers_of
 
 
 async def check_tried_again(handler: Handler) -> None:
@@ -79,9 +79,6 @@ async def test_handler_that_ignores_its_cancellation_delays_the_hand_over(
 
 async def test_crashed_handler_delays_no_hand_over():
     """The message of a worker that has ended is forgotten."""
-
-    class Crash(BaseException):
-        """Not an Exception: the program is to end."""
 
     crashed: list[BaseException] = []
     client = Client()

@@ -79,19 +79,19 @@ def of_class_of_awaitables(work: Work) -> Any:
 
 
 def of_object_with_async_call(work: Work) -> Any:
-    class Handler:
+    class AsyncHandler:
         async def __call__(self, message: Message) -> None:
             await work.handle(message)
 
-    return Handler()
+    return AsyncHandler()
 
 
 def of_object_that_returns_coroutines(work: Work) -> Any:
-    class Handler:
+    class CoroutineHandler:
         def __call__(self, message: Message) -> Any:
             return work.handle(message)
 
-    return Handler()
+    return CoroutineHandler()
 
 
 def of_generator_based_coroutine(work: Work) -> Any:

@@ -13,12 +13,13 @@ from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import OtherTaskError
 from keylane.protocol.message import Message
+from sim.machines.clock import ManualClock
 from support import handling
 from support.cluster import eventually
 from support.handling import virtual_loop
 
 
-class Client:
+class StreamClient:
     """What a stream needs of a pull client."""
 
     deadline_ns = 2**62
@@ -43,14 +44,14 @@ class Client:
         await self.in_flight.wait_until_empty()
 
 
-def stream_of(client: Client, *, handover_ms: int, count: int = 3) -> Stream:
+def stream_of(client: StreamClient, *, handover_ms: int, count: int = 3) -> Stream:
     stream = Stream(clock=SystemClock(), handover_ms=handover_ms, check=lambda: None)
     client.in_flight.count += count
     stream.put([Message("s", b"k", b"", offset, 1, 0, delivery=client) for offset in range(count)])
     return stream
 
 
-async def waiting(stream: Stream, client: Client) -> asyncio.Task[None]:
+async def waiting(stream: Stream, client: StreamClient) -> asyncio.Task[None]:
     """Begin a hand-over that does not end by itself."""
     quiesced = asyncio.create_task(stream.quiesce(client))
     await asyncio.sleep(0.1)
@@ -63,7 +64,7 @@ async def test_hand_over_waits_for_the_message_in_the_loop_body(
 ):
     """Until the ack, however short `handover_ms` and the lease are; one warning is logged."""
     monkeypatch.setattr(stream_module, "HANDOVER_WARN_MS", 10)
-    client = Client(left_ms=0)
+    client = StreamClient(left_ms=0)
     stream = stream_of(client, handover_ms=0)
     await stream.next()
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
@@ -80,7 +81,7 @@ async def test_hand_over_waits_for_the_message_in_the_loop_body(
 
 async def test_hand_over_waits_handover_ms_for_messages_passed_over():
     """A user who asks for the next message works on no earlier one, once the time is up."""
-    client = Client()
+    client = StreamClient()
     stream = stream_of(client, handover_ms=20)
     await stream.next()
     quiesced = await waiting(stream, client)
@@ -92,7 +93,7 @@ async def test_hand_over_waits_handover_ms_for_messages_passed_over():
 
 async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
     """A user who asked for more in vain, and then works on the messages collected, is in the loop body."""
-    client = Client()
+    client = StreamClient()
     stream = stream_of(client, handover_ms=0)
     for _ in range(3):
         await stream.next()
@@ -108,7 +109,7 @@ async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
 
 async def test_hand_over_waits_for_acks_as_long_as_the_lease_is_renewed():
     """Within `handover_ms` the present end of the lease counts, not its end when the hand-over began."""
-    client = Client(left_ms=20)
+    client = StreamClient(left_ms=20)
     stream = stream_of(client, handover_ms=600_000)
     await stream.next()
     asked = [asyncio.create_task(stream.next()) for _ in range(3)]
@@ -121,7 +122,7 @@ async def test_hand_over_waits_for_acks_as_long_as_the_lease_is_renewed():
 
 async def test_hand_over_ends_at_once_when_the_consumer_closes():
     """Closing gives up unacked messages, also in the middle of the loop body."""
-    client = Client()
+    client = StreamClient()
     stream = stream_of(client, handover_ms=600_000)
     await stream.next()
     quiesced = await waiting(stream, client)
@@ -152,44 +153,37 @@ def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
     assert "offset 1, key digest ac52cb5ff985d463 is left by the loop" in caplog.messages[2]
 
 
-class Boot:
-    """A boot clock that is set by hand."""
-
-    now_ns = 0
-
-    def boot_ns(self) -> int:
-        return self.now_ns
-
-    def look(self, stream: Stream, *, seconds: int) -> None:
-        for _ in range(seconds):
-            self.now_ns += 1_000_000_000
-            stream.look()
+def look(stream: Stream, clock: ManualClock, *, seconds: int) -> None:
+    """Let the stream look after itself once a second."""
+    for _ in range(seconds):
+        clock.advance(1_000)
+        stream.look()
 
 
 async def test_consumer_that_is_never_iterated_is_logged(caplog):
     """A consumer without its intended handler keeps its partitions idle: a warning after a while, and rarely again."""
-    clock = Boot()
+    clock = ManualClock()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
-    stream.put([Message("orders", b"k", b"v", 0, 1, 0, delivery=Client())])
-    clock.look(stream, seconds=60)
+    stream.put([Message("orders", b"k", b"v", 0, 1, 0, delivery=StreamClient())])
+    look(stream, clock, seconds=60)
     (record,) = caplog.records
     assert "no handler and is not iterated" in record.message
 
 
 async def test_consumer_that_was_iterated_once_is_not_logged(caplog):
-    clock = Boot()
+    clock = ManualClock()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
     asking = asyncio.ensure_future(stream.next())
     await asyncio.sleep(0)
     asking.cancel()
-    stream.put([Message("orders", b"k", b"v", 0, 1, 0, delivery=Client())])
-    clock.look(stream, seconds=60)
+    stream.put([Message("orders", b"k", b"v", 0, 1, 0, delivery=StreamClient())])
+    look(stream, clock, seconds=60)
     assert not caplog.records
 
 
 async def test_step_is_refused_while_another_task_waits_for_a_message():
     """The first task gets the message; with a limit on the time, each step may run in a task of its own."""
-    client = Client()
+    client = StreamClient()
     stream = stream_of(client, handover_ms=0, count=0)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(stream.next(), 0.01)
@@ -213,7 +207,7 @@ async def offset_of_next(stream: Stream, gate: asyncio.Event | None = None) -> i
 @pytest.mark.parametrize("taken", [1, 2])
 async def test_step_is_refused_until_the_other_task_has_acked_its_messages(taken: int):
     """Also those that the other task passed over; then any task may continue, and the first one must wait in turn."""
-    client = Client()
+    client = StreamClient()
     stream = stream_of(client, handover_ms=0)
     for _ in range(taken):
         await stream.next()
@@ -235,7 +229,7 @@ async def test_step_is_refused_until_the_other_task_has_acked_its_messages(taken
 
 async def test_step_within_a_time_limit_is_a_step_of_the_task_that_waits():
     """`wait_for` makes a task of it; the message collected before it is not acked yet."""
-    stream = stream_of(Client(), handover_ms=0)
+    stream = stream_of(StreamClient(), handover_ms=0)
     await stream.next()
     assert (await asyncio.wait_for(stream.next(), 30)).offset == 1
     assert (await stream.next()).offset == 2
@@ -243,7 +237,7 @@ async def test_step_within_a_time_limit_is_a_step_of_the_task_that_waits():
 
 async def test_step_of_another_task_is_taken_after_the_hand_over_of_unacked_messages():
     """Their next owner delivers them again: they are not in the way of other partitions."""
-    client, other = Client(left_ms=0), Client()
+    client, other = StreamClient(left_ms=0), StreamClient()
     stream = stream_of(client, handover_ms=0)
     await stream.next()
     stream.leave()

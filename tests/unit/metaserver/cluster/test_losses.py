@@ -87,7 +87,7 @@ def test_operation_continues_when_the_disk_it_waits_for_is_lost(rows: Rows) -> N
     rows.drive(waits)
     assert source.partition_id in lost(rows, "sealing")
     assert "g1" not in open_places(rows, "sealing")
-    rows.now_ms += 10_000
+    rows.clock.advance(10_000)
     for operation_id in rows.run(idle_operations):
         rows.drive(operation_id)
     (view,) = rows.run(operation_views, [fencing])

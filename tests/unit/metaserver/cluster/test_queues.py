@@ -209,7 +209,7 @@ def test_static_subject_waits_for_a_silent_source():
     )
     rows.run(plan_subject, best, subjects_max=9)
     rows.run(open_subject, "s")
-    rows.now_ms += TTL_MS
+    rows.clock.advance(TTL_MS)
     rows.report("g2")
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
     ((operation_id, _),) = rows.run(begin_operations, ask, driver="d", lease_ms=1_000)

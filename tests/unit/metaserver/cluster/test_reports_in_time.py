@@ -18,11 +18,11 @@ def test_late_report_raises_the_route_version():
     rows.create("s", 2)
     rows.run(report_broker, HERE, ttl_ms=TTL_MS)
     version = rows.run(read_route, "s").version
-    rows.now_ms += TTL_MS // 2
+    rows.clock.advance(TTL_MS // 2)
     assert rows.run(renew_broker, HERE, ttl_ms=TTL_MS)
     assert not rows.run(report_broker, HERE, ttl_ms=TTL_MS)
     assert rows.run(read_route, "s").version == version
-    rows.now_ms += TTL_MS - 1
+    rows.clock.advance(TTL_MS - 1)
     assert all(
         partition.address == HERE.address for partition in rows.run(read_route, "s").partitions
     )

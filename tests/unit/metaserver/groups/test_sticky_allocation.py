@@ -23,7 +23,7 @@ from support.sql.told_groups import settle_group
 TTL_MS = 30_000
 
 
-class Side:
+class StickyGroup:
     """A consumer group whose sessions hand over at once; `moves` counts changes of owner by partition."""
 
     def __init__(self, partitions: int) -> None:
@@ -81,11 +81,11 @@ def balanced(owners: dict[int, str], sessions: list[str]) -> bool:
 
 
 @pytest.fixture
-def sixteen() -> Side:
-    return Side(16)
+def sixteen() -> StickyGroup:
+    return StickyGroup(16)
 
 
-def test_fifth_consumer_moves_at_most_four_of_sixteen(sixteen: Side):
+def test_fifth_consumer_moves_at_most_four_of_sixteen(sixteen: StickyGroup):
     """All moved partitions go to the new consumer."""
     live = [sixteen.join() for _ in range(4)]
     before = sixteen.calm()
@@ -96,7 +96,7 @@ def test_fifth_consumer_moves_at_most_four_of_sixteen(sixteen: Side):
     assert balanced(after, live)
 
 
-def test_rolling_restart_of_eight_moves_each_partition_at_most_twice(sixteen: Side):
+def test_rolling_restart_of_eight_moves_each_partition_at_most_twice(sixteen: StickyGroup):
     """Each consumer leaves gracefully and joins again, one after another; in between the shares stay even."""
     live = [sixteen.join() for _ in range(8)]
     sixteen.calm()
@@ -109,7 +109,9 @@ def test_rolling_restart_of_eight_moves_each_partition_at_most_twice(sixteen: Si
 
 
 @pytest.mark.parametrize("order", ["newest first", "every other"])
-def test_rolling_restart_in_any_order_moves_each_partition_at_most_twice(sixteen: Side, order: str):
+def test_rolling_restart_in_any_order_moves_each_partition_at_most_twice(
+    sixteen: StickyGroup, order: str
+):
     """The order of the restarts does not matter."""
     live = [sixteen.join() for _ in range(8)]
     sixteen.calm()
@@ -122,7 +124,7 @@ def test_rolling_restart_in_any_order_moves_each_partition_at_most_twice(sixteen
     assert max(sixteen.moves.values()) <= 2, sixteen.moves
 
 
-def test_graceful_leave_moves_only_the_leavers_partitions(sixteen: Side):
+def test_graceful_leave_moves_only_the_leavers_partitions(sixteen: StickyGroup):
     """The partitions of the other consumers stay."""
     live = [sixteen.join() for _ in range(4)]
     before = sixteen.calm()
@@ -132,20 +134,20 @@ def test_graceful_leave_moves_only_the_leavers_partitions(sixteen: Side):
     assert balanced(after, [session for session in live if session != live[1]])
 
 
-def test_crash_moves_only_the_dead_consumers_partitions_after_its_ttl(sixteen: Side):
+def test_crash_moves_only_the_dead_consumers_partitions_after_its_ttl(sixteen: StickyGroup):
     """Nothing is granted before the ttl has passed, and everything right after it."""
     live = [sixteen.join() for _ in range(4)]
     before = sixteen.calm()
-    sixteen.rows.now_ms += TTL_MS - 1
+    sixteen.rows.clock.advance(TTL_MS - 1)
     sixteen.rows.run(renew_sessions, live[:3])
     assert sixteen.calm() == before
-    sixteen.rows.now_ms += 1
+    sixteen.rows.clock.advance(1)
     after = sixteen.calm()
     assert {before[partition_id] for partition_id in sixteen.moved(before)} == {live[3]}
     assert balanced(after, live[:3])
 
 
-def test_suspended_consumer_hands_over_and_gets_its_share_when_resumed(sixteen: Side):
+def test_suspended_consumer_hands_over_and_gets_its_share_when_resumed(sixteen: StickyGroup):
     """The others share its partitions; on its return no more than its share moves."""
     live = [sixteen.join() for _ in range(4)]
     before = sixteen.calm()
@@ -159,14 +161,14 @@ def test_suspended_consumer_hands_over_and_gets_its_share_when_resumed(sixteen: 
     assert balanced(after, live)
 
 
-def test_tokens_continue_when_consumers_return_to_an_empty_group(sixteen: Side):
+def test_tokens_continue_when_consumers_return_to_an_empty_group(sixteen: StickyGroup):
     """Nothing is granted without consumers; later grants have tokens above all earlier ones."""
     first = sixteen.join()
     sixteen.calm()
     before = max(grant.token for grant in sixteen.rows.run(read_grants, first).grants)
     sixteen.rows.run(leave_group, first)
     assert sixteen.calm() == {}
-    sixteen.rows.now_ms += 3_600_000
+    sixteen.rows.clock.advance(3_600_000)
     assert sixteen.calm() == {}
     second = sixteen.join()
     sixteen.calm()
@@ -175,7 +177,7 @@ def test_tokens_continue_when_consumers_return_to_an_empty_group(sixteen: Side):
 
 def test_longest_waiting_consumer_is_granted_first():
     """Consumers without a share are served in the order in which they joined."""
-    side = Side(1)
+    side = StickyGroup(1)
     live = [side.join() for _ in range(5)]
     served = []
     while live:
@@ -188,7 +190,7 @@ def test_longest_waiting_consumer_is_granted_first():
 
 def test_thousand_consumers_share_a_thousand_partitions():
     """Each has one or two; one more join, leave or crash moves a handful, in about a second or less of work."""
-    side = Side(1024)
+    side = StickyGroup(1024)
     live = [side.join() for _ in range(1_000)]
     before = side.calm()
     assert balanced(before, live)

@@ -89,7 +89,7 @@ def test_lagging_group_passes_an_abandoned_partition_and_the_operation_declares_
     assert rows.begin(WITHOUT_G1) == [], "nothing is left to be abandoned"
 
     rows.report("g1")
-    rows.now_ms += 1_000  # its driver has died
+    rows.clock.advance(1_000)  # its driver has died
     assert rows.run(idle_operations) == [operation_id]
     assert rows.drive(operation_id) is None
     (kept,) = (

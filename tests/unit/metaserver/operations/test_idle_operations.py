@@ -31,7 +31,7 @@ def test_idle_time_starts_when_the_driver_leaves(rows: Rows, how: str) -> None:
         rows.run(adopt_boot, "another", broker_ttl_ms=1_000)
     assert idle_ms(rows) == 0
     assert rows.run(claim_operation, operation_id, driver="next", lease_ms=1) is not None
-    rows.now_ms += 501
+    rows.clock.advance(501)
     assert idle_ms(rows) == 500
 
 

@@ -118,7 +118,7 @@ def test_second_driver_reaches_the_same_rows_when_the_first_dies_after_any_trans
     state = rows.drive(operation_id, driver="first", rounds=cut)
     if state is not OperationState.DONE:
         assert rows.run(claim_operation, operation_id, driver="second", lease_ms=1) is None
-        rows.now_ms += LEASE_MS
+        rows.clock.advance(LEASE_MS)
         rows.report("g1", "g2")
         assert rows.run(idle_operations) == [operation_id]
         rows.drive(operation_id, driver="second")
@@ -252,7 +252,7 @@ def test_refusal_counts_partitions_that_it_does_not_name(rows: OperationRows):
 def test_bad_requests_change_nothing(rows: OperationRows, ask: Reshape, error: type[Exception]):
     """Each has its typed error, planned or begun, and no row is written."""
     rows.report("silent")
-    rows.now_ms += TTL_MS
+    rows.clock.advance(TTL_MS)
     rows.report("g1", "g2")
     full = BrokerHeartbeat(broker_group="full", broker_id="f", address="f:1", writable=False)
     rows.run(report_broker, full, ttl_ms=TTL_MS)
@@ -287,7 +287,7 @@ def test_resize_journals_nothing_when_the_count_is_the_same(rows: OperationRows)
 def test_operation_waits_in_plan_while_a_parent_is_silent(rows: OperationRows):
     """With one of two parents silent the operation waits in PLAN, and continues when the broker is back."""
     (operation_id,) = rows.begin(resize(1))
-    rows.now_ms += TTL_MS
+    rows.clock.advance(TTL_MS)
     rows.report("g2")
     assert rows.drive(operation_id, driver="first") is OperationState.PLAN
     assert rows.run(idle_operations) == []
@@ -317,15 +317,15 @@ def test_released_operation_is_resumed_after_its_pause_and_last(rows: OperationR
     rows.run(release_operation, first, driver="another", pause_ms=0)
     assert rows.run(idle_operations) == []
     rows.run(release_operation, first, driver="first", pause_ms=LEASE_MS + 100)
-    rows.now_ms += LEASE_MS
+    rows.clock.advance(LEASE_MS)
     assert rows.run(idle_operations) == [second]
-    rows.now_ms += 100
+    rows.clock.advance(100)
     assert rows.run(idle_operations) == [second, first]
     assert rows.drive(first, driver="second") is OperationState.DONE
 
 
 def evacuate(rows: OperationRows) -> Reshape:
-    rows.now_ms += TTL_MS
+    rows.clock.advance(TTL_MS)
     rows.report("g2")
     return Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
 

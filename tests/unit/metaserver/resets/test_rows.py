@@ -136,11 +136,11 @@ def test_reset_is_refused_while_a_session_lives_or_another_reset_runs(rows: Rese
     with pytest.raises(GroupBusyError):
         rows.begin()
     assert rows.last_token() == before
-    rows.now_ms += TTL_MS
+    rows.clock.advance(TTL_MS)
     rows.begin("one")
     with pytest.raises(GroupBusyError):
         rows.begin("two")
-    rows.now_ms += 2_000
+    rows.clock.advance(2_000)
     rows.begin("two")
 
 
@@ -153,7 +153,7 @@ def test_join_is_refused_while_a_reset_runs(rows: ResetRows):
     rows.join(B)
     rows.run(leave_group, B)
     rows.begin()
-    rows.now_ms += 2_000
+    rows.clock.advance(2_000)
     rows.join(A)
 
 
@@ -190,7 +190,7 @@ def test_empty_partition_is_drained_after_its_parents(rows: ResetRows):
 def test_reset_leaves_partitions_granted_since_to_their_owners(rows: ResetRows):
     """The reset's lease had ended and a consumer was granted the partition: its own report counts."""
     tokens = rows.begin()
-    rows.now_ms += 2_000
+    rows.clock.advance(2_000)
     rows.join(B)
     rows.end(tokens, {1: 10, 2: 0})
     assert rows.drained() == []
@@ -202,16 +202,16 @@ def test_duty_has_one_holder_until_it_ends(rows: ResetRows):
     """The holder renews it, gives it back or loses it; a restart of the times ends all."""
     assert rows.run(take_duty, "x", holder="one", lease_ms=100)
     assert not rows.run(take_duty, "x", holder="two", lease_ms=100)
-    rows.now_ms += 60
+    rows.clock.advance(60)
     assert rows.run(take_duty, "x", holder="one", lease_ms=100)
-    rows.now_ms += 60
+    rows.clock.advance(60)
     assert rows.run(duty_left_ms, "x") == 40
     rows.run(leave_duty, "x", holder="two")
     assert not rows.run(take_duty, "x", holder="two", lease_ms=100)
     rows.run(leave_duty, "x", holder="one")
     assert rows.run(duty_left_ms, "x") == 0
     assert rows.run(take_duty, "x", holder="two", lease_ms=100)
-    rows.now_ms += 100
+    rows.clock.advance(100)
     assert rows.run(take_duty, "x", holder="one", lease_ms=100)
     rows.run(forget_duties)
     assert rows.run(take_duty, "x", holder="two", lease_ms=100)
@@ -241,7 +241,7 @@ def test_empty_partition_behind_a_loss_waits_for_its_grandparents(
     lineage = [{"partition_id": 3, "parent_id": 1}, {"partition_id": 4, "parent_id": 3}]
     rows.say(sa.insert(partition_parents).values(lineage))
     rows.say(sa.delete(drained))
-    rows.now_ms += 10_000
+    rows.clock.advance(10_000)
     tokens = rows.begin("two")
     rows.end(tokens, {1: cursor, 2: 0, 4: 0}, "two")
     assert rows.drained() == through

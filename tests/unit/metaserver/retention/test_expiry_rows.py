@@ -118,7 +118,7 @@ def test_partition_does_not_expire_when_its_facts_have_changed(rows: ExpiryRows)
     """Another end, an open partition, an unknown end, a silent broker: nothing expires."""
     assert rows.run(mark_expired, {1: 9}) == []
     assert rows.run(mark_expired, {3: 0}) == []
-    rows.now_ms += TTL_MS
+    rows.clock.advance(TTL_MS)
     assert rows.candidates() == []
     rows.report()
     unknown = sa.update(partitions).where(partitions.c.partition_id == 1).values(end_offset=None)

@@ -57,7 +57,7 @@ PARTS = (
 """A subject of two partitions, the first of which was split."""
 
 
-class World:
+class HealthyCluster:
     """A healthy cluster, to be damaged in one place."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ def operation(**changes) -> OperationRow:
     return OperationRow(**(facts | changes))
 
 
-def hole(world: World) -> None:
+def hole(world: HealthyCluster) -> None:
     world.subject = replace(world.subject, partitions_named=4)
     world.row(2, range_start=600)
     facts = world.hosted["g2"][0].facts
@@ -189,62 +189,62 @@ def hole(world: World) -> None:
     world.status(2, facts=msgspec.structs.replace(facts, partition=narrow))
 
 
-def overlap(world: World) -> None:
+def overlap(world: HealthyCluster) -> None:
     world.row(2, range_start=400)
     facts = world.hosted["g2"][0].facts
     wide = msgspec.structs.replace(facts.partition, range_start=400)
     world.status(2, facts=msgspec.structs.replace(facts, partition=wide))
 
 
-def unknown_parent(world: World) -> None:
+def unknown_parent(world: HealthyCluster) -> None:
     world.row(4, parents=(1, 99))
     facts = world.hosted["g2"][1].facts
     lineage = msgspec.structs.replace(facts.partition, parents=(1, 99))
     world.status(4, facts=msgspec.structs.replace(facts, partition=lineage))
 
 
-def not_hosted(world: World) -> None:
+def not_hosted(world: HealthyCluster) -> None:
     world.hosted["g2"] = world.hosted["g2"][:1]
 
 
-def other_strategy(world: World) -> None:
+def other_strategy(world: HealthyCluster) -> None:
     facts = world.hosted["g1"][1].facts
     other = msgspec.structs.replace(facts, order_strategy=OrderStrategy.STRICT)
     world.status(3, facts=other)
 
 
-def other_range(world: World) -> None:
+def other_range(world: HealthyCluster) -> None:
     facts = world.hosted["g1"][1].facts
     other = msgspec.structs.replace(facts.partition, range_end=255)
     world.status(3, facts=msgspec.structs.replace(facts, partition=other))
 
 
-def foreign(world: World) -> None:
+def foreign(world: HealthyCluster) -> None:
     strange = msgspec.structs.replace(world.hosted["g1"][0], partition_id=99, groups=())
     world.hosted["g1"].append(strange)
 
 
-def copied_partition(world: World) -> None:
+def copied_partition(world: HealthyCluster) -> None:
     world.hosted["g2"].append(world.hosted["g1"][0])
 
 
-def copied_folder(world: World) -> None:
+def copied_folder(world: HealthyCluster) -> None:
     world.refused.append(BrokerRow(broker_group="g1", broker_id="id1", address="g1:2"))
 
 
-def exchanged_folder(world: World) -> None:
+def exchanged_folder(world: HealthyCluster) -> None:
     world.answered_ids["g1"] = "another"
 
 
-def one_folder_twice(world: World) -> None:
+def one_folder_twice(world: HealthyCluster) -> None:
     world.ids["g2"] = world.answered_ids["g2"] = "id1"
 
 
-def open_and_sealed(world: World) -> None:
+def open_and_sealed(world: HealthyCluster) -> None:
     world.status(2, state=SEALED)
 
 
-def drained_before_its_parent(world: World) -> None:
+def drained_before_its_parent(world: HealthyCluster) -> None:
     """Partition 3 is sealed and empty as well, and the group has drained it alone."""
     world.row(3, state=SEALED, end_offset=0)
     world.status(3, state=SEALED, next_offset=0)
@@ -259,17 +259,17 @@ def drained_before_its_parent(world: World) -> None:
     world.group = replace(world.group, drained={3})
 
 
-def planned_without_operation(world: World) -> None:
+def planned_without_operation(world: HealthyCluster) -> None:
     world.subject = replace(world.subject, partitions_named=5)
     world.rows[5] = PartitionView(subject_id=1, partition=PLANNED)
 
 
-def unknown_group(world: World) -> None:
+def unknown_group(world: HealthyCluster) -> None:
     (group,) = world.hosted["g1"][1].groups
     world.status(3, groups=(group, msgspec.structs.replace(group, group="stranger")))
 
 
-def granted_and_not_heard(world: World) -> None:
+def granted_and_not_heard(world: HealthyCluster) -> None:
     world.group = replace(world.group, heard={1, 2, 4})
     world.status(3, groups=())
 
@@ -326,7 +326,7 @@ SPOILT = [
 ]
 
 
-def broken(world: World) -> dict[str, list[str]]:
+def broken(world: HealthyCluster) -> dict[str, list[str]]:
     return {
         check.name: check.violations for check in verify(world.views()).checks if check.violations
     }
@@ -334,8 +334,8 @@ def broken(world: World) -> dict[str, list[str]]:
 
 def test_healthy_cluster_passes_every_check() -> None:
     """All thirteen hold, also for a subject that was resized and drained."""
-    verification = verify(World().views())
-    assert broken(World()) == {}
+    verification = verify(HealthyCluster().views())
+    assert broken(HealthyCluster()) == {}
     assert verification.ok
     assert [check.code for check in verification.checks] == [
         f"V{number:02}" for number in range(1, 14)
@@ -346,14 +346,14 @@ def test_healthy_cluster_passes_every_check() -> None:
 @pytest.mark.parametrize(("name", "spoil"), SPOILT)
 def test_fault_is_found_under_its_name(name: str, spoil) -> None:
     """One fault is reported by its own check and by no other."""
-    world = World()
+    world = HealthyCluster()
     spoil(world)
     assert list(broken(world)) == [name]
 
 
 def test_open_parent_of_an_open_child_is_found() -> None:
     """A child that is open beside its parent, and a route with two open partitions, are two faults."""
-    world = World()
+    world = HealthyCluster()
     world.row(1, state=OPEN, end_offset=None)
     world.status(1, state=OPEN)
     world.group = replace(world.group, drained=())
@@ -370,7 +370,7 @@ def test_every_check_has_a_fault_here() -> None:
 
 def test_changes_between_the_two_reads_are_no_fault() -> None:
     """A seal, a grant and a drain between the two views of SQL are not reported."""
-    before, after = World(), World()
+    before, after = HealthyCluster(), HealthyCluster()
     sealing = {2: StepAction.SEAL}
     before.operations.append(operation(steps=sealing))
     before.status(2, state=SEALED)
@@ -385,7 +385,7 @@ def test_changes_between_the_two_reads_are_no_fault() -> None:
 def test_reset_between_the_two_reads_is_no_fault() -> None:
     """A reset lowers the cursor of a drained partition; that is no fault, during the reset and after it."""
     for after_it in ((), {1}):
-        before, after = World(), World()
+        before, after = HealthyCluster(), HealthyCluster()
         before.at_group(1, token=9, cursor=0)
         tokens = dict(after.group.tokens) | {1: 9}
         after.group = replace(after.group, last_token=9, tokens=tokens, drained=after_it)
@@ -397,7 +397,7 @@ def test_reset_between_the_two_reads_is_no_fault() -> None:
 
 def test_abandoned_parent_is_no_fault() -> None:
     """An abandoned source may be open and its end unknown until its broker is back."""
-    world = World()
+    world = HealthyCluster()
     world.row(1, end_offset=None, abandoned=True)
     world.status(1, state=OPEN)
     world.group = replace(world.group, drained=())
@@ -407,7 +407,7 @@ def test_abandoned_parent_is_no_fault() -> None:
 def test_undrained_parent_that_blocks_no_child_is_no_fault() -> None:
     """Drained before a parent that was abandoned, has expired, or was reset alone by an operator: no fault."""
     for how in ("abandoned", "expired", "set"):
-        world = World()
+        world = HealthyCluster()
         drained_before_its_parent(world)
         if how == "abandoned":
             world.row(1, abandoned=True)
@@ -421,7 +421,7 @@ def test_undrained_parent_that_blocks_no_child_is_no_fault() -> None:
 
 def test_violations_are_cut_at_the_limit() -> None:
     """The answer for a broken cluster is bounded and says how many violations there are."""
-    world = World()
+    world = HealthyCluster()
     status = world.hosted["g1"][0]
     world.hosted["g1"] += [
         msgspec.structs.replace(status, partition_id=number, groups=())
@@ -433,14 +433,14 @@ def test_violations_are_cut_at_the_limit() -> None:
 
 def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
     """A drained partition, a group without tokens, and a subject with retention by time are no faults."""
-    world = World()
+    world = HealthyCluster()
     world.status(1, groups_told=False)
     assert broken(world) == {}
-    world = World()
+    world = HealthyCluster()
     world.group = replace(world.group, tokens={1: 1, 2: 2, 4: 7}, heard={1, 2, 4})
     world.status(3, groups=())
     assert broken(world) == {}
-    world = World()
+    world = HealthyCluster()
     world.subject = replace(world.subject, retention=Retention.TIME)
     for some in world.hosted.values():
         for item in list(some):

@@ -135,7 +135,7 @@ def test_partition_may_begin_anywhere(queues):
     assert offset_at(queues.by_time(1, 0, LOWER), LOWER) == 40
 
 
-def test_equal_times(queues):
+def test_bounds_find_the_first_and_last_batch_of_equal_times(queues):
     """Of many batches of one time LOWER is the first and UPPER the last, across blocks too."""
     times = [10] * 3 + [20] * 400 + [30] * 3
     queues.dispatch([(1, Unit(n, 1, 100 * n, 100, at)) for n, at in enumerate(times)])
@@ -157,7 +157,7 @@ def test_clock_that_goes_back(queues):
     assert offset_at(queues.by_time(1, 200, UPPER), UPPER) == 3
 
 
-def test_every_time(queues):
+def test_offset_of_any_time_is_as_in_a_walk_over_all_batches(queues):
     """Any time finds what a walk over all batches finds."""
     model = ListIndex()
     last_ms = fill(queues, model, batches=1500)
@@ -173,7 +173,7 @@ def retained(queues, position):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.3, 0.5, 0.9, 0.999, 1.0])
-def test_retention(reopen, part):
+def test_retained_index_keeps_the_batches_above_the_position_over_a_restart(reopen, part):
     """Batches below a position are gone at once, bounds are right, and stay so over a restart."""
     queues, model = reopen(), ListIndex()
     last_ms = fill(queues, model, batches=1200)

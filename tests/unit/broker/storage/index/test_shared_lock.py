@@ -15,7 +15,7 @@ QUIET_S = 0.1
 END_S = 60
 
 
-class Visitor:
+class LockTaker:
     """A thread that takes the lock, and leaves when it is told to."""
 
     def __init__(self, enter: Callable[[], AbstractContextManager[None]]) -> None:
@@ -39,7 +39,7 @@ class Visitor:
 
 def test_threads_share_the_lock():
     lock = SharedLock()
-    visitors = [Visitor(lock.shared), Visitor(lock.shared)]
+    visitors = [LockTaker(lock.shared), LockTaker(lock.shared)]
     assert all(visitor.inside.wait(END_S) for visitor in visitors)
     for visitor in visitors:
         visitor.leave()
@@ -50,9 +50,9 @@ def test_threads_share_the_lock():
 )
 def test_thread_waits_when_it_or_another_is_alone(first: str, second: str):
     lock = SharedLock()
-    inside = Visitor(getattr(lock, first))
+    inside = LockTaker(getattr(lock, first))
     assert inside.inside.wait(END_S)
-    waiting = Visitor(getattr(lock, second))
+    waiting = LockTaker(getattr(lock, second))
     assert not waiting.inside.wait(QUIET_S)
     inside.leave()
     waiting.leave()
@@ -60,11 +60,11 @@ def test_thread_waits_when_it_or_another_is_alone(first: str, second: str):
 
 def test_new_thread_is_kept_out_when_another_waits_to_be_alone():
     lock = SharedLock()
-    reader = Visitor(lock.shared)
+    reader = LockTaker(lock.shared)
     assert reader.inside.wait(END_S)
-    writer = Visitor(lock.alone)
+    writer = LockTaker(lock.alone)
     assert not writer.inside.wait(QUIET_S)
-    newer = Visitor(lock.shared)
+    newer = LockTaker(lock.shared)
     assert not newer.inside.wait(QUIET_S)
     reader.leave()
     writer.leave()
@@ -76,4 +76,4 @@ def test_lock_is_free_when_its_thread_has_failed():
     for enter in (lock.shared, lock.alone):
         with pytest.raises(ValueError, match="failed"), enter():
             raise ValueError("failed")
-    Visitor(lock.alone).leave()
+    LockTaker(lock.alone).leave()

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from ..protocol.errors import AlreadyOpenError, ClosedError, OtherLoopError
-from .home import Home
+from ..rpc.home import Home
 
 T = TypeVar("T")
 

@@ -1,0 +1,70 @@
+"""Deletions of subjects and consumer groups: confirmed on a terminal, begun, followed to their end.
+
+The metaserver does the work, whether the command watches or not: the same command again shows how far it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+
+import typer
+
+from ...admin import Admin, GroupDeletion, SubjectDeletion
+from ...protocol.text import counted
+from ..connection import open_admin
+from ..options import OutputFormat
+from ..screen import show_json, show_line
+
+POLL_SECONDS = 0.1
+Deletion = SubjectDeletion | GroupDeletion
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal; input from elsewhere needs no answer.  Exits with status 1 if the answer is no."""
+    if yes or not sys.stdin.isatty():
+        return
+    typer.confirm(question, abort=True, err=True)
+
+
+async def delete(
+    meta: str,
+    output: OutputFormat,
+    what: str,
+    ask: Callable[[Admin, int], Awaitable[Deletion]],
+    *,
+    wait: bool,
+) -> None:
+    """
+    Begin a deletion, and show how far it is until nothing is left.
+
+    Args:
+        what: the subject or the group, for people.
+        ask: the call of an admin client; its second argument is the id that the call before has answered, at first 0.
+        wait: return when it is gone, not at once.
+    """
+    shown = ""
+    async with open_admin(meta) as admin:
+        view = await ask(admin, 0)
+        while wait and view.left:
+            if output is OutputFormat.TABLE and view.problem != shown:
+                shown = view.problem
+                show_line(_progress(what, view))
+            await asyncio.sleep(POLL_SECONDS)
+            view = await ask(admin, _id_of(view))
+    if output is OutputFormat.JSON:
+        show_json(view)
+    else:
+        show_line(_progress(what, view))
+
+
+def _id_of(view: Deletion) -> int:
+    return view.group_id if isinstance(view, GroupDeletion) else view.subject_id
+
+
+def _progress(what: str, view: Deletion) -> str:
+    if not view.left:
+        return f"{what}: deleted"
+    waits = f"; waits: {view.problem}" if view.problem else ""
+    return f"{what}: being deleted, {counted(view.left, 'partition')} left{waits}"

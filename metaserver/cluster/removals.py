@@ -1,0 +1,252 @@
+"""What brokers still have to drop or forget, and the end of deletions.  SQL, synchronous.
+
+    marked (`deleting`), a row of `removals` for each partition ─▶ its broker has done it: the row goes
+                                                                ─▶ no row is left: all rows go, a row of `deletions` stays
+
+A row of `removals` with group 0 says that the broker has to drop the partition; any other, that it has to forget the group.
+
+Invariants
+    The rows of a subject or a group go only when no row of `removals` is left: until then its name is taken.
+    Every function may be repeated, also by several metaservers at once; a repetition changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import SubjectDeletedError
+from ...protocol.routing import PartitionState
+from ..sql.dialect import insert_new, now_ms
+from ..sql.schema import (
+    brokers,
+    deletions,
+    drained,
+    groups,
+    heard,
+    leases,
+    operations,
+    partition_parents,
+    partitions,
+    removals,
+    sessions,
+    steps,
+    subjects,
+)
+from .losses import refuse_folders
+
+WHOLE = 0
+"""The group id of a removal, or of a deletion, that concerns the whole partition or subject."""
+Removal = tuple[int, int]
+"""Partition id and group id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRemoval:
+    """A partition that its broker has to drop, or on which it has to forget a group."""
+
+    partition_id: int
+    group_id: int
+    token: int
+    subject_id: int
+    subject: str
+    group: str
+    last_id: int
+    """The highest partition id of the subject."""
+    broker_group: str
+    address: str | None
+    """None: the broker is silent."""
+    state: PartitionState
+
+    @property
+    def key(self) -> Removal:
+        """Partition id and group id."""
+        return self.partition_id, self.group_id
+
+    @property
+    def obsolete(self) -> bool:
+        """Whether no broker need be asked: the partition has no messages left that the group could keep."""
+        return self.group_id != WHOLE and self.state is PartitionState.EXPIRED
+
+
+def plan_removals(
+    connection: Connection, chosen: sa.ColumnElement[bool], *, group_id: int = WHOLE, token: int = 0
+) -> None:
+    """Journal what the brokers of the chosen partitions have to do."""
+    ids = connection.execute(sa.select(partitions.c.partition_id).where(chosen)).scalars()
+    row = {"group_id": group_id, "token": token}
+    insert_new(connection, removals, [{"partition_id": each, **row} for each in sorted(ids)])
+
+
+_of_all = partitions.alias("of_all")
+_last_id = (
+    sa.select(sa.func.max(_of_all.c.partition_id))
+    .where(_of_all.c.subject_id == subjects.c.subject_id)
+    .correlate(subjects)
+    .scalar_subquery()
+)
+_pending = (
+    sa.select(
+        removals,
+        partitions.c.subject_id,
+        partitions.c.broker_group,
+        partitions.c.state,
+        subjects.c.name.label("subject"),
+        groups.c.name.label("group_name"),
+        _last_id.label("last_id"),
+        sa.case((brokers.c.expires_at > now_ms(), brokers.c.address)).label("address"),
+    )
+    .join(partitions, partitions.c.partition_id == removals.c.partition_id)
+    .join(subjects, subjects.c.subject_id == partitions.c.subject_id)
+    .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
+    .outerjoin(groups, groups.c.group_id == removals.c.group_id)
+    .order_by(removals.c.partition_id, removals.c.group_id)
+)
+
+
+def pending_removals(
+    connection: Connection, *, limit: int, after: Removal = (0, 0)
+) -> list[PendingRemoval]:
+    """Return what brokers have to do, those of silent brokers too, behind `after`; by partition."""
+    behind = sa.tuple_(removals.c.partition_id, removals.c.group_id) > sa.tuple_(*after)
+    return [
+        PendingRemoval(
+            partition_id=row.partition_id,
+            group_id=row.group_id,
+            token=row.token,
+            subject_id=row.subject_id,
+            subject=row.subject,
+            group=row.group_name or "",
+            last_id=row.last_id,
+            broker_group=row.broker_group,
+            address=row.address,
+            state=PartitionState(row.state),
+        )
+        for row in connection.execute(_pending.where(behind).limit(limit))
+    ]
+
+
+def note_removed(connection: Connection, done: Mapping[Removal, int]) -> list[str]:
+    """
+    Note what brokers have done, and end the deletions of which nothing is left.
+
+    Args:
+        done: (partition id, group id) → the highest token of the group that the broker refuses now.
+
+    Returns:
+        The names of the subjects that are gone.
+    """
+    for (partition_id, group_id), token in sorted(done.items()):
+        here = sa.and_(removals.c.partition_id == partition_id, removals.c.group_id == group_id)
+        gone = connection.execute(sa.delete(removals).where(here)).rowcount
+        if gone and token:
+            of = sa.select(partitions.c.subject_id).where(partitions.c.partition_id == partition_id)
+            lower = sa.and_(
+                subjects.c.subject_id == of.scalar_subquery(), subjects.c.tokens_above < token
+            )
+            connection.execute(sa.update(subjects).where(lower).values(tokens_above=token))
+    return end_deletions(connection)
+
+
+def give_up_removals(connection: Connection, broker_group: str) -> None:
+    """Wait no longer for a broker group whose loss is accepted: its data folder is refused from now on."""
+    there = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
+    here = removals.c.partition_id.in_(there)
+    ids = connection.execute(sa.select(removals.c.partition_id).where(here)).scalars().all()
+    refuse_folders(connection, ids)
+    connection.execute(sa.delete(removals).where(here))
+    end_deletions(connection)
+
+
+_left = sa.exists().where(removals.c.group_id == groups.c.group_id)
+_ended_groups = (
+    sa.select(groups.c.group_id, groups.c.subject_id, subjects.c.name)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(groups.c.deleting, sa.not_(subjects.c.deleting), sa.not_(_left))
+    .order_by(groups.c.group_id)
+)
+_of_subject = (
+    sa.select(sa.literal(1))
+    .select_from(removals.join(partitions))
+    .where(partitions.c.subject_id == subjects.c.subject_id)
+    .correlate(subjects)
+)
+_ended_subjects = (
+    sa.select(subjects.c.subject_id, subjects.c.name)
+    .where(subjects.c.deleting, sa.not_(sa.exists(_of_subject)))
+    .order_by(subjects.c.name)
+    .with_for_update()
+)
+
+
+def end_deletions(connection: Connection) -> list[str]:
+    """Delete the rows of groups and subjects of which brokers have nothing left; returns the names of these subjects."""
+    for row in connection.execute(_ended_groups).all():
+        _delete_group_rows(connection, [row.group_id])
+        tombstone = {"subject_id": row.subject_id, "group_id": row.group_id, "subject": row.name}
+        insert_new(connection, deletions, tombstone)
+    gone = connection.execute(_ended_subjects).all()
+    for subject in gone:
+        _delete_subject_rows(connection, subject.subject_id, subject.name)
+    if gone and not connection.execute(sa.select(sa.exists(sa.select(subjects)))).scalar_one():
+        # Their last reports still count the dropped partitions: the database would seem to be lost.
+        connection.execute(sa.update(brokers).values(hosted=0))
+    return [subject.name for subject in gone]
+
+
+def _delete_group_rows(connection: Connection, ids: Collection[int]) -> None:
+    for table in (sessions, leases, drained, heard, groups):
+        connection.execute(sa.delete(table).where(table.c.group_id.in_(ids)))
+
+
+def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> None:
+    of_groups = sa.select(groups.c.group_id).where(groups.c.subject_id == subject_id)
+    ids = list(connection.execute(of_groups).scalars())
+    _delete_group_rows(connection, ids)
+    of_operations = sa.select(operations.c.operation_id).where(
+        operations.c.subject_id == subject_id
+    )
+    mine = sa.select(partitions.c.partition_id).where(partitions.c.subject_id == subject_id)
+    connection.execute(sa.delete(steps).where(steps.c.operation_id.in_(of_operations)))
+    connection.execute(sa.delete(operations).where(operations.c.subject_id == subject_id))
+    for table in (partition_parents, heard):
+        connection.execute(sa.delete(table).where(table.c.partition_id.in_(mine)))
+    for table in (partitions, subjects):
+        connection.execute(sa.delete(table).where(table.c.subject_id == subject_id))
+    rows = [
+        {"subject_id": subject_id, "group_id": group_id, "subject": name}
+        for group_id in (WHOLE, *ids)
+    ]
+    insert_new(connection, deletions, rows)
+
+
+def was_deleted(
+    connection: Connection, subject: str, *, subject_id: int = 0, group_id: int = WHOLE
+) -> bool:
+    """Return whether the subject of this name and id is gone; with `group_id`, whether this group of it is."""
+    named = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
+    if group_id == WHOLE:
+        named = sa.and_(named, deletions.c.subject_id == subject_id)
+    return connection.execute(sa.select(sa.exists().where(named))).scalar_one()
+
+
+def removals_left(connection: Connection, subject_id: int, group_id: int = WHOLE) -> int:
+    """Count the partitions that brokers still have to drop, or on which they still have to forget the group."""
+    count = (
+        sa.select(sa.func.count())
+        .select_from(removals.join(partitions))
+        .where(partitions.c.subject_id == subject_id, removals.c.group_id == group_id)
+    )
+    return connection.execute(count).scalar_one()
+
+
+def being_deleted(connection: Connection, subject_id: int, name: str) -> SubjectDeletedError:
+    """Return the error for calls that concern a subject which is being deleted."""
+    return SubjectDeletedError(
+        f"subject {name!r} is being deleted; its name is free when every broker has dropped its partitions",
+        subject=name,
+        left=removals_left(connection, subject_id),
+    )

@@ -1,0 +1,174 @@
+"""Deletes subjects and consumer groups: has brokers drop and forget, then ends the deletions.  Shell around SQL.
+
+    delete ─▶ marked and journaled ─▶ every broker asked ─▶ noted; the rows go when nothing is left
+                                          ▲        │ a broker is silent, or this process ends
+                                          └────────┘ the attendant of any metaserver asks again
+
+Every step is idempotent: brokers and SQL change nothing the second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from ...protocol.control import (
+    DeleteGroup,
+    DeleteSubject,
+    DropPartition,
+    GroupDeletion,
+    SubjectDeletion,
+)
+from ...protocol.errors import KeylaneError, PartitionUnknownError
+from ...protocol.ids import Subject
+from ...protocol.progress import ForgetGroup
+from ...protocol.routing import PartitionState
+from ...rpc.client import BrokerClient
+from ...rpc.network import Network
+from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
+from ..cluster.removals import WHOLE, PendingRemoval, Removal, note_removed, pending_removals
+from ..groups.service import GroupService
+from ..sql.database import Database
+from .begin import (
+    BegunDeletion,
+    begin_group_deletion,
+    begin_subject_deletion,
+    group_deletion,
+    subject_deletion,
+)
+
+log = logging.getLogger("keylane.metaserver")
+D = TypeVar("D", SubjectDeletion, GroupDeletion)
+
+CALL_TIMEOUT_MS = 2_000
+REMOVALS_MAX = 1_024
+"""In one round; the next round continues behind them, whether they were done or not."""
+PAUSE_S = 1.0
+"""Between two rounds in which brokers refused or were silent."""
+
+
+def _ignore_step(_step: str) -> None:
+    """Ignore a step."""
+
+
+class RemovalService:
+    """
+    Deletions of subjects and groups, over one database.
+
+    Args:
+        after_step: called with the name of each step that is done: marked, asked (brokers have done it, SQL does not know
+            it yet), removed.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        network: Network,
+        *,
+        catalogue: Catalogue,
+        groups: GroupService,
+        after_step: Callable[[str], None] = _ignore_step,
+    ) -> None:
+        self._database = database
+        self._network = network
+        self._catalogue = catalogue
+        self._groups = groups
+        self._after_step = after_step
+        self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
+        self._problems: dict[tuple[int, int], str] = {}
+        """(subject id, group id) → why a broker has not done its part, as the last round met it."""
+        self._next_run = 0.0
+        """By the clock of the event loop: a broker that refused is not asked again at once."""
+
+    async def delete_subject(self, name: str, ask: DeleteSubject) -> SubjectDeletion:
+        """
+        Delete a subject; returns how far that is, after every broker that answers was asked.
+
+        Raises:
+            InvalidNameError, SubjectUnknownError, OperationRunningError, GroupBusyError: nothing was changed.
+        """
+        begun = await self._database.write(begin_subject_deletion, name, ask)
+        self._catalogue.wake([Subject(name)])
+        await self._continue(begun, "its subject was deleted")
+        view = await self._database.read(subject_deletion, name, begun.subject_id)
+        return self._explained(view, begun)
+
+    async def delete_group(self, subject: str, group: str, ask: DeleteGroup) -> GroupDeletion:
+        """
+        Delete a consumer group; returns how far that is, after every broker that answers was asked.
+
+        Raises:
+            InvalidNameError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError, GroupBusyError: nothing was
+                changed.
+        """
+        begun = await self._database.write(begin_group_deletion, subject, group, ask)
+        await self._continue(begun, "its group was deleted")
+        view = await self._database.read(group_deletion, subject, group, begun)
+        return self._explained(view, begun)
+
+    async def _continue(self, begun: BegunDeletion, why: str) -> None:
+        self._after_step("marked")
+        self._groups.end_sessions(begun.ended, why=why)
+        await self._run()
+
+    def _explained(self, view: D, begun: BegunDeletion) -> D:
+        """Add the reason why a broker has not done its part."""
+        key = begun.subject_id, begun.group_id
+        return replace(view, problem=self._problems.get(key, "") if view.left else "")
+
+    async def run_once(self) -> None:
+        """Ask brokers for what they have not done, unless they were asked a moment ago.  Raises StorageError."""
+        if asyncio.get_running_loop().time() >= self._next_run:
+            await self._run()
+
+    async def _run(self) -> None:
+        self._problems.clear()
+        after: Removal = (0, 0)
+        while pending := await self._database.read(
+            pending_removals, limit=REMOVALS_MAX, after=after
+        ):
+            answers = await asyncio.gather(*(self._ask(removal) for removal in pending))
+            done = {
+                removal.key: token
+                for removal, token in zip(pending, answers, strict=True)
+                if token is not None
+            }
+            if done:
+                self._after_step("asked")
+                gone = await self._database.write(note_removed, done)
+                self._after_step("removed")
+                self._catalogue.wake(map(Subject, gone))
+            after = pending[-1].key
+        self._next_run = asyncio.get_running_loop().time() + (PAUSE_S if self._problems else 0)
+
+    async def _ask(self, removal: PendingRemoval) -> int | None:
+        """Have a broker drop or forget; returns the token that it refuses now, None if it has not done it."""
+        if removal.obsolete:
+            return removal.token
+        key = removal.subject_id, removal.group_id
+        if removal.address is None:
+            self._problems.setdefault(key, f"broker group {removal.broker_group!r} is silent")
+            return None
+        broker = BrokerClient(self._network, removal.address, timeout_ms=CALL_TIMEOUT_MS)
+        async with self._slots:
+            try:
+                if removal.group_id == WHOLE:
+                    whole = DropPartition(subject=removal.subject, last_id=removal.last_id)
+                    await broker.drop_partition(removal.partition_id, whole)
+                    return 0
+                forget = ForgetGroup(group=removal.group, token=removal.token)
+                return (await broker.forget_group(removal.partition_id, forget)).token
+            except KeylaneError as error:
+                absent = isinstance(error, PartitionUnknownError)
+                if absent and removal.state is not PartitionState.PLANNED:
+                    return removal.token  # nothing of the group is there
+                problem = (
+                    f"partition {removal.partition_id} on {removal.broker_group!r}: {error.message}"
+                )
+                log.info("%s", problem)
+                self._problems.setdefault(key, problem)
+                return None

@@ -1,0 +1,256 @@
+"""The producer for programs without an event loop: scripts, notebooks, threads, forks, Ctrl-C; on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import keylane
+from keylane import (
+    AlreadyOpenError,
+    ClosedError,
+    ForkedError,
+    GivenUpError,
+    InvalidRequestError,
+    JsonCodec,
+    NotSentError,
+    OtherLoopError,
+    PartlyQueuedError,
+    ProducerSettings,
+    SubjectUnknownError,
+)
+from keylane.sync import Producer
+from support.cluster import Cluster
+from support.forked import Child
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def subject(shared_cluster: Cluster) -> str:
+    """A subject of two partitions."""
+    name = f"sync-{next(numbers)}"
+    asyncio.run(shared_cluster.create(name, partitions=2))
+    return name
+
+
+def stored(cluster: Cluster, subject: str, sent: dict[bytes, list[bytes]]) -> None:
+    asyncio.run(cluster.check_history(subject, sent))
+
+
+def test_script_gets_receipts_and_stores_everything(shared_cluster: Cluster, subject: str):
+    """Results may be asked for at once, later, and after the end of the block."""
+    values = [b"%d" % number for number in range(200)]
+    with keylane.sync.Producer(shared_cluster.meta) as producer:
+        first = producer.send(subject, values[0], key=b"k", tags=["paid"]).result(30)
+        assert first.durable == "fsync"
+        later = [producer.send(subject, value, key=b"k") for value in values[1:]]
+        assert repr(producer) == f"<sync Producer at {shared_cluster.meta}, open>"
+    assert [sent.result().offset for sent in later] == list(range(1, 200))
+    assert all(sent.done() for sent in later)
+    stored(shared_cluster, subject, {b"k": values})
+
+
+def test_send_all_sends_what_the_caller_iterates(shared_cluster: Cluster, subject: str):
+    """In the caller's thread; an error of the iteration tells how many are queued, and they are stored."""
+    thread = threading.get_ident()
+
+    def pairs(count: int) -> Iterator[tuple[bytes, bytes]]:
+        for number in range(count):
+            assert threading.get_ident() == thread
+            yield b"k%d" % (number % 7), b"%d" % number
+        if count == 2_500:
+            raise OSError("the file ends here")
+
+    with Producer(shared_cluster.meta) as producer:
+        assert producer.send_all(subject, []) == 0
+        assert producer.send_all(subject, pairs(2_000)) == 2_000
+        assert producer.stats.acked == 2_000
+        with pytest.raises(PartlyQueuedError, match="the file ends here") as told:
+            producer.send_all(subject, pairs(2_500))
+        assert told.value.queued == 2_500
+        with pytest.raises(PartlyQueuedError) as told:
+            producer.send_all(subject, [*pairs(1_100), (b"k", "text")])
+        assert (told.value.queued, type(told.value.__cause__)) == (1_100, InvalidRequestError)
+        producer.flush()
+        assert producer.stats.acked == 5_600
+        assert producer.waiting().messages == 0
+
+
+def test_notebook_sends_beside_its_own_event_loop(shared_cluster: Cluster, subject: str):
+    """A cell of Jupyter runs in a loop; the producer is opened in one cell and closed in another."""
+
+    async def first_cell() -> Producer[object]:
+        producer = Producer(shared_cluster.meta, codec=JsonCodec()).open()
+        assert producer.send(subject, {"cell": 1}, key=b"k").result().durable == "fsync"
+        return producer
+
+    async def second_cell(producer: Producer[object]) -> None:
+        producer.send(subject, {"cell": 2}, key=b"k")
+        producer.close()
+        producer.close()
+
+    producer = asyncio.run(first_cell())
+    asyncio.run(second_cell(producer))
+    stored(shared_cluster, subject, {b"k": [b'{"cell":1}', b'{"cell":2}']})
+
+
+def test_threads_send_each_in_its_order(shared_cluster: Cluster, subject: str):
+    def send(name: int) -> None:
+        for number in range(300):
+            producer.send(subject, b"%d" % number, key=b"%d" % name)
+
+    with Producer(shared_cluster.meta) as producer, ThreadPoolExecutor(8) as pool:
+        list(pool.map(send, range(8)))
+    values = [b"%d" % number for number in range(300)]
+    stored(shared_cluster, subject, {b"%d" % name: values for name in range(8)})
+
+
+def test_errors_are_raised_where_the_program_asks(shared_cluster: Cluster, subject: str):
+    with Producer(shared_cluster.meta) as producer:
+        with pytest.raises(InvalidRequestError, match=r"key.encode\(\)"):
+            producer.send(subject, b"v", key="text")
+        with pytest.raises(SubjectUnknownError):
+            producer.send("never-created", b"v").result()
+        producer.send("never-created", b"v")
+        with pytest.raises(GivenUpError) as told:
+            producer.flush()
+        assert told.value.messages == 1
+        with pytest.raises(AlreadyOpenError):
+            producer.open()
+        producer.send(subject, b"v", key=b"k")
+    with pytest.raises(ClosedError, match="use: with"):
+        producer.send(subject, b"v")
+    with pytest.raises(InvalidRequestError, match="neither copied nor pickled"):
+        pickle.dumps(producer)
+    with pytest.raises(NotSentError):
+        Producer("127.0.0.1:1").open()
+    with producer:
+        producer.send(subject, b"again", key=b"k")
+    stored(shared_cluster, subject, {b"k": [b"v", b"again"]})
+
+
+def test_send_is_refused_when_a_partitioner_calls_it(shared_cluster: Cluster, subject: str):
+    """It runs on the producer's own loop, which would wait for itself."""
+    refused = []
+
+    def place(key: bytes) -> int:
+        try:
+            producer.send(subject, b"inner")
+        except OtherLoopError as error:
+            refused.append(error.message)
+        return 7
+
+    with Producer(shared_cluster.meta, partitioner=place) as producer:
+        producer.send(subject, b"outer").result()
+    assert refused == ["the producer is called on its own event loop"]
+
+
+def test_forked_producer_refuses_calls_and_the_parent_sends(shared_cluster: Cluster, subject: str):
+    def in_child() -> list[str]:
+        told = []
+        for call in (
+            lambda: producer.send(subject, b"child"),
+            producer.flush,
+            producer.open,
+            lambda: producer.stats,
+        ):
+            try:
+                call()
+            except ForkedError as error:
+                told.append(type(error).__name__)
+        producer.close()
+        with Producer(shared_cluster.meta) as own:
+            own.send(subject, b"own", key=b"child").result()
+        return told
+
+    with Producer(shared_cluster.meta) as producer:
+        producer.send(subject, b"1", key=b"k").result()
+        assert Child(in_child).result() == ["ForkedError"] * 4
+        producer.send(subject, b"2", key=b"k").result()
+    stored(shared_cluster, subject, {b"k": [b"1", b"2"], b"child": [b"own"]})
+
+
+def test_send_waits_while_the_queue_is_full(cluster: Cluster):
+    """With its broker stopped, it waits; it is stored once the broker serves again, and a time-out is the caller's alone."""
+    asyncio.run(cluster.create("full", partitions=1))
+    settings = ProducerSettings(queue_bytes=1 << 20, batch_bytes=1 << 16)
+    values = [bytes([number]) * 60_000 for number in range(40)]
+    with Producer(cluster.meta, settings=settings) as producer:
+        producer.send("full", values[0], key=b"k").result()
+        for broker in cluster.brokers:
+            broker.process.send_signal(signal.SIGSTOP)
+
+        def serve_again() -> None:
+            for broker in cluster.brokers:
+                broker.process.send_signal(signal.SIGCONT)
+
+        timer = threading.Timer(1.5, serve_again)
+        began = time.monotonic()
+        timer.start()
+        waiting = producer.send("full", values[1], key=b"k")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        for value in values[2:]:
+            producer.send("full", value, key=b"k")
+        assert time.monotonic() - began > 1
+        waiting.result()
+    asyncio.run(cluster.check_history("full", {b"k": values}))
+
+
+SCRIPT = """
+import sys, time
+from keylane.sync import Producer
+producer = Producer(sys.argv[1]).open()
+for number in range(500):
+    producer.send(sys.argv[2], b"%d" % number, key=b"k")
+print("sent", flush=True)
+if sys.argv[3] == "raises":
+    raise RuntimeError("the script fails")
+if sys.argv[3] == "waits":
+    producer.send("never-created", b"v")
+    with Producer(sys.argv[1]) as other:
+        try:
+            while True:
+                other.send(sys.argv[2], b"x").result()
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_messages_are_stored_when_a_script_ends_without_closing(
+    shared_cluster: Cluster, subject: str, end: str
+):
+    command = [sys.executable, "-c", SCRIPT, shared_cluster.meta, subject, end]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (int(end == "raises"), "sent\n")
+    stored(shared_cluster, subject, {b"k": [b"%d" % number for number in range(500)]})
+
+
+def test_ctrl_c_interrupts_a_waiting_call_and_what_was_sent_is_told(
+    shared_cluster: Cluster, subject: str
+):
+    """The call raises KeyboardInterrupt; the end of the script stores the rest, and says what was given up."""
+    command = [sys.executable, "-c", SCRIPT, shared_cluster.meta, subject, "waits"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "sent\n"
+        time.sleep(1)
+        os.kill(script.pid, signal.SIGINT)
+        out, err = script.communicate(timeout=60)
+    assert out == "interrupted\n"
+    assert "1 message was given up" in err

@@ -1,0 +1,241 @@
+"""Groups that brokers forget and partitions that they drop: durable, fenced, never undone by a restart or a late call."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from keylane.broker.control import BrokerControl
+from keylane.broker.partition.image import image_of, partition_of
+from keylane.broker.retention.loop import Cleaning
+from keylane.protocol.control import DropPartition, HostPartition
+from keylane.protocol.errors import (
+    FencedError,
+    FlushFailedError,
+    GroupDeletedError,
+    InvalidRequestError,
+    PartitionInUseError,
+    PartitionUnknownError,
+    TokenUnknownError,
+)
+from keylane.protocol.progress import ForgetGroup, KnowGroups, SetCursor
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, facts, in_place, open_store, settings_of
+
+SEGMENT = 4096
+GROUP = "audit"
+
+
+class Shed:
+    """A broker on a simulated disk."""
+
+    def __init__(self) -> None:
+        self.disk, self.clock = SimDisk(), ManualClock()
+        self.open()
+
+    def open(self) -> None:
+        self.store = open_store(self.disk, clock=self.clock, segment_bytes=SEGMENT)
+        self.desk = Desk(self.store, self.clock)
+        self.control = BrokerControl(
+            self.store, broker_group="g1", broker_id="id", clock=self.clock, registration=lambda: ""
+        )
+
+    def kill(self) -> None:
+        """The power goes: what was not synced may be gone."""
+        self.disk = self.disk.after_crash(random.Random(1))
+        self.open()
+
+    async def fill(self, *partitions: int, start: int = 0, batches: int = 10) -> None:
+        for number in range(start, start + batches):
+            for partition_id in partitions:
+                await self.desk.append(
+                    batch(partition_id=partition_id, sequence=2 * number), partition_id
+                )
+
+    async def drop(self, number: int, *, subject: str = "", last_id: int = 9) -> None:
+        body = DropPartition(subject=subject or facts(number).subject, last_id=last_id)
+        await self.control.drop(body, {"id": str(number)})
+
+    async def forget(self, token: int, *, group: str = GROUP) -> int:
+        body = ForgetGroup(group=group, token=token)
+        return (await self.control.forget(body, {"id": "1"})).token
+
+    def groups(self) -> set[str]:
+        return set(self.store.state.partition(1).groups)
+
+    def cleaning(self) -> Cleaning:
+        return Cleaning(
+            self.store, self.disk, settings_of(segment_bytes=SEGMENT), clock=self.clock,
+            run_commit=in_place, run_read=in_place,
+        )  # fmt: skip
+
+
+@pytest.fixture
+async def shed() -> Shed:
+    shed = Shed()
+    for number in (1, 2):
+        await shed.desk.host(number)
+    return shed
+
+
+# ── groups ────────────────────────────────────────────────────────────────────────────────────────────
+async def test_forgotten_group_is_gone_and_its_tokens_are_refused_when_the_broker_restarts(
+    shed: Shed,
+):
+    await shed.fill(1)
+    await shed.desk.acquire(4)
+    await shed.desk.ack(4, (0, 7))
+    assert await shed.forget(5) == 5
+    for _ in range(2):
+        assert shed.groups() == set()
+        with pytest.raises(FencedError):
+            await shed.desk.acquire(5)
+        with pytest.raises(TokenUnknownError):
+            await shed.desk.ack(4, (7, 8))
+        with pytest.raises(FencedError):
+            await shed.control.cursor(SetCursor(group=GROUP, token=5, cursor=0), {"id": "1"})
+        shed.kill()
+
+
+async def test_later_group_of_the_name_begins_at_the_first_message_when_its_token_is_higher(
+    shed: Shed,
+):
+    await shed.fill(1)
+    await shed.desk.acquire(4)
+    await shed.desk.ack(4, (0, 7))
+    await shed.forget(5)
+    assert (await shed.desk.acquire(6)).cursor == 0
+    await shed.desk.ack(6, (0, 3))
+    assert await shed.forget(5) == 5  # a repeat that comes late
+    shed.kill()
+    assert shed.store.state.partition(1).groups[GROUP].acked.cursor == 3
+
+
+async def test_announcement_from_before_the_deletion_is_refused_when_it_comes_late(shed: Shed):
+    await shed.forget(5)
+    for late in (KnowGroups(groups=(GROUP,)), KnowGroups(groups=(GROUP,), tokens_above=4)):
+        with pytest.raises(GroupDeletedError):
+            await shed.control.groups(late, {"id": "1"})
+    told = facts(1)
+    late_host = HostPartition(subject=told.subject, partition=told.partition, groups=(GROUP,))
+    with pytest.raises(GroupDeletedError):
+        await shed.control.host(late_host, {})
+    assert shed.groups() == set()
+    await shed.control.groups(KnowGroups(groups=(GROUP,), tokens_above=5), {"id": "1"})
+    assert shed.groups() == {GROUP}
+
+
+async def test_ack_that_waits_for_its_commit_does_not_bring_the_group_back_when_it_is_forgotten(
+    shed: Shed,
+):
+    """The record of an ack is made when the commit is taken, which may be after the group was forgotten."""
+    await shed.fill(1)
+    await shed.desk.acquire(4)
+    partition = shed.store.state.partition(1)
+    group = partition.groups[GROUP]
+    group.acked.add(0, 3)
+    group.changed()
+    saved = shed.store.save_progress(partition, group)
+    await shed.forget(5)
+    await saved
+    shed.kill()
+    assert shed.groups() == set()
+
+
+async def test_image_has_the_tokens_of_forgotten_groups(shed: Shed):
+    await shed.forget(5)
+    partition = shed.store.state.partition(1)
+    assert partition_of(1, image_of(partition)).forgotten == {GROUP: 5}
+    assert partition.status(now_ms=0).forgotten_token == 5
+
+
+# ── partitions ────────────────────────────────────────────────────────────────────────────────────────
+async def test_dropped_partition_is_unknown_and_never_hosted_again_when_the_broker_restarts(
+    shed: Shed,
+):
+    await shed.fill(1, 2)
+    await shed.drop(1)
+    for _ in range(2):
+        with pytest.raises(PartitionUnknownError):
+            await shed.fill(1, start=10)
+        with pytest.raises(PartitionInUseError):
+            await shed.desk.host(1)
+        assert [
+            status.partition_id for status in (await shed.control.list(None, {})).partitions
+        ] == [2]
+        assert shed.store.state.problems == []
+        shed.kill()
+    await shed.drop(1)
+
+
+async def test_call_to_host_is_refused_when_the_partition_was_dropped_before(shed: Shed):
+    """A call may be overtaken by the deletion of its subject."""
+    await shed.drop(7)
+    with pytest.raises(PartitionInUseError):
+        await shed.desk.host(7)
+
+
+async def test_partition_of_another_subject_is_not_dropped(shed: Shed):
+    with pytest.raises(InvalidRequestError, match="is of"):
+        await shed.drop(1, subject="other")
+    await shed.fill(1)
+
+
+async def test_whole_snapshot_does_not_bring_a_partition_back_when_only_changes_were_saved_since(
+    shed: Shed,
+):
+    await shed.fill(1, 2)
+    assert await shed.store.snapshotter.write()
+    await shed.drop(1)
+    assert await shed.store.snapshotter.write()
+    shed.kill()
+    assert set(shed.store.state.partitions) == {2}
+    page = await shed.control.list(None, {})
+    assert (page.dropped, page.dropped_id) == ({facts(1).subject: 9}, 1)
+
+
+async def test_segments_go_at_any_age_when_all_their_messages_are_of_dropped_partitions(shed: Shed):
+    """Only messages of partition 2 keep segments, and the ids of dropped partitions outlive their records."""
+    await shed.fill(1, batches=100)
+    await shed.fill(2, batches=20)
+    cleaning = shed.cleaning()
+    assert await cleaning.check() == 0
+    before = len(shed.store.log.bases)
+    await shed.drop(1)
+    assert await cleaning.check() > 0
+    assert len(shed.store.log.bases) < before / 2
+    assert shed.store.state.partition(2).first_offset == 0
+    for name in shed.disk.list("snapshot"):
+        shed.disk.remove(f"snapshot/{name}")
+    shed.kill()
+    assert shed.store.state.problems == []
+    with pytest.raises(PartitionInUseError):
+        await shed.desk.host(1)
+    assert shed.store.state.partition(2).next_offset == 40
+
+
+async def test_segments_that_a_crash_left_go_at_the_next_start(shed: Shed):
+    await shed.fill(1, batches=100)
+    await shed.drop(1)
+    shed.kill()
+    assert await shed.cleaning().check() > 0
+
+
+async def test_drop_and_forget_are_undone_when_the_write_fails(shed: Shed):
+    await shed.fill(1)
+    await shed.desk.acquire(4)
+    before = image_of(shed.store.state.partition(1))
+    shed.disk.fail = "fdatasync"
+    with pytest.raises(FlushFailedError):
+        await shed.forget(5)
+    assert image_of(shed.store.state.partition(1)) == before
+
+    shed.disk.fail = ""
+    shed.kill()
+    shed.disk.fail = "fdatasync"
+    with pytest.raises(FlushFailedError):
+        await shed.drop(2)
+    assert 2 in shed.store.state.partitions
+    assert 2 not in shed.store.state.dropped

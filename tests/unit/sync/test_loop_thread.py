@@ -1,0 +1,96 @@
+"""A loop thread runs work for other threads, and leaves no caller waiting when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from keylane.protocol.errors import AlreadyOpenError, ClosedError, OtherLoopError
+from keylane.sync.loop_thread import LoopThread
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread("client")
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+async def number() -> int:
+    return 7
+
+
+def test_result_and_error_of_the_work_are_the_callers(thread: LoopThread):
+    async def failing() -> None:
+        raise LookupError("told")
+
+    assert thread.run(number) == 7
+    with pytest.raises(LookupError, match="told"):
+        thread.run(failing)
+
+
+def test_work_is_cancelled_when_it_takes_too_long(thread: LoopThread):
+    cancelled = threading.Event()
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    with pytest.raises(TimeoutError):
+        thread.run(slow, 0.05)
+    assert cancelled.wait(5)
+    assert thread.run(number) == 7
+
+
+def test_callers_are_refused_when_the_thread_stops(thread: LoopThread):
+    """Those that wait get the error too, as many as there are."""
+    started = threading.Barrier(9)
+    told: list[str] = []
+
+    async def forever() -> None:
+        await asyncio.sleep(60)
+
+    def call() -> None:
+        started.wait()
+        try:
+            thread.run(forever)
+        except ClosedError as error:
+            told.append(error.message)
+
+    callers = [threading.Thread(target=call) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    started.wait()
+    time.sleep(0.05)
+    thread.stop()
+    for caller in callers:
+        caller.join(10)
+        assert not caller.is_alive()
+    assert len(told) == 8
+    with pytest.raises(ClosedError, match="the client is not open; use: with"):
+        thread.run(number)
+
+
+def test_thread_may_be_started_again_once_it_is_stopped(thread: LoopThread):
+    with pytest.raises(AlreadyOpenError):
+        thread.start()
+    thread.stop()
+    thread.stop()
+    assert thread.state == "closed"
+    thread.start()
+    assert (thread.run(number), thread.state) == (7, "open")
+
+
+def test_call_on_the_thread_itself_is_refused(thread: LoopThread):
+    async def nested() -> int:
+        return thread.run(number)
+
+    with pytest.raises(OtherLoopError, match="own event loop"):
+        thread.run(nested)
