@@ -7,6 +7,7 @@ The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those tha
 from .protocol.errors.base import Fate, KeylaneError, Retry
 from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
+from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
@@ -72,6 +73,7 @@ __all__ = [
     "OperationUnknownError",
     "OriginError",
     "OtherLoopError",
+    "OtherTaskError",
     "OutboxMissingError",
     "OutboxNewerError",
     "OutboxOlderError",

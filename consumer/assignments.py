@@ -233,6 +233,12 @@ class Assignments:
             self.end(client)
         return list(self._hand_overs.values())
 
+    def stop(self) -> None:
+        """Take no more grants, and let no handler start; `close` then hands every partition over."""
+        self._closing = True
+        for client in self.clients:
+            client.stop()
+
     async def close(self) -> None:
         """Take no more grants, and hand every partition over."""
         assert self._watch is not None

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self
 
@@ -65,7 +65,8 @@ class Consumer(Resident, Generic[V]):
     With a handler, a message is acked when its handler returns.  If the handler raises, the message is tried again in
     place, and later messages of its key wait.
 
-    Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the loop body runs,
+    Without a handler: `async for message in consumer: ...; await message.ack()`, in one task; another task may take over
+    once every message taken is acked, and gets an OtherTaskError before.  While the loop body runs,
     partitions with unacked messages stay assigned as long as heartbeats renew the lease.  When the partition is wanted
     elsewhere, messages passed over without an ack are redelivered to its next owner, `handover_ms` later at the earliest.
     Closing the consumer lets every unacked message be redelivered.
@@ -112,7 +113,7 @@ class Consumer(Resident, Generic[V]):
 
         Raises:
             ConfigError, InvalidNameError: an argument that cannot work.
-            HandlerTypeError: the handler is a generator function, async or not, or a class; also a TypeError.
+            HandlerTypeError: the handler is a generator function, a class, or not for one message; also a TypeError.
         """
         check_name("subject", subject)
         check_name("consumer group", group)
@@ -237,8 +238,9 @@ class Consumer(Resident, Generic[V]):
         """
         Hand everything over: finish handlers, flush acks, release, leave.
 
-        A handler that calls this gets no wait: the consumer closes, and hands over the handler's partition once the
-        handler has returned.
+        From this call on no handler starts and no iteration gets a message; messages that were pulled and not handled
+        go to other consumers.  In a handler this returns at once: the running handlers, also the one that called it,
+        have `handover_ms` to end, and their messages are acked when they return.
 
         Without a handler, messages that were taken and not acked are given up at once, and redelivered.  In a child of
         the process that opened the consumer, this does nothing: the parent still consumes.
@@ -261,6 +263,8 @@ class Consumer(Resident, Generic[V]):
     def _end(self) -> asyncio.Task[None]:
         """Begin to hand everything over, once: a signal, an error and the user may close the consumer at the same time."""
         if self._ending is None:
+            if self._assignments is not None and self._opened.is_set():
+                self._assignments.stop()
             self._ending = asyncio.create_task(self._close(), name="closing")
         return self._ending
 
@@ -393,14 +397,24 @@ class Consumer(Resident, Generic[V]):
     def __aiter__(self) -> AsyncIterator[Message[V]]:
         return self
 
-    async def __anext__(self) -> Message[V]:
+    def __anext__(self) -> Coroutine[Any, Any, Message[V]]:
+        """
+        The next message, for a consumer without a handler.
+
+        Raises:
+            StopAsyncIteration: the consumer is closed.
+            OtherTaskError: another task waits for a message, or runs with a message that it has not acked.
+            ClosedError: the consumer was never opened, or has a handler.
+            ForkedError, OtherLoopError: it is open elsewhere.
+            KeylaneError: the error that ended the consumer.
+        """
         self._home.check_thread()
         if not isinstance(self._dispatch, Stream):
             raise ClosedError(
                 "the consumer is not open, or it has a handler that gets the messages"
             )
-        message: Message[Any] = await self._dispatch.next()
-        return message
+        step: Coroutine[Any, Any, Message[Any]] = self._dispatch.next()
+        return step
 
     @property
     def assignment(self) -> list[Assignment]:

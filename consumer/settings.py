@@ -33,43 +33,55 @@ _RANGES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
     """
-    Everything that can be set for a consumer; times are in milliseconds.
+    Everything that can be set for a consumer.
+
+    Attributes:
+        ttl_ms: 1_000 to 600_000, default 30_000; milliseconds after which a silent consumer loses its
+            partitions.
+        consume_strategy: the strategy of the group, also as text: "exclusive", the default, or "shared"; the
+            group's first consumer decides.
+        concurrency: 1 to 10_000, default 16; handlers at once, each on another order key.
+        pull_bytes: 1 to 2_097_152, default 1_048_576; bytes of the batches that one pull may bring.
+        pull_wait_ms: 0 to 30_000, default 5_000; milliseconds for which a broker that has nothing new may wait
+            before it answers a pull.
+        buffer_messages: 1 to 1_000_000, default 20_000; messages of one partition that are pulled and not yet
+            handled, at most.  Pulling also pauses while the handled messages leave more gaps than a cursor
+            keeps.
+        in_flight_messages: 1 to 100_000, default 200; shared groups: messages of one partition that are handed
+            out to this consumer and not yet handled, at most; other consumers do not get them.  Messages
+            waiting for their next try do not count, up to `buffer_messages` of them.
+        in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a message that
+            is not acked is handed out again, to any consumer; set it longer than waiting and handling take.
+            When a broker has not heard a consumer for `ttl_ms`, its messages are handed out again at once.
+        ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one request
+            carries them.
+        handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end when their
+            partition is handed over, within the lease; then they are cancelled.  A handler that ignores the
+            cancellation keeps its partition here until it ends.  Iteration: the time for acks of messages
+            passed over; a running loop body is waited for.
+        call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call of a metaserver or broker, beyond
+            the time that it may wait itself.
+        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing call.
+        handler_backoff: default Backoff(first_ms=100, max_ms=30_000); the pauses between tries of a failing message.
+            Later messages of its key wait meanwhile; no worker does.
 
     Raises:
-        ConfigError: values out of their range, or that cannot work together; it names all of them.
+        ConfigError: values out of their range, or that cannot work together; the text names all of them.
     """
 
     ttl_ms: int = TTL_MS_DEFAULT
-    """A consumer silent for this long loses its partitions."""
     consume_strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """The strategy of the group, also as text: "exclusive" or "shared"; the group's first consumer decides."""
     concurrency: int = 16
-    """Handlers at once, each on another order key."""
     pull_bytes: int = 1 << 20
-    """Size of the batches that one pull may bring."""
     pull_wait_ms: int = 5_000
-    """How long a broker that has nothing new may wait before it answers a pull."""
     buffer_messages: int = 20_000
-    """Messages of one partition that are pulled and not yet handled, at most.  Pulling also pauses while the handled
-    messages leave more gaps than a cursor keeps (`ACK_RANGES_MAX`)."""
     in_flight_messages: int = 200
-    """SHARED: messages of one partition that are handed out to this consumer and not yet handled, at most; other
-    consumers do not get them.  Messages waiting for their next try do not count, up to `buffer_messages` of them."""
     in_flight_ms: int = 60_000
-    """SHARED: a message not acked within this time is handed out again, to any consumer; set it longer than waiting and
-    handling take.  When a broker has not heard a consumer for `ttl_ms`, its messages are handed out again at once."""
     ack_linger_ms: int = 20
-    """Acks are collected for this time before one request carries them."""
     handover_ms: int = 5_000
-    """The time that running handlers have to end when their partition is handed over, within the lease; then they are
-    cancelled.  A handler that ignores the cancellation keeps its partition here until it ends.
-    Iteration: the time for acks of messages passed over; a running loop body is waited for."""
     call_timeout_ms: int = 5_000
-    """Time-out of a call to a metaserver or broker, beyond the time that it may wait itself."""
     backoff: Backoff = field(default_factory=Backoff)
-    """Pauses between tries of a failing call."""
     handler_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=100, max_ms=30_000))
-    """Pauses between tries of a failing message.  Later messages of its key wait meanwhile; no worker does."""
 
     def __post_init__(self) -> None:
         values = values_of(self)

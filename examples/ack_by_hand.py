@@ -31,5 +31,7 @@ async def main(file: BinaryIO) -> None:
     print(f"wrote {written} messages to {file.name}")
 
 
+if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    sys.exit("usage: python examples/ack_by_hand.py FILE")
 with open(sys.argv[1], "ab") as target:
     asyncio.run(main(target))

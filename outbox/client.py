@@ -19,6 +19,7 @@ from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.message import check_message_size, pack_properties
 from ..protocol.routing import logical_partition
+from ..protocol.settings import kind_problems, refuse
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
@@ -70,11 +71,12 @@ class Outbox(Resident):
             settings: times in milliseconds, sizes in bytes.
 
         Raises:
-            ConfigError: an address, the URL or the prefix cannot be used.
+            ConfigError: an address, the URL, the prefix or the settings cannot be used.
         """
         self._addresses = addresses_of(meta)
         self._tables = OutboxTables(prefix)
-        self._settings = settings or OutboxSettings()
+        self._settings = OutboxSettings() if settings is None else settings
+        refuse(kind_problems({"settings": self._settings}, {"settings": OutboxSettings}))
         self._environment = _environment or Environment()
         self._database = _database or OutboxDatabase(engine_or_url, self._tables)
         self._connections = Connections(
@@ -252,9 +254,11 @@ class Outbox(Resident):
         self, subject: str, value: bytes, key: bytes, properties: Mapping[str, str | bytes] | None
     ) -> dict[str, Any]:
         check_name("subject", subject)
-        for name, given in (("value", value), ("key", key)):
+        arguments: dict[str, object] = {"value": value, "key": key}
+        for name, given in arguments.items():
             if type(given) is not bytes:
-                raise InvalidRequestError(f"{name} must be bytes, not {type(given).__name__}")
+                tip = f": use {name}.encode()" if isinstance(given, str) else ""
+                raise InvalidRequestError(f"{name} must be bytes, not {type(given).__name__}{tip}")
         packed = pack_properties(properties)
         check_message_size(len(key), len(value), len(packed))
         drawn = self._environment.draw_identity(LOGICAL_PARTITIONS.bit_length() - 1)

@@ -226,7 +226,9 @@ def _checked(schema: Any, name: str) -> int:
     index = int(schema.get_field_index(name)) if isinstance(name, str) else -1
     if index < 0:
         there = ", ".join(schema.names)
-        raise InvalidRequestError(f"no column, or several, are called {name!r:.60}: {there:.300}")
+        raise InvalidRequestError(
+            f"the table must have exactly one column {name!r:.60}; it has {there:.300}"
+        )
     kind = schema.field(index).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type

@@ -72,8 +72,8 @@ class Producer(ScheduledCancels, Generic[V]):
     until all that was sent is stored, and leaving the block does so too.
 
     While more than `queue_bytes` are queued, `await producer.send(...)` waits as long as that takes.  A `send` that is
-    not awaited cannot wait: one message of each task is still queued, and its next `send` raises QueueFullError.  So
-    does any when 64 tasks have sent such messages.
+    not awaited cannot wait: the queue takes one further message of each task, of at most 64 tasks; every other `send`
+    raises QueueFullError.
 
     A producer works in the event loop and the process that opened it; elsewhere its calls raise OtherLoopError and
     ForkedError.  A producer made before a fork may be opened in each process, and a closed one may be opened again: each

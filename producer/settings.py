@@ -33,39 +33,52 @@ _RANGES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
     """
-    Settings of a producer; sizes in bytes, times in milliseconds.
+    Everything that can be set for a producer.
+
+    Attributes:
+        batch_bytes: 1 to 559_104, default 131_072; bytes of a batch.  A batch of this size is sent at once;
+            frames of 64 to 256 KiB are the fastest.
+        batch_count: 1 to 65_536, default 4_096; messages of a batch, at most.
+        linger_ms: 0 to 10_000, default 0; milliseconds that a batch which is not full waits while nothing is in
+            flight.  While a batch is in flight, the next one fills until the answer comes, so a longer wait
+            costs latency and gains little.
+        in_flight_max: 1 to 8, default 5; batches in flight per partition; their sequences keep the order.  A
+            broker recognizes repeats of no more than these.
+        queue_bytes: 1_048_576 to 1_099_511_627_776, default 67_108_864; bytes queued and in flight from which
+            on the queue is full: `await send(…)` waits, and `send` without an `await` raises QueueFullError.
+        call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for one call of a broker or a metaserver.
+        leave_after_ms: 0 to 3_600_000, default 5_000; milliseconds for which messages of a BEST_TRIED subject
+            stay with a partition that fails, from its first failure on.  A broker that is restarted within this
+            time reorders nothing.  Then all messages that wait there go elsewhere, in order.
+        give_up_after_ms: 0 to 86_400_000, default 60_000; milliseconds after its first failure at which
+            BEST_TRIED gives a batch up, if it failed at least `tries_min` times.
+        tries_min: 1 to 1_000, default 10; failed tries before BEST_TRIED gives a batch up.
+        delivery_timeout_ms: 0 to 9_007_199_254_740_992, default 0; milliseconds after which a message that is
+            not acked is given up, unless `send` was passed a `timeout_ms`; 0: never.
+        close_timeout_ms: 0 to 3_600_000, default 30_000; milliseconds for which `close` waits until what was
+            sent is stored; then it gives the rest up.
+        compression: default none; how batches are packed: "none", "zstd" or "lz4".  A batch that gets no shorter,
+            or 64 times as short, is sent as it is.  The sizes here and the limits of messages and batches are
+            those before packing.  Brokers, consumers and Spark jobs of versions without it cannot read packed
+            batches: they come first.
+        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing call.
 
     Raises:
-        ConfigError: values out of their ranges; the text names all of them.
+        ConfigError: values out of their range, or that cannot work together; the text names all of them.
     """
 
     batch_bytes: int = 128 * 1024
-    """A batch of this size is sent at once. Frames of 64 to 256 KiB are the fastest."""
     batch_count: int = 4_096
     linger_ms: int = 0
-    """How long a batch that is not full waits while nothing is in flight. While a batch is in flight, the next one fills
-    until the answer comes, so a longer wait costs latency and gains little."""
     in_flight_max: int = 5
-    """Batches in flight per partition; the sequence keeps their order. A broker recognizes repeats of no more than these."""
     queue_bytes: int = 64 * 1024 * 1024
-    """Bytes queued and in flight from which on the queue is full: `await send(…)` waits, and `send` without an `await`
-    raises QueueFullError."""
     call_timeout_ms: int = 5_000
-    """For one call, of a broker or a metaserver."""
     leave_after_ms: int = 5_000
-    """How long messages of a BEST_TRIED subject stay with a partition that fails, from its first failure on. A broker
-    that is restarted within this time reorders nothing. Then all messages that wait there go elsewhere, in order."""
     give_up_after_ms: int = 60_000
-    """BEST_TRIED gives a batch up this long after its first failure, if it failed at least `tries_min` times."""
     tries_min: int = 10
-    """The number of tries after which QMQ gives up."""
     delivery_timeout_ms: int = 0
-    """A message that is not acked within this time is given up, unless `send` was passed a `timeout_ms`; 0: never."""
     close_timeout_ms: int = 30_000
     compression: str = "none"
-    """How batches are packed: "none", "zstd" or "lz4". A batch that gets no shorter, or 64 times as short, is sent as it
-    is. The sizes here and the limits of messages and batches are those before packing. Brokers, consumers and Spark jobs
-    of versions without it cannot read packed batches: they come first."""
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:

@@ -251,7 +251,9 @@ def check_message_size(key_bytes: int, value_bytes: int, properties_bytes: int) 
     """
     if key_bytes > KEY_BYTES_MAX:
         raise MessageTooLargeError(
-            "order key too large", size_bytes=key_bytes, limit_bytes=KEY_BYTES_MAX
+            f"order key too large: {key_bytes} bytes, at most {KEY_BYTES_MAX}",
+            size_bytes=key_bytes,
+            limit_bytes=KEY_BYTES_MAX,
         )
     size = key_bytes + value_bytes + properties_bytes
     if size > MESSAGE_BYTES_MAX:

@@ -129,6 +129,10 @@ class MetaClient:
                     query=query,
                     timeout_ms=(timeout_ms or self._timeout_ms) + wait_ms,
                 )
+            except InvalidRequestError as error:
+                if error.unknown_call:
+                    await self._check_program(address)
+                raise
             except (NotSentError, OutcomeUnknownError, ForeignServerError, StorageError) as error:
                 if self._addresses[0] == address:
                     self._addresses.append(self._addresses.pop(0))
@@ -140,6 +144,17 @@ class MetaClient:
                     raised = error
         assert raised is not None, "there is at least one address"
         raise raised
+
+    async def _check_program(self, address: str) -> None:
+        """Raises InvalidRequestError: another program of keylane answers at `address`."""
+        call = endpoints.HEALTH
+        try:
+            health = await self._network.control(
+                call.method, address, call.path, call.answer, timeout_ms=self._timeout_ms
+            )
+        except KeylaneError:
+            return
+        _of_program("metaserver", address, health)
 
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None

@@ -238,6 +238,8 @@ async def _typed_errors(request: web.Request, handler: Handler) -> web.StreamRes
         text = f"{request.method} {request.path[:200]!r}: {error.status} {error.reason}"
         if error.status == 404:
             text += "; this server is another program than was meant, or of another version"
+        if error.status in (404, 405):
+            return _error_response(InvalidRequestError(text, unknown_call=1), error.status)
         return _error_response(InvalidRequestError(text), error.status)
     except ClientConnectionResetError:  # the client has left before its answer, or in the handshake
         return _error_response(InternalError())

@@ -28,8 +28,9 @@ def check_handler(handler: object) -> None:
     Check that the body of a handler runs when it is called or awaited.
 
     Raises:
-        HandlerTypeError: not callable; a class, whose call only makes an object, unless that can be awaited; or a
-            generator function, whose body runs only while it is iterated.
+        HandlerTypeError: not callable; a class, whose call only makes an object, unless that can be awaited; a
+            generator function, whose body runs only while it is iterated; or a function of other arguments than one
+            message.  A handler whose arguments cannot be told, as of some builtins, passes.
     """
     if not callable(handler):
         raise HandlerTypeError(f"handler is a function of a message, not {handler!r:.80}")
@@ -41,6 +42,16 @@ def check_handler(handler: object) -> None:
             raise HandlerTypeError(f"handler {handler!r:.80} is an async generator function")
         if inspect.isgeneratorfunction(function) and not _makes_awaitables(function):
             raise HandlerTypeError(f"handler {handler!r:.80} is a generator function")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise HandlerTypeError(
+            f"handler {handler!r:.80} cannot be called with one message: {error}"
+        ) from None
 
 
 def is_async(handler: Handler[Any]) -> bool:

@@ -4,6 +4,10 @@ Messages for `async for`: one queue, no handlers, acks by the user.
 The hand-over of a partition waits until the messages taken of it are acked: for `handover_ms` in any case, and then for
 as long as the loop body runs, as it may still be working on them.  Messages passed over without an ack by then are
 redelivered.  When the consumer closes, unacked messages are redelivered at once.
+
+Invariant
+    While a task that took messages runs and any of them is not acked, no other task gets a message: it might be the next
+    one of the same key.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from ...protocol.clock import Clock
+from ...protocol.errors import OtherTaskError
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ...rpc.race import Race
@@ -41,6 +47,11 @@ class Stream:
 
     def __init__(self, *, clock: Clock, handover_ms: int, check: Callable[[], None]) -> None:
         self._check = check
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[Any] | None = None
+        """The task that iterates: the last one that asked for a message."""
+        self._clients: set[PullClient] = set()
+        """The clients whose messages came here, until they are handed over."""
         self._waiting: deque[Message] = deque()
         self._boot_ns = clock.boot_ns
         self._handover_ms = handover_ms
@@ -63,7 +74,9 @@ class Stream:
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition."""
-        self._waiting.extend(messages)
+        if messages:
+            self._clients.add(messages[0].delivery.client)  # type: ignore[union-attr]
+            self._waiting.extend(messages)
         self._work.set()
 
     async def next(self) -> Message:
@@ -73,38 +86,64 @@ class Stream:
         Raises:
             StopAsyncIteration: the consumer is closed.
             OtherLoopError: it was opened in another event loop.
+            OtherTaskError: another task iterates.
         """
+        task = asyncio.current_task(self._loop)
+        if task is not self._task or self._asked.is_set():
+            self._take_over(task)
         if not self._waiting:
             self._check()
         self._asked.set()
         self._iterated = True
         self._in_hand = None
         try:
-            self._in_hand = await self._next()
-            return self._in_hand
+            while True:
+                self._turn_left -= 1
+                if not self._turn_left:
+                    self._turn_left = MESSAGES_PER_TURN
+                    await asyncio.sleep(0)
+                if self._error is not None:
+                    raise self._error
+                if self._closed:
+                    raise StopAsyncIteration
+                if not self._waiting:
+                    self._work.clear()
+                    await self._work.wait()
+                    continue
+                message = self._waiting.popleft()
+                client: PullClient = message.delivery  # type: ignore[assignment]
+                if self._boot_ns() < client.deadline_ns:
+                    client.taken(message)
+                    self._in_hand = message
+                    return message
+                client.forget(1)
         finally:
             self._asked.clear()
 
-    async def _next(self) -> Message:
-        while True:
-            self._turn_left -= 1
-            if not self._turn_left:
-                self._turn_left = MESSAGES_PER_TURN
-                await asyncio.sleep(0)
-            if self._error is not None:
-                raise self._error
-            if self._closed:
-                raise StopAsyncIteration
-            if not self._waiting:
-                self._work.clear()
-                await self._work.wait()
-                continue
-            message = self._waiting.popleft()
-            client: PullClient = message.delivery  # type: ignore[assignment]
-            if self._boot_ns() < client.deadline_ns:
-                client.taken(message)
-                return message
-            client.forget(1)
+    def _take_over(self, task: asyncio.Task[Any] | None) -> None:
+        """
+        Let `task` iterate in place of the task that iterated before.
+
+        A task of `next` alone, as `asyncio.wait_for` makes one on Python 3.11, takes a message for the task that awaits it.
+
+        Raises:
+            OtherLoopError: the consumer was opened in another event loop.
+            OtherTaskError: another task waits for a message, or it runs and has not acked a message that it took.
+        """
+        self._check()
+        if self._asked.is_set():
+            raise OtherTaskError("another task waits for the next message of this consumer")
+        if self._task is not None and not self._task.done():
+            if task is not None and getattr(task.get_coro(), "cr_code", None) is _NEXT:
+                return
+            unacked = sum(client.outstanding for client in self._clients) - len(self._waiting)
+            if unacked:
+                raise OtherTaskError(
+                    f"another task iterates over this consumer: it took {counted(unacked, 'message')} "
+                    "that it has not acked",
+                    unacked=unacked,
+                )
+        self._task = task
 
     async def quiesce(self, client: PullClient) -> None:
         """
@@ -120,6 +159,12 @@ class Stream:
         )
         client.forget(len(self._waiting) - len(kept))
         self._waiting = kept
+        try:
+            await self._wait_for_acks(client)
+        finally:
+            self._clients.discard(client)
+
+    async def _wait_for_acks(self, client: PullClient) -> None:
         async with Race() as race:
             race.start(client.wait_handled())
             race.start(self._leaving.wait())
@@ -186,3 +231,6 @@ class Stream:
         self._closed = True
         self._waiting.clear()
         self._work.set()
+
+
+_NEXT = Stream.next.__code__

@@ -69,6 +69,7 @@ TRANSITIONS: dict[tuple[PullState, PullEvent], PullState] = {
     (_S.PULLING, _E.FENCED): _S.FENCED,
     (_S.EXHAUSTED, _E.STOPPED): _S.STOPPING,
     (_S.EXHAUSTED, _E.FENCED): _S.FENCED,
+    (_S.STOPPING, _E.STOPPED): _S.STOPPING,
     (_S.STOPPING, _E.CLOSED): _S.CLOSED,
     (_S.STOPPING, _E.FENCED): _S.FENCED,
     (_S.FENCED, _E.STOPPED): _S.FENCED,

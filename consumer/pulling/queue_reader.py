@@ -18,13 +18,14 @@ from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.control import PartitionStatus, TimeBound
 from ...protocol.errors import (
     ClosedError,
+    InvalidRequestError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
     QueueUnknownError,
 )
 from ...protocol.frames import Batches, Read
-from ...protocol.ids import check_name, check_offset
+from ...protocol.ids import MAX_I64, check_name, check_offset
 from ...protocol.message import Message
 from ...protocol.queues import (
     QueueView,
@@ -39,6 +40,7 @@ from ...protocol.queues import (
     segment_of,
 )
 from ...protocol.routing import Partition, PartitionState
+from ...protocol.settings import is_within
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections
 from ...rpc.environment import Environment
@@ -188,7 +190,8 @@ class QueueReader(Resident, Generic[V]):
         Args:
             queue: number of the queue, from 0.
             offset: logic offset of the first message.
-            bytes_max: size of the batches to read; one larger batch is read whole.
+            bytes_max: bytes of the batches to read, from 1 to 2**63 - 1; a broker answers with at most 2 MiB at once, and
+                one larger batch is read whole.
 
         Returns:
             No messages if the queue ends at `offset` now.  Where messages are lost with a disk: the messages behind the
@@ -196,10 +199,16 @@ class QueueReader(Resident, Generic[V]):
 
         Raises:
             OffsetInvalidError, QueueUnknownError
+            InvalidRequestError: `bytes_max` is not in its range.
             OffsetOutOfRangeError: below the queue's first offset or above its end; `error.first_offset` and `error.next_offset` have both.
             UnreachableError: the broker of the partition does not answer.
         """
         check_offset(offset)
+        if not is_within(bytes_max, 1, MAX_I64):
+            raise InvalidRequestError(
+                f"bytes_max must be a whole number from 1 to 2**63 - 1, not {bytes_max!r:.40}"
+            )
+        _check_queue(queue)
         known = queue in self._views
         part = await self._read_in(await self._view(queue), offset, bytes_max, fresh=not known)
         if part is None:
@@ -225,7 +234,18 @@ class QueueReader(Resident, Generic[V]):
 
         Returns:
             None if there is no such message.
+
+        Raises:
+            QueueUnknownError
+            InvalidRequestError: `at_ms` is not in [0, 2**63), or `bound` is no bound.
+            UnreachableError: the broker of a partition does not answer.
         """
+        if not is_within(at_ms, 0, MAX_I64):
+            raise InvalidRequestError(
+                f"at_ms must be milliseconds since 1970, from 0 to 2**63 - 1, not {at_ms!r:.40}"
+            )
+        if bound not in tuple(TimeBound):
+            raise InvalidRequestError(f"bound must be {' or '.join(TimeBound)}, not {bound!r:.40}")
         chain = await self._chain(queue)
         answers = await asyncio.gather(
             *(
@@ -260,6 +280,7 @@ class QueueReader(Resident, Generic[V]):
     # ── views and states ──────────────────────────────────────────────────────────────────────────────────────
     async def _view(self, queue: int, *, refresh: bool = False) -> QueueView:
         self._connections.home.check()
+        _check_queue(queue)
         if refresh or queue not in self._views:
             await self.queues()
         view = self._views.get(queue)
@@ -353,3 +374,11 @@ class QueueReader(Resident, Generic[V]):
             )
             messages += whole[max(offset - header.base_offset, 0) :]
         return messages
+
+
+def _check_queue(queue: object) -> None:
+    """Raises QueueUnknownError: `queue` cannot be the number of a queue."""
+    if not is_within(queue, 0, MAX_I64):
+        raise QueueUnknownError(
+            f"the number of a queue is a whole number from 0 on, not {queue!r:.40}"
+        )

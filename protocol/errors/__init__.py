@@ -17,6 +17,7 @@
     │   ├── SequenceReusedError                            two producers under one id
     │   ├── IdempotencyKeyReusedError                      other messages under an idempotency key
     │   ├── ForkedError, OtherLoopError, AlreadyOpenError  raised by the client: not open here
+    │   ├── OtherTaskError                                 raised by a consumer without a handler
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
@@ -67,6 +68,7 @@ from .base import KeylaneError as KeylaneError
 from .base import Retry as Retry
 from .deletions import *  # noqa: F403 - the rest of the tree
 from .failures import *  # noqa: F403 - the rest of the tree
+from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError

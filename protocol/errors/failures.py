@@ -94,6 +94,7 @@ class DeliveryTimeoutError(DeliveryError):
     """A message was not acked within its time-out; the text says what it waited for."""
 
     code = 1184
+    retry = Retry.LATER
     summary = "the message was not acked in its time"
     hint = (
         "Nothing newer of its key is sent until producer.resume(error); "

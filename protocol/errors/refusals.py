@@ -10,7 +10,7 @@ class ConfigError(KeylaneError):
 
     code = 1001
     summary = "the settings cannot work"
-    hint = "Fix every setting listed, then start again."
+    hint = "Nothing was started.  Fix everything that the message names, then try again."
     problems = Detail(int)
     """The number of problems."""
     path = Detail(str)
@@ -18,13 +18,14 @@ class ConfigError(KeylaneError):
 
 
 class HandlerTypeError(ConfigError, TypeError):
-    """A handler whose body would never run: it is a generator function, or returns something that must be run."""
+    """
+    A handler whose body would never run: a generator function, a function of other arguments than one message, or one
+    that returns something that must be run.
+    """
 
     code = 1010
     summary = "not a handler"
-    hint = (
-        "Give a function that does its work when it is called or awaited: no generator, no yield."
-    )
+    hint = "Give a function of one message that does its work when it is called or awaited: no generator, no yield."
 
 
 class WorkerCancelledError(KeylaneError):
@@ -81,6 +82,8 @@ class InvalidRequestError(RefusedError):
     hint = "Nothing was done.  Fix what the message names, then ask again."
     partition_id = Detail(int)
     address = Detail(str)
+    unknown_call = Detail(int)
+    """1 if the server does not have the call."""
 
 
 class OriginError(RefusedError):
@@ -248,32 +251,6 @@ class SequenceReusedError(RefusedError):
     sequence = Detail(int)
     count = Detail(int)
     expected = Detail(int)
-
-
-class ForkedError(RefusedError):
-    """A producer, consumer or reader that was open at a fork is used in the child process."""
-
-    code = 1143
-    summary = "it was open when this process was forked: its connections are the parent's"
-    hint = "Open it after the fork: in each process one of its own."
-
-
-class OtherLoopError(RefusedError):
-    """A producer, consumer or reader is used outside of its event loop."""
-
-    code = 1144
-    summary = "used outside of the event loop that it was opened in"
-    hint = (
-        "Open one in each event loop, or come back to its loop: asyncio.run_coroutine_threadsafe."
-    )
-
-
-class AlreadyOpenError(RefusedError):
-    """A producer, consumer or reader is opened while it is open or closing."""
-
-    code = 1145
-    summary = "it is open already"
-    hint = "Close it first, or make another one."
 
 
 class IdempotencyKeyReusedError(RefusedError):

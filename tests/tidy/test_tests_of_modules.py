@@ -114,7 +114,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "outbox": {
         "integration/outbox/test_lost_partitions.py": "partition_sender",
         "integration/outbox/test_outbox.py": (
-            "admin client commits database drainer routes settings waiters"
+            "admin client commits database drainer routes waiters"
         ),
         "unit/outbox/test_tables.py": "rows",
     },
@@ -135,7 +135,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "deletions failures outbox refusals scheduled",
+        "unit/protocol/test_errors.py": "deletions failures homes outbox refusals scheduled",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",

@@ -68,13 +68,15 @@ async def test_loop_body_may_take_longer_than_handover_and_lease(shared_cluster:
 async def test_messages_passed_over_are_redelivered_to_the_next_owner(shared_cluster: Cluster):
     """A loop that continues without an ack delays a hand-over by `handover_ms` at most."""
     async with two_of(shared_cluster, "passed-over") as (first, second):
-        held = await first_of_each(first)
+        held: dict[int, Message] = {}
 
         async def drain() -> None:
+            held.update(await first_of_each(first))
             async for message in first:
                 await message.ack()
 
         draining = asyncio.create_task(drain())
+        await eventually(lambda: len(held) == 2)
         async with second:
             await eventually(lambda: second.assignment)
             again = await anext(second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from keylane import Consumer, Message, Producer, QueueReader
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import (
     ClosedError,
+    InvalidRequestError,
     OffsetInvalidError,
     OffsetOutOfRangeError,
     QueueUnknownError,
@@ -205,6 +207,19 @@ async def test_requests_that_static_subjects_do_not_allow_are_refused(shared_clu
         ):
             with pytest.raises(error):
                 await reader.read(*wrong)
+        for number in ("0", None, 0.0, [0]):
+            with pytest.raises(QueueUnknownError, match=re.escape(f"not {number!r}")):
+                await reader.read(number, 0)  # type: ignore[arg-type]
+        for bytes_max in (0, -1, 1.5, "1", True, 10**30):
+            with pytest.raises(InvalidRequestError, match="bytes_max must be a whole number"):
+                await reader.read(queue, 0, bytes_max=bytes_max)  # type: ignore[arg-type]
+        for at_ms in (-1, 1.5, "1", 10**30):
+            with pytest.raises(InvalidRequestError, match="at_ms must be milliseconds"):
+                await reader.offset_at(queue, at_ms)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match="bound must be lower or upper, not 'first'"):
+            await reader.offset_at(queue, 0, "first")  # type: ignore[arg-type]
+        parts = await asyncio.gather(*(reader.read(queue, 0) for _ in range(20)))
+        assert [len(part.messages) for part in parts] == [1] * 20
     with pytest.raises(ClosedError):
         await reader.queues()
 

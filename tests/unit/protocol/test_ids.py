@@ -47,8 +47,9 @@ def test_offset_within_its_range_passes(offset):
 )
 def test_anything_else_is_no_offset(offset):
     """Negative and huge numbers, and what is no whole number, are refused."""
-    with pytest.raises(OffsetInvalidError):
+    with pytest.raises(OffsetInvalidError) as caught:
         check_offset(offset)
+    assert repr(offset)[:40] in caught.value.message
 
 
 @pytest.mark.parametrize("number", [0, 8, 999_999_999])

@@ -40,6 +40,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.limits import CONTROL_BYTES_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, status_of
 
@@ -316,6 +317,20 @@ async def test_health_of_another_program_is_told(network, serve, program, other)
     assert (
         caught.value.message == f"{server.address} is the address of a {other}, not of a {program}"
     )
+
+
+async def test_call_of_a_metaserver_names_the_broker_that_answers(network, serve):
+    """As its health does: a consumer, a producer and an admin were given a broker's address."""
+    server = await serve(*SmallMetaserver("broker").routes())
+    environment = Environment(network=network)
+    consumer = Consumer(server.address, subject="s", group="g", _environment=environment)
+    text = f"{server.address} is the address of a broker, not of a metaserver"
+    with pytest.raises(InvalidRequestError, match=text):
+        await consumer.__aenter__()
+    with pytest.raises(InvalidRequestError, match=text):
+        await MetaClient(network, [server.address]).subjects()
+    with pytest.raises(InvalidRequestError, match=text):
+        await Producer(server.address, _environment=environment).__aenter__()
 
 
 async def test_call_that_the_server_does_not_have_is_told(network, server):

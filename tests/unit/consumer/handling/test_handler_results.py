@@ -339,3 +339,36 @@ def test_partial_of_a_callable_object_is_accepted_when_its_body_runs():
         handler = functools.partial(made)
         Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)
         assert is_async(handler) is isinstance(made, Async)
+
+
+def _two(first: Message, second: object) -> None:
+    raise AssertionError
+
+
+async def _with_name(message: Message, *, name: str) -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "handler", [_two, _with_name, lambda: None, "text".title, functools.partial(_two, 1, 2)]
+)
+def test_handler_is_refused_when_it_cannot_be_called_with_one_message(handler: Any):
+    """It would fail on every message for ever."""
+    with pytest.raises(HandlerTypeError, match="cannot be called with one message"):
+        Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        print,
+        [].append,
+        functools.partial(_two, 1),
+        functools.partial(_with_name, name="n"),
+        lambda m, other=1: m,
+        max,
+    ],
+)
+def test_handler_is_accepted_when_it_takes_one_message(handler: Any):
+    """Also a builtin that does not say its arguments."""
+    Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)

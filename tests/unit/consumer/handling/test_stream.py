@@ -11,6 +11,7 @@ from keylane.consumer.handling import stream as stream_module
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import OtherTaskError
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock
 from support import handling
@@ -132,7 +133,7 @@ async def test_hand_over_ends_at_once_when_the_consumer_closes():
 def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
     """After ten and twenty seconds, and once when the next message is asked for; a quick body is never logged."""
     loop, machine = virtual_loop()
-    client = handling.StreamClient()
+    client = handling.Client()
     client.taken = lambda message: None  # type: ignore[attr-defined]
 
     async def story() -> None:
@@ -163,7 +164,7 @@ async def test_consumer_that_is_never_iterated_is_logged(caplog):
     """A consumer without its intended handler keeps its partitions idle: a warning after a while, and rarely again."""
     clock = ManualClock()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
-    stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
+    stream.put([Message("orders", b"k", b"v", 0, 1, 0, delivery=StreamClient())])
     look(stream, clock, seconds=60)
     (record,) = caplog.records
     assert "no handler and is not iterated" in record.message
@@ -175,6 +176,72 @@ async def test_consumer_that_was_iterated_once_is_not_logged(caplog):
     asking = asyncio.ensure_future(stream.next())
     await asyncio.sleep(0)
     asking.cancel()
-    stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
+    stream.put([Message("orders", b"k", b"v", 0, 1, 0, delivery=StreamClient())])
     look(stream, clock, seconds=60)
     assert not caplog.records
+
+
+async def test_step_is_refused_while_another_task_waits_for_a_message():
+    """The first task gets the message; with a limit on the time, each step may run in a task of its own."""
+    client = StreamClient()
+    stream = stream_of(client, handover_ms=0, count=0)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stream.next(), 0.01)
+    first = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    with pytest.raises(OtherTaskError, match="waits for the next message"):
+        await stream.next()
+    client.in_flight.count += 1
+    stream.put([Message("s", b"k", b"", 0, 1, 0, delivery=client)])
+    assert (await first).offset == 0
+
+
+async def offset_of_next(stream: Stream, gate: asyncio.Event | None = None) -> int:
+    """Take a message, and wait for `gate` before the ack."""
+    message = await stream.next()
+    if gate is not None:
+        await gate.wait()
+    return message.offset
+
+
+@pytest.mark.parametrize("taken", [1, 2])
+async def test_step_is_refused_until_the_other_task_has_acked_its_messages(taken: int):
+    """Also those that the other task passed over; then any task may continue, and the first one must wait in turn."""
+    client = StreamClient()
+    stream = stream_of(client, handover_ms=0)
+    for _ in range(taken):
+        await stream.next()
+    for left in range(taken, 0, -1):
+        with pytest.raises(OtherTaskError, match=f"it took {left} message") as refused:
+            await asyncio.create_task(offset_of_next(stream))
+        assert refused.value.unacked == left
+        client.forget(1)
+    gate = asyncio.Event()
+    second = asyncio.create_task(offset_of_next(stream, gate))
+    await asyncio.sleep(0)
+    with pytest.raises(OtherTaskError):
+        await stream.next()
+    gate.set()
+    assert await second == taken
+    if taken < 2:
+        assert await stream.next(), "the other task has ended"
+
+
+async def test_step_within_a_time_limit_is_a_step_of_the_task_that_waits():
+    """`wait_for` makes a task of it; the message collected before it is not acked yet."""
+    stream = stream_of(StreamClient(), handover_ms=0)
+    await stream.next()
+    assert (await asyncio.wait_for(stream.next(), 30)).offset == 1
+    assert (await stream.next()).offset == 2
+
+
+async def test_step_of_another_task_is_taken_after_the_hand_over_of_unacked_messages():
+    """Their next owner delivers them again: they are not in the way of other partitions."""
+    client, other = StreamClient(left_ms=0), StreamClient()
+    stream = stream_of(client, handover_ms=0)
+    await stream.next()
+    stream.leave()
+    await stream.quiesce(client)
+    other.in_flight.count += 1
+    stream.put([Message("s", b"k", b"", 7, 2, 0, delivery=other)])
+    assert await asyncio.create_task(offset_of_next(stream)) == 7

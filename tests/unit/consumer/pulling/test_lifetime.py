@@ -34,6 +34,7 @@ EXPECTED = {
         PullEvent.FENCED: PullState.FENCED,
     },
     PullState.STOPPING: {
+        PullEvent.STOPPED: PullState.STOPPING,
         PullEvent.CLOSED: PullState.CLOSED,
         PullEvent.FENCED: PullState.FENCED,
     },

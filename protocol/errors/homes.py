@@ -1,0 +1,46 @@
+"""The refusals of a client that is used where it is not open, or by two tasks.  Pure."""
+
+from __future__ import annotations
+
+from .base import Detail, Retry
+from .refusals import RefusedError
+
+
+class ForkedError(RefusedError):
+    """A producer, consumer or reader that was open at a fork is used in the child process."""
+
+    code = 1143
+    summary = "it was open when this process was forked: its connections are the parent's"
+    hint = "Open it after the fork: in each process one of its own."
+
+
+class OtherLoopError(RefusedError):
+    """A producer, consumer or reader is used outside of its event loop."""
+
+    code = 1144
+    summary = "used outside of the event loop that it was opened in"
+    hint = (
+        "Open one in each event loop, or come back to its loop: asyncio.run_coroutine_threadsafe."
+    )
+
+
+class AlreadyOpenError(RefusedError):
+    """A producer, consumer or reader is opened while it is open or closing."""
+
+    code = 1145
+    summary = "it is open already"
+    hint = "Close it first, or make another one."
+
+
+class OtherTaskError(RefusedError):
+    """A task asks for the next message of a consumer over which another task iterates."""
+
+    code = 1148
+    retry = Retry.LATER
+    summary = "another task iterates over this consumer"
+    hint = (
+        "Iterate in one task, or take over once every message is acked.  For many messages at once, give the consumer "
+        "handler= and concurrency=: it keeps the order of each key."
+    )
+    unacked = Detail(int)
+    """Messages that the other task took and has not acked; None if it waits for one."""

@@ -1,0 +1,27 @@
+"""Arguments of an outbox that cannot work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane import ProducerSettings
+from keylane.outbox import Outbox
+from keylane.protocol.errors import ConfigError, InvalidRequestError
+
+
+@pytest.mark.parametrize("settings", [{}, ProducerSettings(), "fast", False])
+def test_outbox_refuses_settings_of_another_type(settings: Any):
+    with pytest.raises(ConfigError, match="settings must be a OutboxSettings, not"):
+        Outbox("127.0.0.1:1", "sqlite+aiosqlite://", settings=settings)
+
+
+@pytest.mark.parametrize("name", ["value", "key"])
+async def test_outbox_names_the_call_that_makes_bytes_of_a_text(name: str):
+    outbox = Outbox("127.0.0.1:1", "sqlite+aiosqlite://")
+    message: dict[str, Any] = {"value": b"v", name: "text"}
+    with pytest.raises(
+        InvalidRequestError, match=rf"{name} must be bytes, not str: use {name}.encode"
+    ):
+        outbox._row("orders", message["value"], message.get("key", b""), None)
