@@ -1,4 +1,4 @@
-"""Calls about scheduled messages: what is refused before anything is kept, and what a repeat is."""
+"""SchedulingCalls about scheduled messages: what is refused before anything is kept, and what a repeat is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOW_MS = 1_800_000_000_000
 ID = bytes(range(16))
 
 
-class AcceptedFolder:
+class TrustedFolder:
     set_aside = ""
     asked = accepted = True
 
@@ -56,7 +56,7 @@ class RecordedMessages:
         return CancelOutcome.CANCELED
 
 
-class Calls:
+class SchedulingCalls:
     """The calls of a broker at NOW_MS."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Calls:
             broker_group="g1",
             clock=clock,
             draw=self._draw,
-            standing=AcceptedFolder(),
+            standing=TrustedFolder(),
             check_writable=self._check,
         )
 
@@ -112,14 +112,14 @@ def one(*, key: bytes = b"", value: bytes = b"v", properties: bytes = b"", count
 
 
 async def test_frame_is_kept_with_its_message():
-    calls = Calls()
+    calls = SchedulingCalls()
     packed = pack_properties({"kind": "reminder"})
     assert await calls.frame(value=b"later", properties=packed) == Scheduled("g1", "fsync")
     assert calls.messages.kept == [Waits(ID, NOW_MS + 1, "s", 17, b"later", packed)]
 
 
 async def test_frame_with_a_key_is_refused():
-    calls = Calls()
+    calls = SchedulingCalls()
     with pytest.raises(DeliverAtKeyError):
         await calls.frame(key=b"k")
     assert calls.messages.kept == []
@@ -141,7 +141,7 @@ async def test_frame_with_a_key_is_refused():
     ],
 )
 async def test_bad_frame_is_refused_and_nothing_is_kept(frame, error):
-    calls = Calls()
+    calls = SchedulingCalls()
     with pytest.raises(error):
         await calls.frame(**frame)
     assert calls.messages.kept == []
@@ -149,20 +149,20 @@ async def test_bad_frame_is_refused_and_nothing_is_kept(frame, error):
 
 async def test_frame_that_is_a_little_late_is_kept():
     """Its producer has checked the time before it tried."""
-    calls = Calls()
+    calls = SchedulingCalls()
     await calls.frame(at_ms=NOW_MS - LATE_MS_MAX)
     assert len(calls.messages.kept) == 1
 
 
 async def test_broker_that_takes_no_messages_keeps_none():
-    calls = Calls()
+    calls = SchedulingCalls()
     calls.read_only = True
     with pytest.raises(BrokerReadOnlyError):
         await calls.frame()
 
 
 async def test_posted_body_is_kept_with_an_id_for_each_message():
-    calls = Calls()
+    calls = SchedulingCalls()
     body = b'[{"value": "a", "properties": {"n": "1"}}, {"value": {"b": 2}}]'
     receipts = await calls.post(body, **{CONTENT_TYPE: JSON})
     assert receipts == [f"{number:032x}" for number in (1, 2)]
@@ -174,7 +174,7 @@ async def test_posted_body_is_kept_with_an_id_for_each_message():
 
 async def test_repeated_post_with_an_idempotency_key_has_the_same_ids():
     """Other messages, another time and another key have other ids."""
-    calls = Calls()
+    calls = SchedulingCalls()
     first = await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"})
     assert await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"}) == first
     others = [
@@ -198,7 +198,7 @@ async def test_repeated_post_with_an_idempotency_key_has_the_same_ids():
     ],
 )
 async def test_bad_post_is_refused_and_nothing_is_kept(params, body, error):
-    calls = Calls()
+    calls = SchedulingCalls()
     with pytest.raises(error):
         await calls.post(body, **params)
     assert calls.messages.kept == []
@@ -206,11 +206,11 @@ async def test_bad_post_is_refused_and_nothing_is_kept(params, body, error):
 
 async def test_post_without_a_time_is_refused():
     with pytest.raises(DeliverAtError, match="missing"):
-        await Calls().scheduling.post(b"v", {"subject": "s"})
+        await SchedulingCalls().scheduling.post(b"v", {"subject": "s"})
 
 
 async def test_cancel_names_a_message():
-    calls = Calls()
+    calls = SchedulingCalls()
     answer, _ = await calls.scheduling.cancel(CancelScheduled(ID), memoryview(b""))
     assert answer == ScheduledCanceled("canceled")
     posted = await calls.scheduling.post_cancel(None, {"id": ID.hex()})
