@@ -74,8 +74,8 @@ class ScriptedBrokers:
         ]
         return Health(program="metaserver", ready=True, details={"brokers": brokers})
 
-    def broker_at(self, address: str) -> ScriptedBroker:
-        return ScriptedBroker(self, address)
+    def broker_at(self, address: str) -> SchedulingBroker:
+        return SchedulingBroker(self, address)
 
     def sending(self, **settings: Any) -> LaterSending:
         return LaterSending(
@@ -90,7 +90,7 @@ class ScriptedBrokers:
         )
 
 
-class ScriptedBroker:
+class SchedulingBroker:
     def __init__(self, brokers: ScriptedBrokers, address: str) -> None:
         self._brokers = brokers
         self._address = address
