@@ -52,7 +52,9 @@ check: lint types unit ## the quick round before a commit: style, types, tidy an
 test: lint ## what has to pass: style, types, every kind of test (WORKERS=5, ARGS for pytest)
 	@$(MAKE) --no-print-directory --jobs 2 types suite
 
+# The workers of a fresh checkout would each compile all tests.
 suite: $(STAMP)
+	@test -d tests/unit/__pycache__ || $(BIN)/python -m pytest --collect-only -q > /dev/null || true
 	@$(PARALLEL) --second-chance --durations=15 --durations-min=1 $(ARGS)
 
 lint: $(STAMP) ## formatting and lint

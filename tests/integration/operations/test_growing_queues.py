@@ -201,9 +201,15 @@ async def test_grow_command_splits_queues(shared_cluster: Cluster):
         assert ranges(await reader.queues()) == [(0, 256), (512, 768), (256, 512), (768, 1024)]
 
 
+STEPS = [
+    *("planned", "sealing"),
+    *(pytest.param(step, marks=pytest.mark.whole) for step in ("hosted", "opened")),
+]
+
+
 @pytest.mark.crash
 @pytest.mark.cluster(meta_settings=ALERT)
-@pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
+@pytest.mark.parametrize("step", STEPS)
 async def test_growth_continues_when_the_metaserver_is_killed(cluster: Cluster, step: str):
     """After any step it continues in its state; each key in order, each message once, no logic offset missing."""
     await cluster.create("cut", partitions=1, static=True)
@@ -237,7 +243,7 @@ async def test_growth_continues_when_the_metaserver_is_killed(cluster: Cluster, 
 
 @pytest.mark.crash
 @pytest.mark.cluster(meta_settings=ALERT)
-@pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
+@pytest.mark.parametrize("step", STEPS)
 async def test_growth_continues_when_a_broker_is_killed(cluster: Cluster, step: str):
     """The broker of the split queue dies with the metaserver after any step; the order holds when both are back."""
     await cluster.create("killed", partitions=1, static=True)

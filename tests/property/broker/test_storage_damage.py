@@ -156,7 +156,7 @@ def edges(whole: Whole) -> set[int]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("trail", [True, False])
 async def test_store_serves_all_before_the_cut_when_its_log_is_truncated(trail, every):
     """Cut anywhere in the last 64 records, all before is served; the rest is missed loudly if a trail proves it."""
@@ -179,7 +179,7 @@ async def test_store_serves_all_before_the_cut_when_its_log_is_truncated(trail, 
     assert every > 1 or stores == whole.end - first > 2000
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("part", ["before the snapshots", "after them"])
 async def test_store_misses_one_batch_when_a_bit_of_it_is_flipped(part, every):
     """Every bit of a batch, each in a store of its own: only that batch is missed."""
