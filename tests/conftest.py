@@ -28,6 +28,8 @@ LONG_FIRST = (
     "tests/sim/test_simulation.py",
     "tests/crash/",
     "tests/spark/",
+    "tests/property/broker/test_storage_damage.py",
+    "tests/unit/cli/demo/test_history.py",
     "tests/acceptance/",
     "tests/integration/",
     "tests/proof/",

@@ -191,7 +191,9 @@ def metas(race: Race) -> list[MetaClient]:
     return race.metas
 
 
-@pytest.fixture(params=["sqlite-2", "postgresql-2", "postgresql-3"])
+@pytest.fixture(
+    params=["sqlite-2", pytest.param("postgresql-2", marks=pytest.mark.whole), "postgresql-3"]
+)
 async def race(
     request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres
 ) -> AsyncIterator[Race]:
