@@ -126,6 +126,13 @@ def test_mutants_are_known_by_their_seeds():
     assert all(seed >= 0 for seed in CATCHES.values())
 
 
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_mutant_replaces_what_the_product_has(name):
+    """A name that the product no longer has is told here, before a hunt of all mutants."""
+    with MUTANTS[name].applied():
+        pass
+
+
 @pytest.mark.timeout(600)
 def test_last_line_is_the_result_as_json():
     """`make sim` ends with one JSON object, and an exit status."""

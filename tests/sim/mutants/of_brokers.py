@@ -32,13 +32,13 @@ def no_token_check(patches: Patches) -> None:
 
 
 def _lower_token_passes(patches: Patches, kind: type[Any]) -> None:
-    def held(self: Any, request: Any) -> Any:
+    def owned(self: Any, request: Any) -> Any:
         if type(request) is not kind:
             return real(self, request)
         partition = self._store.state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
-    real = patches.set(BrokerService, "_held", held)
+    real = patches.set(BrokerService, "_owned", owned)
 
 
 def ack_of_lower_token_accepted(patches: Patches) -> None:
