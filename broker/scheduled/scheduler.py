@@ -28,6 +28,7 @@ from ...protocol.errors import (
     CorruptLogError,
     DiskFullError,
     Fate,
+    FlushFailedError,
     KeylaneError,
     ScheduleFullError,
     StorageError,
@@ -321,19 +322,27 @@ class Scheduler:
                 if records:
                     place = await self._run_blocking(self._journal.append, records)
             except KeylaneError as error:
-                if isinstance(error, StorageError) and not isinstance(error, DiskFullError):
-                    self._failure = self._failure or error.message
-                    log.critical("no scheduled messages until the broker is restarted: %s", error)
-                for write in writes:
-                    write.undo()
-                    write.done.set_exception(error.copy(error.fate))
-                    write.done.exception()  # its caller may be gone
+                self._refuse(writes, error)
+                continue
+            except Exception as error:
+                log.exception("a bug in the broker, while it wrote scheduled messages")
+                self._refuse(writes, FlushFailedError(f"a bug in the broker: {error!r:.200}"))
                 continue
             for write in writes:
                 write.then(place)
                 write.done.set_result(None)
             self._clean()
         self._writer = None
+
+    def _refuse(self, writes: Sequence[_Write], error: KeylaneError) -> None:
+        """Tell the callers of writes that failed; after most failures of the disk nothing more is written."""
+        if isinstance(error, StorageError) and not isinstance(error, DiskFullError):
+            self._failure = self._failure or error.message
+            log.critical("no scheduled messages until the broker is restarted: %s", error)
+        for write in writes:
+            write.undo()
+            write.done.set_exception(error.copy(error.fate))
+            write.done.exception()  # its caller may be gone
 
     def _clean(self) -> None:
         """Begin to remove the oldest segments if most of the journal is about settled messages."""

@@ -258,6 +258,22 @@ async def test_failed_sync_ends_all_writes():
     assert scheduler.view()["count"] == 1
 
 
+async def test_callers_are_told_when_the_writer_meets_a_bug(monkeypatch):
+    """No call waits for ever, and nothing is written behind what may be half written."""
+
+    def broken(_records: object) -> None:
+        raise ValueError("impossible")
+
+    scheduler = open_scheduler(SimDisk())
+    monkeypatch.setattr(scheduler._journal, "append", broken)
+    async with running(scheduler, ScriptedSubjects()), asyncio.timeout(10):
+        with pytest.raises(FlushFailedError, match="a bug in the broker: ValueError"):
+            await scheduler.schedule([message(b"a")])
+        with pytest.raises(BrokerReadOnlyError):
+            await scheduler.schedule([message(b"b")])
+        assert "impossible" in scheduler.problem
+
+
 async def test_damaged_journal_serves_and_delivers_nothing():
     """A record that is lost may say that a message was canceled; the damage is told, and the file stays as it is."""
     disk, subjects = SimDisk(), ScriptedSubjects()
