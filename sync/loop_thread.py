@@ -54,6 +54,7 @@ class LoopThread:
 
         Raises:
             AlreadyOpenError, ForkedError
+            OSError, RuntimeError: the system gives no event loop or no thread; it may be started again.
         """
         self._home.check_not_forked()
         ready: Future[None] = Future()
@@ -63,12 +64,21 @@ class LoopThread:
             self._thread = threading.Thread(
                 target=self._run, args=(ready,), name=f"keylane {self._what}", daemon=True
             )
-            self._thread.start()
-            ready.result()
+            try:
+                self._thread.start()
+                ready.result()
+            except Exception:  # an interrupt leaves a thread that runs
+                self._thread = None
+                raise
 
     def _run(self, ready: Future[None]) -> None:
-        with asyncio.Runner() as runner:
-            runner.run(self._serve(ready))
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._serve(ready))
+        except Exception as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)  # there is no loop, as without a free file descriptor
 
     async def _serve(self, ready: Future[None]) -> None:
         self._home.enter(self, lambda: None)

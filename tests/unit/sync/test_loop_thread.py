@@ -94,3 +94,20 @@ def test_call_on_the_thread_itself_is_refused(thread: LoopThread):
 
     with pytest.raises(OtherLoopError, match="own event loop"):
         thread.run(nested)
+
+
+def test_start_fails_and_may_be_repeated_when_there_is_no_event_loop(monkeypatch):
+    """As without a free file descriptor; no caller waits for ever."""
+
+    def refuse() -> None:
+        raise OSError("too many open files")
+
+    thread = LoopThread("client")
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "Runner", refuse)
+        for _ in range(2):
+            with pytest.raises(OSError, match="too many open files"):
+                thread.start()
+    thread.start()
+    assert thread.run(number) == 7
+    thread.stop()
