@@ -65,6 +65,18 @@ class Program:
         self.process = self._start()
         self.ready()
 
+    def restart_to_die_after(self, step: str) -> None:
+        """Kill the program, and start it again so that it kills itself right after this step."""
+        self.kill()
+        self.environment = {"KEYLANE_DIE_AFTER": step}
+        self.restart()
+
+    async def died(self) -> None:
+        """Wait until the program has killed itself; its next start is an ordinary one."""
+        await eventually(lambda: self.process.poll() is not None, what="its death")
+        self.process.stdout.close()
+        self.environment = {}
+
     def stop(self) -> None:
         """End the program, with SIGTERM if it still runs."""
         if self.process.poll() is None:

@@ -42,14 +42,10 @@ async def test_broker_killed_after_any_step(cluster: Cluster, step: str, victim:
     meta = MetaClient(network, [cluster.meta])
     async with Load(cluster.meta, subject, keys=20) as load:
         await load.progress(100)
-        program.kill()
-        program.environment = {"KEYLANE_DIE_AFTER": step}
-        program.restart()
+        program.restart_to_die_after(step)
         await begun(meta, move)
-        await eventually(lambda: program.process.poll() is not None, what="its death")
-        program.process.stdout.close()
+        await program.died()
         broker.kill()
-        program.environment = {}
         program.restart()
         (view,) = (await meta.operations(subject)).operations
         if (step, victim) in NEEDED:

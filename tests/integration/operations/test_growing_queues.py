@@ -220,13 +220,9 @@ async def test_growth_continues_when_the_metaserver_is_killed(cluster: Cluster, 
         QueueReader(cluster.meta, subject="cut") as reader,
     ):
         await load.progress(200)
-        program.kill()
-        program.environment = {"KEYLANE_DIE_AFTER": step}
-        program.restart()
+        program.restart_to_die_after(step)
         await begun(admin._meta, Reshape(kind=OperationKind.GROW, subject="cut", partitions=3))
-        await eventually(lambda: program.process.poll() is not None, what="its death")
-        program.process.stdout.close()
-        program.environment = {}
+        await program.died()
         program.restart()
         (view,) = await admin.list_operations("cut")
         if view.state is OperationState.PLAN:
@@ -256,14 +252,10 @@ async def test_growth_continues_when_a_broker_is_killed(cluster: Cluster, step: 
         await load.progress(200)
         source = (await reader.queues())[0].segments[0].partition.broker_group
         broker = cluster.brokers[int(source[1:]) - 1]
-        program.kill()
-        program.environment = {"KEYLANE_DIE_AFTER": step}
-        program.restart()
+        program.restart_to_die_after(step)
         await begun(admin._meta, Reshape(kind=OperationKind.GROW, subject="killed", queues=(0,)))
-        await eventually(lambda: program.process.poll() is not None, what="its death")
-        program.process.stdout.close()
+        await program.died()
         broker.kill()
-        program.environment = {}
         program.restart()
         (view,) = await admin.list_operations("killed")
         broker.restart()

@@ -23,7 +23,7 @@ from keylane.protocol.operations import OperationKind, OperationState, Operation
 from keylane.protocol.queues import QueueView
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import ALERT, Cluster, done_operation, eventually
+from support.cluster import ALERT, Cluster, done_operation
 from support.load import Load
 from support.server_process import run_keylane
 
@@ -90,15 +90,11 @@ async def test_metaserver_killed_after_any_step(cluster: Cluster, step: str):
         await load.progress(200)
         (queue,) = await reader.queues()
         place, to = queue.segments[-1].partition, other(queue)
-        program.kill()
-        program.environment = {"KEYLANE_DIE_AFTER": step}
-        program.restart()
+        program.restart_to_die_after(step)
         ask = Reshape(kind=OperationKind.MOVE, partition_ids=(place.partition_id,), broker_group=to)
         with contextlib.suppress(UnreachableError):
             await begin(meta, ask)
-        await eventually(lambda: program.process.poll() is not None, what="its death")
-        program.process.stdout.close()
-        program.environment = {}
+        await program.died()
         program.restart()
         (view,) = (await meta.operations("cut")).operations
         if view.state is OperationState.PLAN:  # refused, or too late for the same partition

@@ -23,7 +23,7 @@ from keylane.protocol.operations import Cordon, OperationKind, OperationState, R
 from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import ALERT, Cluster, begun, done_operation, eventually, pause, silent
+from support.cluster import ALERT, Cluster, begun, done_operation, pause, silent
 from support.load import Load
 from support.postgres import Postgres
 
@@ -136,13 +136,9 @@ async def test_operation_ends_when_the_metaserver_is_killed_after_any_step(
     meta_program = cluster.meta_program
     async with Load(cluster.meta, "steps", keys=50) as load, meta_of(cluster) as meta:
         await load.progress(300)
-        meta_program.kill()
-        meta_program.environment = {"KEYLANE_DIE_AFTER": step}
-        meta_program.restart()
+        meta_program.restart_to_die_after(step)
         await begun(meta, resize("steps", 5))
-        await eventually(lambda: meta_program.process.poll() is not None, what="its death")
-        meta_program.process.stdout.close()
-        meta_program.environment = {}
+        await meta_program.died()
         meta_program.restart()
         (view,) = (await meta.operations("steps")).operations
         if view.state is not OperationState.DONE:
@@ -172,11 +168,9 @@ async def test_operation_ends_when_its_metaserver_is_killed_for_good(
         await cluster.create("passed", partitions=2)
         async with Load(cluster.addresses, "passed", keys=50) as load:
             await load.progress(300)
-            cluster.meta_program.kill()
-            cluster.meta_program.environment = {"KEYLANE_DIE_AFTER": "sealing"}
-            cluster.meta_program.restart()
+            cluster.meta_program.restart_to_die_after("sealing")
             await begun(first, resize("passed", 5))
-            await eventually(lambda: cluster.meta_program.process.poll() is not None)
+            await cluster.meta_program.died()
             (view,) = (await second.operations("passed")).operations
             await done_operation(second, view)
             await load.progress(300)

@@ -249,15 +249,11 @@ async def test_reset_is_finished_by_a_retry_when_its_metaserver_is_killed(
     await fill(cluster, "cut")
     assert await handle(cluster, "cut", 40) == VALUES
     program = cluster.meta_program
-    program.kill()
-    program.environment = {"KEYLANE_DIE_AFTER": step}
-    program.restart()
+    program.restart_to_die_after(step)
     with pytest.raises(UnreachableError) as unknown:
         await brokers_known(cluster, ResetGroup(to=ResetTo.OFFSET, queue=0, offset=15))
     assert unknown.value.fate == "unknown"
-    await eventually(lambda: program.process.poll() is not None, what="its death")
-    program.process.stdout.close()
-    program.environment = {}
+    await program.died()
     program.restart()
     done = await brokers_known(cluster, ResetGroup(to=ResetTo.OFFSET, queue=0, offset=15))
     assert [cursor.cursor for cursor in done.cursors] == [10, 5, 0, 0]
