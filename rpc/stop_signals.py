@@ -9,6 +9,7 @@ run too, and earlier handlers can be read and restored.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import signal
 import threading
@@ -22,9 +23,10 @@ class StopSignals:
     """
     Sets `event` at the first SIGTERM or SIGINT between `__enter__` and `__exit__`.
 
-    The earlier handler is called too, unless it only interrupts the program, as Python's handler of SIGINT and that of
-    `asyncio.run` do.  The second signal goes to the earlier handler alone; by default, and under `asyncio.run`, it ends
-    the process.
+    The earlier handler is called too, but does not interrupt the program: the handler of `asyncio.run` is left out, and
+    a KeyboardInterrupt, which Python's handler of SIGINT raises and PySpark's after it has canceled its jobs, is
+    dropped.  The second signal goes to the earlier handler alone; by default, and under `asyncio.run`, it ends the
+    process.
     An ignored signal stays ignored.  Outside of the main thread no handler is installed: Python lets only the main
     thread handle signals.
     """
@@ -110,13 +112,9 @@ def _handle(number: int, frame: FrameType | None) -> None:
     before = _before[number]
     for signals in list(_listening):
         signals.tell()
-    if callable(before) and not _only_interrupts(before):
-        before(number, frame)
-
-
-def _only_interrupts(handler: Any) -> bool:
-    """True for Python's handler of SIGINT, and for the one that `asyncio.run` puts in its place."""
-    return handler is signal.default_int_handler or _is_of_a_runner(handler)
+    if callable(before) and not _is_of_a_runner(before):
+        with contextlib.suppress(KeyboardInterrupt):
+            before(number, frame)
 
 
 def _is_of_a_runner(handler: Any) -> bool:

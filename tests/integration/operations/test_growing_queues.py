@@ -114,20 +114,20 @@ async def test_group_reads_the_split_queue_first_when_it_was_stopped_meanwhile(
 ):
     """A group that comes after two growths gets each key's messages in order, over all partitions."""
     meta = shared_cluster.meta
-    await shared_cluster.create("late", partitions=1, static=True)
+    await shared_cluster.create("stopped-meanwhile", partitions=1, static=True)
     keys = [b"key-%d" % number for number in range(24)]
     async with Producer(meta) as producer, Admin(meta) as admin:
         for number in range(3):
             if number:
-                await admin.wait(await admin.grow_subject("late", 2 * number))
+                await admin.wait(await admin.grow_subject("stopped-meanwhile", 2 * number))
             for key in keys:
-                await producer.send("late", b"%d" % number, key=key)
+                await producer.send("stopped-meanwhile", b"%d" % number, key=key)
     seen: list[Message] = []
-    async with Consumer(meta, subject="late", group="g", handler=seen.append):
+    async with Consumer(meta, subject="stopped-meanwhile", group="g", handler=seen.append):
         await eventually(lambda: len(seen) >= 3 * len(keys))
     for key in keys:
         assert [message.value for message in seen if message.key == key] == [b"0", b"1", b"2"]
-    async with QueueReader(meta, subject="late") as reader:
+    async with QueueReader(meta, subject="stopped-meanwhile") as reader:
         await check_queues(reader, seen)
 
 

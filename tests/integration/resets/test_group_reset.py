@@ -358,12 +358,12 @@ async def test_reset_command_sets_what_describe_shows(shared_cluster: Cluster):
 
 async def test_reset_command_shows_no_queues_when_the_subject_has_none(shared_cluster: Cluster):
     """Queue numbers and logic offsets mean nothing there."""
-    await shared_cluster.create("plain", partitions=1)
+    await shared_cluster.create("flat", partitions=1)
     async with Producer(shared_cluster.meta) as producer:
-        await producer.send("plain", b"1")
-    async with Consumer(shared_cluster.meta, subject="plain", group="g") as consumer:
+        await producer.send("flat", b"1")
+    async with Consumer(shared_cluster.meta, subject="flat", group="g") as consumer:
         await (await anext(consumer)).ack()
-    done = await keylane(shared_cluster, "reset", "plain", "g", "--to", "earliest")
+    done = await keylane(shared_cluster, "reset", "flat", "g", "--to", "earliest")
     assert done.returncode == 0, done.stderr
     _title, header, *_ = filter(str.strip, done.stdout.splitlines())
     assert header.split() == ["partition", "offset", "token"]

@@ -84,6 +84,24 @@ async def test_python_handler_is_called_for_each_signal(number):
         assert calls == [number, number]
 
 
+@BOTH
+async def test_first_signal_does_not_interrupt_when_the_handler_raises(number):
+    """PySpark's handler of SIGINT cancels its jobs and raises KeyboardInterrupt; the second signal does interrupt."""
+    calls: list[int] = []
+
+    def cancel_and_raise(got: int, _frame: object) -> None:
+        calls.append(got)
+        raise KeyboardInterrupt
+
+    with handled_by(number, cancel_and_raise), StopSignals() as signals:
+        signal.raise_signal(number)
+        await told(signals)
+        assert calls == [number]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        assert calls == [number, number]
+
+
 async def test_ignored_signal_stays_ignored():
     """A process that was started to ignore it (nohup) is not ended by it."""
     with handled_by(signal.SIGTERM, signal.SIG_IGN), StopSignals() as signals:
