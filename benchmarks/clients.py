@@ -56,16 +56,17 @@ def bare_send(folder: Path, count: int) -> dict[str, Any]:
 def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> dict[str, float]:
     """One round of all figures."""
 
-    def role(name: str, messages: int) -> dict[str, Any]:
+    def role(name: str, messages: int, script: str = "client_roles.py") -> dict[str, Any]:
         subject = f"{name}-{number}"
         cluster.create(subject)
-        return result_of(measured("client_roles.py", name, cluster.meta, subject, str(messages)))
+        return result_of(measured(script, name, cluster.meta, subject, str(messages)))
 
     bare = bare_send(folder, count)
     send = role("send", count)
     arrow = role("arrow", count)
     large = role("send-1k", count // 5)
     single = role("single", SINGLE_SENDS)
+    outbox = role("outbox", count // 10, "roles.py")
     large_mb = (count // 5) / 1024
     return {
         "bare_per_second": count / bare["seconds"],
@@ -79,6 +80,7 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
         "send_1k_mb_s": large_mb / large["seconds"],
         "disk_mb_s": large_mb / large["disk_seconds"],
         "send_1k_vs_disk": large["disk_seconds"] / large["seconds"],
+        "outbox_rows_per_second": count // 10 / outbox["seconds"],
         "single_send_p50_ms": single["p50_ms"],
         "single_send_p99_ms": single["p99_ms"],
         "single_p99_vs_p50": single["p99_ms"] / single["p50_ms"],

@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ..protocol.errors import NotSentError
+from ..protocol.errors import NotSentError, SubjectUnknownError
 from ..protocol.frames import Append, Read
 from ..protocol.routing import Partition, Route
 from ..rpc.client import BrokerClient, MetaClient
@@ -56,9 +56,19 @@ class Peers:
             asked.add_done_callback(lambda _: self._asked.pop(subject))
         return await asyncio.shield(asked)
 
+    async def route_to_send(self, subject: str) -> Route:
+        """The same for a sender: an unknown subject is created where the metaserver allows it."""
+        try:
+            return await self.route(subject)
+        except SubjectUnknownError:
+            return self._know(subject, await self._meta.route_to_send(subject))
+
     async def new_route(self, subject: str, *, known_version: int = -1, wait_ms: int = 0) -> Route:
         """Ask for the route; the answer waits up to `wait_ms` for a version other than `known_version`."""
         route = await self._meta.route(subject, known_version=known_version, wait_ms=wait_ms)
+        return self._know(subject, route)
+
+    def _know(self, subject: str, route: Route) -> Route:
         self._routes[subject] = route
         self._routes.move_to_end(subject)
         if len(self._routes) > ROUTES_MAX:

@@ -128,7 +128,7 @@ class MessagePosting:
         Raises:
             KeylaneError: there is no route, or no open partition.
         """
-        route = await self._peers.route(subject)
+        route = await self._peers.route_to_send(subject)
         partition = self._any(route.open_partitions())
         if partition is None or partition.address is None:
             route = await self._peers.new_route(subject)
@@ -162,7 +162,7 @@ class MessagePosting:
     async def _store(self, post: _Post) -> None:
         """Store every message, with newer routes where the known one is out of date."""
         until_ms = self._clock.boot_ms() + WAIT_MS
-        route = await self._peers.route(post.subject)
+        route = await self._peers.route_to_send(post.subject)
         while True:
             errors = await self._try(post, route)
             final = [error for error in errors if not _is_of_route(error)]

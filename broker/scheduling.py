@@ -116,7 +116,7 @@ class Scheduling:
 
     async def _keep(self, subject: str, messages: list[Waits]) -> None:
         self._check_writable()
-        await self._peers.route(subject)  # the subject exists
+        await self._peers.route_to_send(subject)  # the subject exists
         await self._scheduler.schedule(messages)
 
     # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────────

@@ -110,12 +110,25 @@ def dev(
     subject: Annotated[
         list[str] | None, typer.Option(help="Create this subject too; may be repeated.")
     ] = None,
+    auto_create: Annotated[
+        str,
+        typer.Option(
+            metavar="PATTERN", help="Which subjects their first message creates: '*', 'events.*'."
+        ),
+    ] = "off",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Run a whole cluster on this machine, until Ctrl-C."""
     from .commands.dev import run_dev
 
-    status = run_dev(output, data=data, port=port, brokers=brokers, subjects=subject or [])
+    status = run_dev(
+        output,
+        data=data,
+        port=port,
+        brokers=brokers,
+        subjects=subject or [],
+        auto_create=auto_create,
+    )
     raise typer.Exit(status)
 
 

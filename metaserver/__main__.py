@@ -54,6 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", help="loopback address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (7000)")
+    parser.add_argument(
+        "--auto-create",
+        metavar="PATTERN",
+        help="which subjects their first message creates, such as 'events.*'; off (the default): none",
+    )
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings by name")
     parser.add_argument("--log-level", default="WARNING", help="DEBUG, INFO, WARNING, ERROR")
     return parser

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ..protocol import endpoints
-from ..protocol.control import Health
+from ..protocol.control import AutoCreate, Health, SubjectView
 from ..protocol.errors import InvalidRequestError
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Route
@@ -63,6 +63,10 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
         )
         return await catalogue.retry_while_empty(ask)
 
+    async def auto_create(body: AutoCreate, params: Params) -> SubjectView:
+        ask = partial(catalogue.auto_create, params["subject"], body)
+        return await catalogue.retry_while_empty(ask)
+
     return [
         ControlRoute(endpoints.BROKER_HEARTBEAT, lambda body, _: catalogue.report(body)),
         ControlRoute(
@@ -73,6 +77,7 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
             lambda body, params: catalogue.accept_folder(params["group"], body),
         ),
         ControlRoute(endpoints.CREATE_SUBJECT, lambda body, _: catalogue.create(body)),
+        ControlRoute(endpoints.AUTO_CREATE, auto_create),
         ControlRoute(endpoints.SUBJECTS, lambda _body, _: catalogue.subjects()),
         ControlRoute(endpoints.SUBJECT, lambda _body, params: catalogue.subject(params["subject"])),
         ControlRoute(endpoints.ROUTE, route),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import DataFolderError
-from ..protocol.limits import CONNECTIONS_MAX
+from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import range_problems, refuse, values_of
 from ..rpc.settings import read_settings
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")
+AUTO_CREATE_OFF = "off"
+PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,200}")
 NO_FILE = ("", "//", "///", "///:memory:")
 
 
@@ -61,6 +65,15 @@ class MetaserverSettings:
     )
     sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
     subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
+    auto_create: str = field(
+        default=AUTO_CREATE_OFF,
+        metadata={
+            "doc": "off, or which subjects the first message sent to them creates: a pattern such as events.*"
+        },
+    )
+    auto_create_partitions: int = field(
+        default=2, metadata={"doc": "partitions of a subject created by its first message"}
+    )
     http_connections_max: int = field(
         default=CONNECTIONS_MAX,
         metadata={"doc": "HTTP connections at once: each consumer and producer has one or two"},
@@ -70,6 +83,10 @@ class MetaserverSettings:
         refuse(_problems(values_of(self)))
         if self.broker_ttl_ms < 2 * self.broker_heartbeat_ms:
             refuse(["broker_ttl_ms must be at least twice broker_heartbeat_ms"])
+
+    def creates(self, subject: str) -> bool:
+        """True if the first message sent to a subject of this name creates it."""
+        return self.auto_create != AUTO_CREATE_OFF and fnmatchcase(subject, self.auto_create)
 
 
 _RANGES = {
@@ -83,6 +100,7 @@ _RANGES = {
     "expire_ms": (100, 600_000),
     "sessions_max": (1, 100_000),
     "subjects_max": (1, 1_000_000),
+    "auto_create_partitions": (1, PARTITIONS_MAX),
     "http_connections_max": (1, 1_000_000),
 }
 
@@ -96,6 +114,12 @@ def _problems(values: Mapping[str, object]) -> list[str]:
         problems.append(f"database_url begins with one of {', '.join(DATABASE_SCHEMES)}")
     elif url is not None and str(url).removeprefix(DATABASE_SCHEMES[0]) in NO_FILE:
         problems.append("an SQLite database_url names a file")
+    pattern = values.get("auto_create", AUTO_CREATE_OFF)
+    if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
+        problems.append(
+            "auto_create must be off, or a pattern of names: letters, digits, '.', '_', '-', and * or ? for others, "
+            f"not {pattern!r:.40}"
+        )
     host = values.get("host", "127.0.0.1")
     if not isinstance(host, str) or not host:
         problems.append("host must be an address")

@@ -61,7 +61,7 @@ class OutboxRoutes:
         known = self.known.setdefault(subject, KnownRoute())
         try:
             subject_id = 0 if known.route is None else known.route.subject_id
-            route = await self._meta.route(subject, subject_id=subject_id)
+            route = await self._meta.route_to_send(subject, subject_id=subject_id)
             if known.route is not None and route.version < known.route.version:
                 known.problem = "the metaserver's route is older than the one followed"
                 return known

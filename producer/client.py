@@ -56,8 +56,7 @@ from .settings import ProducerSettings
 from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 
 log = logging.getLogger("keylane.producer")
-NO_LIMIT = 1 << 62
-"""Bytes: more than any queue has."""
+NO_LIMIT = 1 << 62  # bytes: more than any queue has
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -165,11 +164,11 @@ class Producer(ScheduledCancels, Generic[V]):
     def _begin(self, meta: MetaClient) -> None:
         """Set the state of a new opening; no state of an earlier one is kept, and none that a fork copied."""
         self._meta = meta
-        self._thread = get_ident() if self._codec is None else NO_THREAD
-        """The thread in which `send` takes values as they are."""
+        self._thread = get_ident() if self._codec is None else NO_THREAD  # where values are bytes
         self._rng = self._environment.new_rng()
         self._identity = Identity(self._environment.draw_identity)
         self._senders = {}
+        self._sent_to: set[str] = set()  # not created again: they may have been deleted
         self._budget = SendBudget(self._settings.queue_bytes)
         self._scheduled = LaterSending(
             meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=self._environment.draw_identity,
@@ -349,7 +348,9 @@ class Producer(ScheduledCancels, Generic[V]):
             subject, order_strategy=self._order_strategy, meta=self._meta,
             broker_at=self._connections.broker_at, identity=self._identity, settings=self._settings,
             clock=self._clock, rng=self._rng, budget=self._budget, on_dead=self._forget,
+            may_create=subject not in self._sent_to,
         )  # fmt: skip
+        self._sent_to.add(subject)
         return sender
 
     def _forget(self, sender: SubjectSender) -> None:

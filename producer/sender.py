@@ -64,6 +64,7 @@ class SubjectSender:
         rng: random.Random,
         budget: SendBudget,
         on_dead: Callable[[SubjectSender], None],
+        may_create: bool,
     ) -> None:
         self.subject = subject
         self.table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
@@ -81,6 +82,7 @@ class SubjectSender:
         self._rng = rng
         self._budget = budget
         self._on_dead = on_dead
+        self._first_route = meta.route_to_send if may_create else meta.route
         self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
         self._outdated: int | None = None
@@ -282,16 +284,20 @@ class SubjectSender:
         While a broker is missing the calls are short, so that the next failure is followed by a fresh call soon.
         """
         known = self._route
+        urgent = self._refresh.is_set() or self._lacks_a_broker()
+        self._refresh.clear()
+        if known is None:
+            return await self._first_route(
+                self.subject, wait_ms=URGENT_WAIT_MS, order_strategy=self._order_strategy
+            )
         ask = partial(
             self._meta.route,
             self.subject,
-            known_version=-1 if known is None else known.version,
+            known_version=known.version,
             order_strategy=self._order_strategy,
-            subject_id=0 if known is None else known.subject_id,
+            subject_id=known.subject_id,
         )
-        urgent = self._refresh.is_set() or self._lacks_a_broker()
-        self._refresh.clear()
-        if known is None or urgent:
+        if urgent:
             return await ask(wait_ms=URGENT_WAIT_MS)
         async with Race() as race:
             call = race.start(ask(wait_ms=PULL_WAIT_MS_MAX))

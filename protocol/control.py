@@ -167,6 +167,12 @@ class CreateSubject(Struct, frozen=True, kw_only=True):
     """The subject has logic queues.  Their number never falls, and rises only when an operator grows the subject."""
 
 
+class AutoCreate(Struct, frozen=True, kw_only=True):
+    """Create a subject that is unknown, to send messages to it."""
+
+    order_strategy: OrderStrategy = OrderStrategy.STRICT
+
+
 class SubjectView(Struct, frozen=True, kw_only=True):
     """A subject's settings and its route."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from .control import (
     AcceptFolder,
+    AutoCreate,
     BrokerHeartbeat,
     BrokerView,
     BrokerWelcome,
@@ -106,6 +107,15 @@ CREATE_SUBJECT = Endpoint(
     SubjectView,
     Rights.ADMINISTER,
     "Create a subject; a repeat with the same settings changes nothing.",
+    idempotent=True,
+)
+AUTO_CREATE = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/auto-create",
+    AutoCreate,
+    SubjectView,
+    Rights.PRODUCE,
+    "Create a subject for its first message, where the setting auto_create allows it; changes nothing if it exists.",
     idempotent=True,
 )
 SUBJECTS = Endpoint("GET", "/v1/subjects", None, SubjectList, Rights.READ, "All subjects, by name.")
@@ -425,6 +435,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     CORDON,
     ACCEPT_FOLDER,
     CREATE_SUBJECT,
+    AUTO_CREATE,
     SUBJECTS,
     SUBJECT,
     ROUTE,

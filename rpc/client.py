@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from ..protocol import endpoints
 from ..protocol.control import (
     AcceptFolder,
+    AutoCreate,
     BrokerHeartbeat,
     BrokerView,
     BrokerWelcome,
@@ -50,6 +52,7 @@ from ..protocol.errors import (
     OutcomeUnknownError,
     Retry,
     StorageError,
+    SubjectUnknownError,
 )
 from ..protocol.frames import Answer, Pull, PullShared, Request
 from ..protocol.http.endpoint import Endpoint
@@ -250,6 +253,25 @@ class MetaClient:
         if order_strategy is not None:
             query["order_strategy"] = order_strategy.value
         return await self._call(endpoints.ROUTE, query=query, wait_ms=wait_ms, subject=subject)
+
+    async def route_to_send(
+        self,
+        subject: str,
+        *,
+        wait_ms: int = 0,
+        order_strategy: OrderStrategy | None = None,
+        subject_id: int = 0,
+    ) -> Route:
+        """As `route`, for a sender: a subject that it has not known is created, where the metaserver allows it."""
+        ask = partial(self.route, subject, order_strategy=order_strategy, subject_id=subject_id)
+        try:
+            return await ask(wait_ms=wait_ms)
+        except SubjectUnknownError:
+            if subject_id:
+                raise
+            body = AutoCreate(order_strategy=order_strategy or OrderStrategy.STRICT)
+            await self._call(endpoints.AUTO_CREATE, body, subject=subject, timeout_ms=15_000)
+            return await ask()
 
     async def join(self, body: Join) -> Joined:
         """Begin a consumer session."""

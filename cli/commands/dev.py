@@ -74,7 +74,13 @@ def prepare_data(data: Path) -> None:
 
 
 async def _start(
-    stack: AsyncExitStack, data: Path, port: int, brokers: int, subjects: list[str]
+    stack: AsyncExitStack,
+    data: Path,
+    port: int,
+    *,
+    brokers: int,
+    subjects: list[str],
+    auto_create: str,
 ) -> Cluster:
     began = time.monotonic()
     check_port(port)
@@ -88,10 +94,8 @@ async def _start(
     prepare_data(data)
     network = HttpNetwork()
     stack.push_async_callback(network.close)
-    meta_folder = data / "metaserver"
-    metaserver = await stack.enter_async_context(
-        running_metaserver(MetaserverSettings(data=meta_folder, port=port), network=network)
-    )
+    meta_settings = MetaserverSettings(data=data / "metaserver", port=port, auto_create=auto_create)
+    metaserver = await stack.enter_async_context(running_metaserver(meta_settings, network=network))
     addresses = {}
     for number in range(1, brokers + 1):
         group = f"broker-{number}"
@@ -143,7 +147,13 @@ def next_steps(cluster: Cluster) -> str:
 
 
 def run_dev(
-    form: OutputFormat, *, data: Path, port: int, brokers: int | None, subjects: list[str]
+    form: OutputFormat,
+    *,
+    data: Path,
+    port: int,
+    brokers: int | None,
+    subjects: list[str],
+    auto_create: str,
 ) -> int:
     """
     Run a cluster until SIGINT or SIGTERM.
@@ -159,7 +169,14 @@ def run_dev(
             for subject in subjects:
                 check_name("subject", subject)
             async with AsyncExitStack() as stack:
-                cluster = await _start(stack, data, port, broker_count(data, brokers), subjects)
+                cluster = await _start(
+                    stack,
+                    data,
+                    port,
+                    brokers=broker_count(data, brokers),
+                    subjects=subjects,
+                    auto_create=auto_create,
+                )
                 if form is OutputFormat.JSON:
                     show_json(cluster)
                 else:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from ...protocol.address import check_broker_address
 from ...protocol.control import (
     AcceptFolder,
+    AutoCreate,
     BrokerHeartbeat,
     BrokerView,
     BrokerWelcome,
@@ -63,6 +64,7 @@ from ..cluster.lost_database import database_lost, is_empty
 from ..cluster.queues import read_queues
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import (
+    find_subject,
     open_subject,
     plan_subject,
     planned_partitions,
@@ -265,6 +267,32 @@ class Catalogue:
         if row.route_version == 0:
             await self._complete(row)
         return await self.subject(row.name)
+
+    async def auto_create(self, name: str, ask: AutoCreate) -> SubjectView:
+        """
+        Create an unknown subject to which a first message is sent, if the setting `auto_create` allows it.
+
+        Raises:
+            InvalidNameError
+            SubjectUnknownError: `auto_create` does not allow it.
+            KeylaneError: as `create` raises them.
+        """
+        try:
+            return await self.subject(name)
+        except SubjectUnknownError:
+            if not self._settings.creates(name):
+                raise
+        row = await self._database.read(find_subject, name)
+        if row is not None:  # another call is creating it, maybe with other settings
+            await self._complete(row)
+            return await self.subject(name)
+        partitions = self._settings.auto_create_partitions
+        create = CreateSubject(
+            subject=name, partitions=partitions, order_strategy=ask.order_strategy
+        )
+        view = await self.create(create)
+        log.info("subject %s was created by its first message", name)
+        return view
 
     async def repair(self) -> None:
         """

@@ -237,7 +237,7 @@ class LaterSending:
             return doubtful, await self._address(doubtful)
         asked = self._routes.get(subject)
         if asked is None:
-            call = self._meta.route(subject, order_strategy=self._order_strategy)
+            call = self._meta.route_to_send(subject, order_strategy=self._order_strategy)
             asked = self._routes[subject] = asyncio.create_task(call)
         route = await asyncio.shield(asked)
         available = [

@@ -124,7 +124,7 @@ class BrokerAddressError(RefusedError):
 
 
 class SubjectUnknownError(RefusedError):
-    """The subject was never created."""
+    """The subject was never created, and the metaserver's setting `auto_create` does not have the first message do it."""
 
     code = 1110
     summary = "no such subject"

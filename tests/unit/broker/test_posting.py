@@ -73,7 +73,7 @@ class ScriptedPeers:
         self.asked: list[tuple[int, int]] = []
         """Known version and wait of each question for a route."""
 
-    async def route(self, _subject: str) -> Route:
+    async def route_to_send(self, _subject: str) -> Route:
         return self._routes[0]
 
     async def new_route(self, _subject: str, *, known_version: int = -1, wait_ms: int = 0) -> Route:

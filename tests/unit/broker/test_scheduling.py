@@ -36,7 +36,7 @@ class TrustedFolder:
 
 
 class KnownSubjects:
-    async def route(self, subject: str) -> None:
+    async def route_to_send(self, subject: str) -> None:
         if subject == "unknown":
             raise SubjectUnknownError(subject=subject)
 

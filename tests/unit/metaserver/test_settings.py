@@ -27,12 +27,14 @@ def test_error_names_every_impossible_setting() -> None:
         "sessions_max": True,
         "database_url": "mysql://x",
         "host": "",
+        "auto_create": "orders, events",
+        "auto_create_partitions": 0,
     }
     with pytest.raises(ConfigError) as raised:
         metaserver_settings(bad)
     for name in bad.keys() - {"data"}:
         assert name in raised.value.message
-    assert raised.value.problems == 5
+    assert raised.value.problems == 7
 
 
 def test_error_names_unknown_and_missing_settings() -> None:
@@ -41,6 +43,27 @@ def test_error_names_unknown_and_missing_settings() -> None:
         metaserver_settings({"prot": 1})
     with pytest.raises(ConfigError, match="data must be"):
         metaserver_settings({"data": 5})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "creates"),
+    [
+        ("off", "off", False),
+        ("off", "orders", False),
+        ("*", "orders", True),
+        ("events.*", "events.paid", True),
+        ("events.*", "events", False),
+        ("events.*", "Events.paid", False),
+        ("day-?", "day-1", True),
+        ("day-?", "day-12", False),
+    ],
+)
+def test_pattern_decides_which_subjects_are_created(
+    pattern: str, subject: str, creates: bool
+) -> None:
+    """`*` stands for any letters, `?` for one, and case counts."""
+    settings = MetaserverSettings(data=Path("x"), auto_create=pattern)
+    assert settings.creates(subject) is creates
 
 
 def test_broker_ttl_is_refused_when_it_is_below_two_heartbeats() -> None:

@@ -46,7 +46,7 @@ class ScriptedBrokers:
         self.routes = 0
         self.available = True
 
-    async def route(self, subject: str, *, order_strategy: object = None) -> Route:
+    async def route_to_send(self, subject: str, *, order_strategy: object = None) -> Route:
         self.routes += 1
         return Route(
             subject=subject,

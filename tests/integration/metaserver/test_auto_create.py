@@ -1,0 +1,107 @@
+"""`auto_create`: the first message creates its subject, where the pattern allows it, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from keylane import Admin, Consumer, Producer, QueueReader
+from keylane.protocol.errors import (
+    StrategyMismatchError,
+    SubjectDeletedError,
+    SubjectUnknownError,
+)
+from keylane.protocol.routing import OrderStrategy
+from support.cluster import Cluster
+
+pytestmark = pytest.mark.cluster(
+    meta_settings="auto_create = 'made.*'\nauto_create_partitions = 3\n"
+)
+
+
+async def test_first_message_creates_its_subject_once(file_cluster: Cluster):
+    """Three producers at once get one subject, with the producers' strategy and the partitions of the setting."""
+
+    async def send(number: int) -> None:
+        async with Producer(file_cluster.meta, order_strategy="best_tried") as producer:
+            receipt = await producer.send("made.once", b"%d" % number, key=b"k")
+            assert receipt.durable
+
+    await asyncio.gather(*map(send, range(3)))
+    async with Admin(file_cluster.meta) as admin:
+        view = await admin.describe_subject("made.once")
+    assert len(view.partitions) == 3
+    assert view.order_strategy is OrderStrategy.BEST_TRIED
+    async with Consumer(file_cluster.meta, subject="made.once", group="g") as consumer:
+        values = {(await anext(consumer)).value for _ in range(3)}
+    assert values == {b"0", b"1", b"2"}
+
+
+async def test_unknown_subject_is_refused_when_the_pattern_does_not_fit(file_cluster: Cluster):
+    """A misspelt name creates no subject."""
+    async with Producer(file_cluster.meta) as producer, Admin(file_cluster.meta) as admin:
+        with pytest.raises(SubjectUnknownError):
+            await producer.send("mode.other", b"v", key=b"k")
+        assert "mode.other" not in [each.subject for each in await admin.list_subjects()]
+
+
+async def test_subject_is_not_created_when_it_is_only_looked_at(file_cluster: Cluster):
+    """Consumers, readers, views and HTTP reads refuse an unknown name, whatever the pattern."""
+    meta, subject = file_cluster.meta, "made.looked-at"
+    with pytest.raises(SubjectUnknownError):
+        async with Consumer(meta, subject=subject, group="g"):
+            pass
+    async with QueueReader(meta, subject=subject) as reader:
+        with pytest.raises(SubjectUnknownError):
+            await reader.queues()
+    url = f"http://{file_cluster.brokers[0].address}/v1/subjects/{subject}/messages"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(url + "?partition=1&offset=0") as got,
+    ):
+        assert got.status == 404
+    async with Admin(meta) as admin:
+        with pytest.raises(SubjectUnknownError):
+            await admin.describe_subject(subject)
+
+
+@pytest.mark.parametrize("path", ["messages", "scheduled?deliver_at=2026-12-01T00:00:00Z"])
+async def test_posted_message_creates_its_subject(file_cluster: Cluster, path: str):
+    """The first message may come by plain HTTP, and may be one for later."""
+    subject = f"made.by-{path[:4]}"
+    url = f"http://{file_cluster.brokers[0].address}/v1/subjects/{subject}/{path}"
+    async with aiohttp.ClientSession() as session, session.post(url, data=b"value") as posted:
+        assert posted.status == 200, await posted.text()
+    async with Admin(file_cluster.meta) as admin:
+        view = await admin.describe_subject(subject)
+    assert view.order_strategy is OrderStrategy.STRICT
+
+
+async def test_producer_is_refused_when_the_subject_has_another_strategy(file_cluster: Cluster):
+    """The first message decides; a later producer with another strategy learns of it."""
+    async with Producer(file_cluster.meta, order_strategy="best_tried") as producer:
+        await producer.send("made.strategy", b"v", key=b"k")
+    async with Producer(file_cluster.meta, order_strategy="strict") as producer:
+        with pytest.raises(StrategyMismatchError):
+            await producer.send("made.strategy", b"v", key=b"k")
+
+
+async def test_open_producer_does_not_create_a_deleted_subject_again(file_cluster: Cluster):
+    """A program that goes on sending would undo the deletion; a new producer's first message creates another subject."""
+    meta = file_cluster.meta
+    async with Producer(meta) as producer, Admin(meta) as admin:
+        await producer.send("made.deleted", b"v", key=b"k")
+        deleted = await admin.delete_subject("made.deleted")
+        async with asyncio.timeout(60):
+            while deleted.left:
+                await asyncio.sleep(0.1)
+                deleted = await admin.delete_subject("made.deleted", subject_id=deleted.subject_id)
+        with pytest.raises((SubjectDeletedError, SubjectUnknownError)):
+            await producer.send("made.deleted", b"v", key=b"k")
+        with pytest.raises(SubjectUnknownError):
+            await producer.send("made.deleted", b"v", key=b"k")
+        async with Producer(meta) as newer:
+            await newer.send("made.deleted", b"v", key=b"k")
+        await producer.send("made.deleted", b"v", key=b"k")
