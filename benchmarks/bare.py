@@ -4,7 +4,7 @@ A sender puts messages into columns of four partitions, encodes full batches and
 checks each checksum, writes what has gathered with one call, flushes it with one fdatasync, and acks.  No futures, no
 retries, no sequence, no index, no route, no limits.
 
-Run as `python benchmarks/bare.py serve FILE` and `python benchmarks/bare.py send ADDRESS COUNT`.
+Run as `python benchmarks/bare.py serve FILE` and `python benchmarks/bare.py send ADDRESS COUNT VALUE_BYTES`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import cast
 import crc32c
 import uvloop
 import xxhash
-from roles import KEYS, SENDS_PER_TURN, VALUE
+from roles import KEYS, SENDS_PER_TURN
 
 PARTITIONS = 4
 BATCH_BYTES = 128 * 1024
@@ -79,7 +79,8 @@ class BareServer(asyncio.Protocol):
 class BareSender(asyncio.Protocol):
     """Gathers messages in columns, sends full batches, counts acks."""
 
-    def __init__(self) -> None:
+    def __init__(self, value_bytes: int) -> None:
+        self._value_bytes = value_bytes
         self._columns: list[tuple[list[bytes], list[bytes], list[int]]] = []
         self._sizes = [0] * PARTITIONS
         self.unacked = 0
@@ -96,7 +97,7 @@ class BareSender(asyncio.Protocol):
         whole = len(self._acks) // ACK.size * ACK.size
         for (count,) in ACK.iter_unpack(self._acks[:whole]):
             self.unacked -= count
-            self.bytes_in_flight -= count * (len(VALUE) + BYTES_PER_MESSAGE)
+            self.bytes_in_flight -= count * (self._value_bytes + BYTES_PER_MESSAGE)
         del self._acks[:whole]
         self.moved.set()
 
@@ -132,7 +133,7 @@ class BareSender(asyncio.Protocol):
         self._transport.write(FRAME.pack(len(body), crc32c.crc32c(body), count, partition))
         self._transport.write(body)
         self.unacked += count
-        self.bytes_in_flight += count * (len(VALUE) + BYTES_PER_MESSAGE)
+        self.bytes_in_flight += count * (self._value_bytes + BYTES_PER_MESSAGE)
         self._columns[partition] = ([], [], [])
         self._sizes[partition] = 0
 
@@ -152,15 +153,18 @@ async def serve(path: str) -> None:
     await server.serve_forever()
 
 
-async def send(address: str, count: int) -> dict[str, float]:
+async def send(address: str, count: int, value_bytes: int) -> dict[str, float]:
     """Send `count` messages; the clock stops at the last ack."""
     host, _, port = address.partition(":")
-    _, sender = await asyncio.get_running_loop().create_connection(BareSender, host, int(port))
+    _, sender = await asyncio.get_running_loop().create_connection(
+        lambda: BareSender(value_bytes), host, int(port)
+    )
+    value = bytes(value_bytes)
     started, cpu = time.monotonic(), time.process_time()
     queue = sender.send
     for base in range(0, count, SENDS_PER_TURN):
         for index in range(base, base + SENDS_PER_TURN):
-            queue(VALUE, KEYS[index % 10_000])
+            queue(value, KEYS[index % 10_000])
         await asyncio.sleep(0)
         await sender.wait(lambda: sender.bytes_in_flight < IN_FLIGHT_BYTES)
     for partition in range(PARTITIONS):
@@ -176,7 +180,7 @@ def main() -> None:
         if role == "serve":
             runner.run(serve(*arguments))
         else:
-            print(json.dumps(runner.run(send(arguments[0], int(arguments[1])))), flush=True)
+            print(json.dumps(runner.run(send(arguments[0], *map(int, arguments[1:])))), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import uvloop
 from machine import peak_mb
 from roles import KEYS, SENDS_PER_TURN, VALUE
 
-from keylane import GivenUpError, Producer, ProducerSettings
+from keylane import GivenUpError, Producer, ProducerSettings, QueueFullError
 
 VALUE_1K = bytes(range(256)) * 4
 DISTURBING_BYTES = 4 << 20
@@ -35,9 +35,12 @@ async def send(meta: str, subject: str, count: int, value: bytes = VALUE) -> dic
         queue = producer.send
         for base in range(0, count, SENDS_PER_TURN):
             for index in range(base, base + SENDS_PER_TURN):
-                queue(subject, value, key=KEYS[index % 10_000])
+                try:
+                    queue(subject, value, key=KEYS[index % 10_000])
+                except QueueFullError:
+                    await producer.drain()
+                    queue(subject, value, key=KEYS[index % 10_000])
             await asyncio.sleep(0)
-            await producer.drain()
         await producer.flush()
         return {
             "seconds": time.monotonic() - started,

@@ -19,6 +19,7 @@ from typing import Any
 
 from machine import machine
 from main_path import BenchCluster, line_of
+from roles import VALUE
 
 HERE = Path(__file__).parent
 SINGLE_SENDS = 300
@@ -41,12 +42,12 @@ def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     return figures
 
 
-def bare_send(folder: Path, count: int) -> dict[str, Any]:
+def bare_send(folder: Path, count: int, value_bytes: int) -> dict[str, Any]:
     """The bare path, with a server and a file of its own."""
     server = measured("bare.py", "serve", str(folder / "bare"))
     try:
         address = line_of(server)["address"]
-        return result_of(measured("bare.py", "send", address, str(count)))
+        return result_of(measured("bare.py", "send", address, str(count), str(value_bytes)))
     finally:
         server.terminate()
         server.wait()
@@ -61,7 +62,8 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
         cluster.create(subject)
         return result_of(measured(script, name, cluster.meta, subject, str(messages)))
 
-    bare = bare_send(folder, count)
+    bare = bare_send(folder, count, len(VALUE))
+    bare_large = bare_send(folder, count // 5, 1024)
     send = role("send", count)
     arrow = role("arrow", count)
     large = role("send-1k", count // 5)
@@ -80,6 +82,7 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
         "send_1k_mb_s": large_mb / large["seconds"],
         "disk_mb_s": large_mb / large["disk_seconds"],
         "send_1k_vs_disk": large["disk_seconds"] / large["seconds"],
+        "send_1k_vs_bare": bare_large["seconds"] / large["seconds"],
         "outbox_rows_per_second": count // 10 / outbox["seconds"],
         "single_send_p50_ms": single["p50_ms"],
         "single_send_p99_ms": single["p99_ms"],
