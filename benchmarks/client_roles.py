@@ -110,15 +110,17 @@ async def dead(meta: str, subject: str, count: int) -> dict[str, float]:
     with contextlib.suppress(GivenUpError):
         async with Producer(meta, settings=settings) as producer:
             await producer.send(subject, VALUE_1K, key=KEYS[0])
+            idle_mb = peak_mb(os.getpid())
             print(json.dumps({"ready": True}), flush=True)
             await asyncio.to_thread(sys.stdin.readline)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5):
                     for index in range(count):
                         await producer.drain()
-                        producer.send(subject, VALUE_1K, key=KEYS[index % 10_000])
+                        value = VALUE_1K[8:] + index.to_bytes(8)  # an object for each message
+                        producer.send(subject, value, key=KEYS[index % 10_000])
                         sent += 1
-    return {"queued": sent, "limit_mb": settings.queue_bytes / 2**20}
+    return {"queued": sent, "idle_mb": idle_mb, "limit_mb": settings.queue_bytes / 2**20}
 
 
 ROLES = {"send": send, "send-1k": send_1k, "arrow": send_arrow, "single": single, "dead": dead}

@@ -103,7 +103,12 @@ def dead_broker(cluster: BenchCluster) -> dict[str, float]:
         figures = result_of(process)
     finally:
         os.kill(cluster.broker_process.pid, signal.SIGCONT)
-    return {"producer_peak_mb": figures["peak_mb"], "producer_limit_mb": figures["limit_mb"]}
+    return {
+        "producer_idle_mb": figures["idle_mb"],
+        "producer_peak_mb": figures["peak_mb"],
+        "producer_queued_mb": figures["peak_mb"] - figures["idle_mb"],
+        "producer_limit_mb": figures["limit_mb"],
+    }
 
 
 def main() -> None:

@@ -10,6 +10,8 @@ from ..protocol.message import Receipt
 from .given_up import GivenUp, Unreported
 from .outgoing_batch import OutgoingBatch
 
+MEMORY_PER_MESSAGE = 160
+"""Bytes that CPython needs for a message beside its key and value: the headers of both, the time, three places in lists."""
 UNAWAITED_MAX = 64
 """How many tasks may have a message over the limit that they do not await."""
 
@@ -32,7 +34,7 @@ class ProducerStats:
 
 class SendBudget:
     """
-    Bytes and messages of all closed batches of a producer, from `enter` until they are settled.
+    Messages of all closed batches of a producer, and the memory that they take, from `enter` until they are settled.
 
     A task that awaits each of its messages may queue more while the limit is exceeded: it holds no more than one
     message over the limit.  A task that does not await its last message over the limit may not.
@@ -53,14 +55,14 @@ class SendBudget:
         self._empty = asyncio.Event()
 
     def enter(self, messages: int, size: int) -> None:
-        """Count messages that were queued, with their bytes."""
+        """Count messages that were queued, of `size` bytes in their batch."""
         self.messages += messages
-        self.bytes += size
+        self.bytes += size + messages * MEMORY_PER_MESSAGE
 
     def leave(self, batch: OutgoingBatch) -> None:
         """Count a batch out: it is settled, or its messages are in other batches."""
         self.messages -= len(batch) - batch.expired
-        self.bytes -= batch.size
+        self.bytes -= batch.size + len(batch) * MEMORY_PER_MESSAGE
         assert self.messages >= 0
         assert self.bytes >= 0
         if self.bytes < self._bytes_max:

@@ -44,8 +44,9 @@ class ProducerSettings:
             costs latency and gains little.
         in_flight_max: 1 to 8, default 5; batches in flight per partition; their sequences keep the order.  A
             broker recognizes repeats of no more than these.
-        queue_bytes: 1_048_576 to 1_099_511_627_776, default 67_108_864; bytes queued and in flight from which
-            on the queue is full: `await send(…)` waits, and `send` without an `await` raises QueueFullError.
+        queue_bytes: 1_048_576 to 1_099_511_627_776, default 67_108_864; bytes of memory for messages queued and in
+            flight, 160 for each beside its key and value, from which on the queue is full: `await send(…)` waits, and
+            `send` without an `await` raises QueueFullError.
         call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for one call of a broker or a metaserver.
         leave_after_ms: 0 to 3_600_000, default 5_000; milliseconds for which messages of a BEST_TRIED subject
             stay with a partition that fails, from its first failure on.  A broker that is restarted within this
