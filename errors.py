@@ -4,7 +4,7 @@
 The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those that programs catch.
 """
 
-from .protocol.errors.base import Fate, KeylaneError, Retry
+from .protocol.errors.base import Fate, KeylaneError, RetryRule
 from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
 from .protocol.errors.homes import *
@@ -90,7 +90,7 @@ __all__ = [
     "RefusedError",
     "RequestTooSlowError",
     "ResetUnfinishedError",
-    "Retry",
+    "RetryRule",
     "RowsGivenUpError",
     "RowsRefusedError",
     "ScheduleFullError",

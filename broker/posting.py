@@ -28,7 +28,7 @@ from ..protocol.errors import (
     NoPartitionError,
     NotSentError,
     PartlyStoredError,
-    Retry,
+    RetryRule,
     SequenceGapError,
 )
 from ..protocol.frames import Append, Appended
@@ -275,7 +275,7 @@ class MessagePosting:
 
 def _is_of_route(error: KeylaneError) -> bool:
     """True if the messages may be stored by a newer route: nothing was stored, and the partition is elsewhere."""
-    return isinstance(error, NotSentError) or error.retry is Retry.AFTER_NEW_ROUTE
+    return isinstance(error, NotSentError) or error.retry is RetryRule.AFTER_NEW_ROUTE
 
 
 def _partly(post: _Post, error: KeylaneError) -> Reply:

@@ -16,7 +16,7 @@ from ..protocol.errors import (
     OffsetOutOfRangeError,
     PartitionUnknownError,
     QueueUnknownError,
-    Retry,
+    RetryRule,
     SubjectNotStaticError,
 )
 from ..protocol.frames import Batches, Read
@@ -75,7 +75,7 @@ class MessageReading:
             page = await self._read_by(route, asked)
         except KeylaneError as error:
             stale = isinstance(error, NotSentError | QueueUnknownError | OffsetOutOfRangeError)
-            if not stale and error.retry is not Retry.AFTER_NEW_ROUTE:
+            if not stale and error.retry is not RetryRule.AFTER_NEW_ROUTE:
                 raise
             newer = await self._peers.new_route(asked.subject)
             if newer == route:

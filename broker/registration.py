@@ -18,7 +18,7 @@ from ..protocol.errors import (
     FolderGivenUpError,
     KeylaneError,
     RefusedError,
-    Retry,
+    RetryRule,
     UnreachableError,
 )
 from ..protocol.text import counted
@@ -120,7 +120,7 @@ class Registration:
                 if isinstance(error, _FOR_PEOPLE):
                     self.problem += f"; {error.hint}"
                 refused = isinstance(error, RefusedError | BrokerGroupTakenError)
-                if refused and error.retry is Retry.NEVER:
+                if refused and error.retry is RetryRule.NEVER:
                     self.refusal = error.message
                 self._tell(error)
                 if isinstance(error, _SET_ASIDE):

@@ -20,7 +20,7 @@ from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
     KeylaneError,
-    Retry,
+    RetryRule,
     SessionUnknownError,
     StorageError,
     UnreachableError,
@@ -156,7 +156,7 @@ class Membership:
                     self.session = ""
                     holder.session_lost()
                 except KeylaneError as error:
-                    if error.retry is Retry.NEVER and not self.session:
+                    if error.retry is RetryRule.NEVER and not self.session:
                         raise
                     self._nudge.set()
                     log.info("heartbeat: %s", error.message)

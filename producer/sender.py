@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry
+from ..protocol.errors import Fate, KeylaneError, NoPartitionError, RetryRule
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
 from ..protocol.text import counted
@@ -267,7 +267,7 @@ class SubjectSender:
                     continue
                 why = OLDER_ROUTE
             except KeylaneError as error:
-                if error.retry is Retry.NEVER and (
+                if error.retry is RetryRule.NEVER and (
                     self._route is None or isinstance(error, REFUSED)
                 ):
                     await self._die(error)

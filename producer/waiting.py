@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..protocol.errors import ForeignServerError, KeylaneError, Retry, UnreachableError
+from ..protocol.errors import ForeignServerError, KeylaneError, RetryRule, UnreachableError
 
 FIRST_MS = 5_000
 AGAIN_MS = 60_000
@@ -38,7 +38,7 @@ def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
             f"start broker group {broker_group} again, or repair the way to it; if its disk is lost for good: "
             f"keylane broker evacuate {broker_group} --accept-loss"
         )
-    elif error.retry is Retry.AFTER_NEW_ROUTE:
+    elif error.retry is RetryRule.AFTER_NEW_ROUTE:
         advice = BY_ITSELF
     else:
         advice = error.hint

@@ -50,7 +50,7 @@ from ..protocol.errors import (
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
-    Retry,
+    RetryRule,
     StorageError,
     SubjectUnknownError,
 )
@@ -143,7 +143,11 @@ class MetaClient:
                 if not again:
                     raise
                 # An error that may pass is raised rather than one that never will.
-                if raised is None or raised.retry is Retry.NEVER or error.retry is not Retry.NEVER:
+                if (
+                    raised is None
+                    or raised.retry is RetryRule.NEVER
+                    or error.retry is not RetryRule.NEVER
+                ):
                     raised = error
         assert raised is not None, "there is at least one address"
         raise raised
@@ -353,7 +357,7 @@ class MetaClient:
                             return
                         failure = None
                     except KeylaneError as error:
-                        if error.retry is Retry.NEVER:
+                        if error.retry is RetryRule.NEVER:
                             raise
                         failure = error
                     await asyncio.sleep(READY_POLL_S)

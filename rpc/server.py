@@ -42,7 +42,7 @@ from ..protocol.errors import (
     QueueUnknownError,
     RefusedError,
     RequestTooSlowError,
-    Retry,
+    RetryRule,
     ScheduledUnknownError,
     SessionUnknownError,
     StaleRouteError,
@@ -128,7 +128,7 @@ def status_of(error: KeylaneError) -> int:
         return status
     if not isinstance(error, RefusedError):
         return 500
-    return 503 if error.retry is Retry.LATER else 400
+    return 503 if error.retry is RetryRule.LATER else 400
 
 
 def _error_response(error: KeylaneError, status: int | None = None) -> web.Response:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from ..protocol.backoff import Backoff
-from ..protocol.errors import CorruptBatchError, KeylaneError, OffsetOutOfRangeError, Retry
+from ..protocol.errors import CorruptBatchError, KeylaneError, OffsetOutOfRangeError, RetryRule
 from ..protocol.frames import Batches, Read
 from ..protocol.limits import PULL_BYTES_MAX
 from ..rpc.client import BrokerClient, MetaClient
@@ -113,7 +113,7 @@ class Fetcher:
             try:
                 return await self._read(offset)
             except KeylaneError as error:
-                if error.retry is Retry.NEVER:
+                if error.retry is RetryRule.NEVER:
                     raise
             await asyncio.sleep(_BACKOFF.wait_ms(attempt, self._rng) / 1000)
             await self._look_up()

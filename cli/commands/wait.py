@@ -10,7 +10,7 @@ from ...protocol.errors import (
     KeylaneError,
     NotEnoughBrokersError,
     OutcomeUnknownError,
-    Retry,
+    RetryRule,
     StorageError,
 )
 from ...protocol.text import counted, listed
@@ -42,7 +42,7 @@ async def wait_for_servers(
                         names = await _available(admin, brokers)
                         break
                     except KeylaneError as error:
-                        if error.retry is Retry.NEVER and not isinstance(error, StorageError):
+                        if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
                             raise
                         lack = error
                     await asyncio.sleep(POLL_SECONDS)

@@ -24,7 +24,7 @@ from ...protocol.errors import (
     KeylaneError,
     NotSentError,
     QueueFullError,
-    Retry,
+    RetryRule,
     ScheduleFullError,
     UnreachableError,
 )
@@ -220,7 +220,7 @@ class LaterSending:
                 )
             except KeylaneError as error:
                 self._routes.pop(request.subject, None)
-                again = isinstance(error, UnreachableError) or error.retry is not Retry.NEVER
+                again = isinstance(error, UnreachableError) or error.retry is not RetryRule.NEVER
                 if not again or isinstance(error, ScheduleFullError):
                     raise
                 attempt.why = error.message

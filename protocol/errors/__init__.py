@@ -65,7 +65,7 @@ from typing import Any
 from .base import KIND_BY_CODE
 from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError
-from .base import Retry as Retry
+from .base import RetryRule as RetryRule
 from .deletions import *  # noqa: F403 - the rest of the tree
 from .failures import *  # noqa: F403 - the rest of the tree
 from .homes import *  # noqa: F403 - the rest of the tree
@@ -109,4 +109,4 @@ def error_from_wire(code: int, message: str, details: dict[str, Any]) -> Keylane
     return kind(message, **details)
 
 
-__all__ = sorted(["Fate", "Retry"] + [kind.__name__ for kind in KIND_BY_CODE.values()])
+__all__ = sorted(["Fate", "RetryRule"] + [kind.__name__ for kind in KIND_BY_CODE.values()])

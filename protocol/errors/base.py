@@ -16,7 +16,7 @@ class Fate(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-class Retry(enum.StrEnum):
+class RetryRule(enum.StrEnum):
     """When the caller may try again."""
 
     NEVER = "never"
@@ -69,7 +69,7 @@ class KeylaneError(Exception):
 
     code: ClassVar[int] = 1000
     fate: Fate = Fate.NOT_DONE
-    retry: ClassVar[Retry] = Retry.NEVER
+    retry: ClassVar[RetryRule] = RetryRule.NEVER
     summary: ClassVar[str] = "keylane failed"
     hint: ClassVar[str] = ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Detail, Fate, KeylaneError, Retry
+from .base import Detail, Fate, KeylaneError, RetryRule
 
 
 class UnreachableError(KeylaneError):
@@ -10,7 +10,7 @@ class UnreachableError(KeylaneError):
 
     code = 1200
     fate = Fate.UNKNOWN
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     summary = "no answer"
     hint = "Is the server running, and is this its address?"
 
@@ -49,7 +49,7 @@ class ForeignServerError(UnreachableError):
     """The program at the address is no keylane server, or its version's answers cannot be read."""
 
     code = 1204
-    retry = Retry.NEVER
+    retry = RetryRule.NEVER
     summary = "the answer is no keylane server's"
     hint = (
         "Look at which program listens there, then give the address of a keylane server: HOST:PORT."
@@ -94,7 +94,7 @@ class DeliveryTimeoutError(DeliveryError):
     """A message was not acked within its time-out; the text says what it waited for."""
 
     code = 1184
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     summary = "the message was not acked in its time"
     hint = (
         "Nothing newer of its key is sent until producer.resume(error); "
@@ -110,7 +110,7 @@ class KeyHaltedError(DeliveryError):
     """A message was not sent, because an older message of its key timed out."""
 
     code = 1185
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     summary = "not sent: an older message of its key timed out"
     hint = "producer.resume(error), then send again what was refused, the oldest first."
     subject = Detail(str)
@@ -184,7 +184,7 @@ class DiskFullError(StorageError):
     """A write did not fit on the disk."""
 
     code = 1302
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     summary = "the disk is full"
     hint = "Free some space; nothing of this write was kept."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Detail, Retry
+from .base import Detail, RetryRule
 from .refusals import RefusedError
 
 
@@ -36,7 +36,7 @@ class OtherTaskError(RefusedError):
     """A task asks for the next message of a consumer over which another task iterates."""
 
     code = 1148
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     summary = "another task iterates over this consumer"
     hint = (
         "Iterate in one task, or take over once every message is acked.  For many messages at once, give the consumer "

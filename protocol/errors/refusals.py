@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Detail, Fate, KeylaneError, Retry
+from .base import Detail, Fate, KeylaneError, RetryRule
 
 
 class ConfigError(KeylaneError):
@@ -108,7 +108,7 @@ class RequestTooSlowError(RefusedError):
     """The whole body of a request did not arrive in time."""
 
     code = 1107
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     summary = "the request did not arrive whole in time"
     hint = "Nothing was done.  Send the request in one go."
     limit_ms = Detail(int)
@@ -160,7 +160,7 @@ class PartitionUnknownError(RefusedError):
 
     code = 1113
     summary = "the broker does not hold this partition"
-    retry = Retry.AFTER_NEW_ROUTE
+    retry = RetryRule.AFTER_NEW_ROUTE
     hint = "keylane subject describe NAME lists a subject's partitions; a program asks the metaserver for the route again."
     partition_id = Detail(int)
     subject = Detail(str)
@@ -172,7 +172,7 @@ class StaleRouteError(RefusedError):
 
     code = 1120
     summary = "the partition is sealed, the route has moved on"
-    retry = Retry.AFTER_NEW_ROUTE
+    retry = RetryRule.AFTER_NEW_ROUTE
     hint = "Ask the metaserver for the route again; nothing of this batch was stored."
     partition_id = Detail(int)
     end_offset = Detail(int)
@@ -184,7 +184,7 @@ class WrongBrokerError(RefusedError):
 
     code = 1121
     summary = "the request reached a broker of a different broker group"
-    retry = Retry.AFTER_NEW_ROUTE
+    retry = RetryRule.AFTER_NEW_ROUTE
     hint = "Ask the metaserver for the broker's address again."
     broker_group = Detail(str)
 
@@ -225,7 +225,7 @@ class SequenceGapError(RefusedError):
 
     code = 1140
     summary = "an earlier batch of this producer is missing"
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     hint = "Send the batches again from the expected sequence on."
     expected = Detail(int)
     sequence = Detail(int)
@@ -280,7 +280,7 @@ class NotEnoughBrokersError(RefusedError):
 
     code = 1151
     summary = "no broker group is available"
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     hint = "Start a broker, wait until one has reported itself, or uncordon one."
     subject = Detail(str)
     broker_group = Detail(str)
@@ -291,7 +291,7 @@ class NoPartitionError(RefusedError):
 
     code = 1152
     summary = "no open partition for this message now"
-    retry = Retry.AFTER_NEW_ROUTE
+    retry = RetryRule.AFTER_NEW_ROUTE
     hint = "Send it again, with a producer that stays open until it is acked (await `send`)."
 
 
@@ -300,7 +300,7 @@ class OperationRunningError(RefusedError):
 
     code = 1153
     summary = "another operation on this subject is not finished"
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     hint = "keylane subject operations NAME shows how far it is, and what it waits for."
     subject = Detail(str)
     operation_id = Detail(int)
@@ -351,7 +351,7 @@ class CreationRunningError(RefusedError):
 
     code = 1159
     summary = "a subject is still being created with partitions there"
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     hint = "The creation ends by itself when its brokers answer; then ask again."
     subject = Detail(str)
     broker_group = Detail(str)
@@ -386,7 +386,7 @@ class CorruptBatchError(RefusedError):
 
     code = 1161
     summary = "the bytes of the batch are damaged"
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     hint = "Send it again; if it repeats, look at the network or the memory of the machine."
     partition_id = Detail(int)
     offset = Detail(int)
@@ -406,7 +406,7 @@ class BrokerReadOnlyError(RefusedError):
 
     code = 1170
     summary = "the broker takes no writes now"
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     hint = "Its health page says why: keylane broker health ADDRESS"
 
 
@@ -415,7 +415,7 @@ class OverloadedError(RefusedError):
 
     code = 1171
     summary = "too much in flight"
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     hint = "Wait for answers before sending more."
     limit = Detail(int)
     """The limit that is reached."""
@@ -440,7 +440,7 @@ class QueueFullError(RefusedError):
 
     code = 1181
     summary = "the producer's queue is full"
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     hint = "Await each send, or await producer.drain() and send it again."
     queued_bytes = Detail(int)
 
@@ -490,7 +490,7 @@ class GroupBusyError(RefusedError):
     """A group's progress cannot be set under its live consumers."""
 
     code = 1193
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     summary = "the consumer group has live consumers"
     hint = (
         "Stop them, or wait until the ttl of those that died has passed, and no other reset runs."
@@ -521,7 +521,7 @@ class DatabaseEmptyError(RefusedError):
 
     code = 1221
     summary = "the metaserver's database is empty, and a broker has partitions"
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     hint = (
         "Start the metaserver with the database that was in use, or make it anew from the brokers: "
         "keylane meta rebuild"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Detail, Retry
+from .base import Detail, RetryRule
 from .refusals import RefusedError
 
 
@@ -35,7 +35,7 @@ class ScheduleFullError(RefusedError):
     """A broker has as many scheduled messages, or bytes of them, as its settings allow."""
 
     code = 1242
-    retry = Retry.LATER
+    retry = RetryRule.LATER
     summary = "the broker takes no more scheduled messages"
     hint = "Send it again later, or raise scheduled_count_max or scheduled_bytes_max in the broker's settings."
     limit = Detail(int)

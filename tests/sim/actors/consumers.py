@@ -14,7 +14,7 @@ from keylane.consumer.client import Consumer
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import KeylaneError, Retry
+from keylane.protocol.errors import KeylaneError, RetryRule
 from keylane.protocol.message import Message
 from keylane.rpc.environment import Environment
 from sim.actors.clients import SUBJECT, Record
@@ -209,7 +209,7 @@ class ConsumerHost(Host):
                 await consumer.__aenter__()
                 break
             except KeylaneError as error:
-                if error.retry is Retry.NEVER:
+                if error.retry is RetryRule.NEVER:
                     raise
                 await asyncio.sleep(0.3)
         self.consumer = consumer

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from keylane.checker.events import Served
-from keylane.protocol.errors import Fate, KeylaneError, Retry
+from keylane.protocol.errors import Fate, KeylaneError, RetryRule
 from keylane.protocol.operations import Cordon, OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
 from keylane.rpc.client import MetaClient
@@ -155,10 +155,10 @@ class Operator:
                 answer = await self._meta.reset_group(SUBJECT, group, ask)
             except KeylaneError as error:
                 world.trace(f"not set: {error!r}")
-                gone = error.retry in {Retry.NEVER, Retry.AFTER_NEW_ROUTE}
+                gone = error.retry in {RetryRule.NEVER, RetryRule.AFTER_NEW_ROUTE}
                 if begun and error.fate is Fate.NOT_DONE and gone:
                     ask = ResetGroup(to=ResetTo.EARLIEST)  # what was asked for is gone
-                elif error.retry is Retry.NEVER:
+                elif error.retry is RetryRule.NEVER:
                     break
                 begun = begun or error.fate is not Fate.NOT_DONE
                 await asyncio.sleep(0.1 + 0.4 * self._rng.random())

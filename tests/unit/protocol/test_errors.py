@@ -17,7 +17,7 @@ from keylane.protocol.errors import (
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
-    Retry,
+    RetryRule,
     StaleRouteError,
     error_from_wire,
 )
@@ -86,7 +86,7 @@ def test_unknown_code_is_a_plain_refusal():
     error = error_from_wire(1999, "something new", {"depth": 3})
     assert type(error) is errors.RefusedError
     assert (error.message, error.details) == ("something new", {"depth": 3})
-    assert error.retry is Retry.NEVER
+    assert error.retry is RetryRule.NEVER
 
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
@@ -147,7 +147,7 @@ def test_every_error_says_what_it_is():
     """Each class has a summary of its own, its name ends in Error, and star imports offer it."""
     assert len({kind.summary for kind in KINDS if "Storage" not in kind.__name__}) >= len(KINDS) - 2
     assert all(kind.__name__.endswith("Error") for kind in KINDS)
-    assert {kind.__name__ for kind in KINDS} | {"Fate", "Retry"} == set(errors.__all__)
+    assert {kind.__name__ for kind in KINDS} | {"Fate", "RetryRule"} == set(errors.__all__)
     assert len(errors.__all__) == len(set(errors.__all__))
 
 
