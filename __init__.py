@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Verification,
     )
     from .consumer import (
+        NACK,
         Assignment,
         Consumer,
         ConsumerSettings,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         QueueProgress,
         QueueReader,
         QueueSlice,
+        Retry,
     )
     from .producer import (
         LogicQueue,
@@ -148,6 +150,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "NACK",
     "AcceptedAsLostError",
     "Admin",
     "AlreadyOpenError",
@@ -243,6 +246,7 @@ __all__ = [
     "ResetTo",
     "ResetUnfinishedError",
     "Retention",
+    "Retry",
     "RetryRule",
     "Route",
     "RowsGivenUpError",
@@ -315,6 +319,7 @@ _HOMES = {
         "Verification",
     ),
     ".consumer": (
+        "NACK",
         "Assignment",
         "Consumer",
         "ConsumerSettings",
@@ -322,6 +327,7 @@ _HOMES = {
         "QueueProgress",
         "QueueReader",
         "QueueSlice",
+        "Retry",
     ),
     ".producer": (
         "LogicQueue",

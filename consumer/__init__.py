@@ -2,10 +2,12 @@
 
 from .client import Assignment, Consumer
 from .handling.handlers import Handler
+from .handling.retry import NACK, Retry
 from .pulling.queue_reader import QueueProgress, QueueReader, QueueSlice
 from .settings import ConsumerSettings
 
 __all__ = [
+    "NACK",
     "Assignment",
     "Consumer",
     "ConsumerSettings",
@@ -13,4 +15,5 @@ __all__ = [
     "QueueProgress",
     "QueueReader",
     "QueueSlice",
+    "Retry",
 ]

@@ -135,6 +135,16 @@ class Assignments:
         """Give messages of one partition to handlers or the iteration."""
         self._dispatch.put(messages)
 
+    def nack(self, message: Message, after_s: float) -> None:
+        """Have the iteration hand a message out again; one that a handler was given never comes here."""
+        assert isinstance(self._dispatch, Stream)
+        self._dispatch.nack(message, after_s)
+
+    def acked_again(self, message: Message) -> None:
+        """Let the next message of its key be handed out."""
+        assert isinstance(self._dispatch, Stream)
+        self._dispatch.acked_again(message)
+
     def report_drained(self) -> None:
         """Send the next heartbeat now: it lists the drained partitions."""
         self._membership.nudge()

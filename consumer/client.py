@@ -63,10 +63,12 @@ class Consumer(Resident, Generic[V]):
     neither inside; leaving the block hands everything over too.
 
     With a handler, a message is acked when its handler returns.  If the handler raises, the message is tried again in
-    place, and later messages of its key wait.
+    place, and later messages of its key wait.  A handler that does not ack raises `keylane.Retry`, with the seconds until
+    the next try, or returns `keylane.NACK`; that is no error, and has no traceback in the log.
 
     Without a handler: `async for message in consumer: ...; await message.ack()`, in one task; another task may take over
-    once every message taken is acked, and gets an OtherTaskError before.  While the loop body runs,
+    once every message taken is acked, and gets an OtherTaskError before.  `await message.nack(after_s=5)` gives a message
+    back: it comes again before any later message of its key.  While the loop body runs,
     partitions with unacked messages stay assigned as long as heartbeats renew the lease.  When the partition is wanted
     elsewhere, messages passed over without an ack are redelivered to its next owner, `handover_ms` later at the earliest.
     Closing the consumer lets every unacked message be redelivered.

@@ -46,6 +46,10 @@ class Delivery(Protocol):
         """Take the ack of a message that this client delivered."""
         ...
 
+    async def nack(self, message: Message[Any], after_s: float) -> None:
+        """Take a message back that this client delivered."""
+        ...
+
 
 class Message(msgspec.Struct, Generic[V], gc=False):
     """
@@ -92,6 +96,27 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         if self.delivery is None:
             raise ClosedError("this message was read, not handed out by a consumer")
         await self.delivery.ack(self)
+
+    async def nack(self, *, after_s: float = 0) -> None:
+        """
+        Give this message back: the iteration hands it out again, before any later message of its key.
+
+        This is for messages of `async for`; a handler raises `keylane.Retry`.  Messages of other keys come meanwhile.
+        Later messages of its key that the iteration has handed out already stay with the caller.
+
+        Args:
+            after_s: seconds until it is handed out again, at the earliest; up to a day.  If its partition is handed over
+                before, its next owner gets it at once.
+
+        Raises:
+            InvalidRequestError: the message is acked, or given back already, or it was passed to a handler.
+            LeaseLostError: another consumer owns the partition now, and the message is delivered to it again.
+            ClosedError: no consumer delivered the message.
+            ConfigError: `after_s` is no such number.
+        """
+        if self.delivery is None:
+            raise ClosedError("this message was read, not handed out by a consumer")
+        await self.delivery.nack(self, after_s)
 
     def decode(self) -> V:
         """

@@ -1,7 +1,8 @@
 """Which callables are handlers, and how their results are awaited.
 
 An awaitable result (a coroutine, a task, a future, a future of a thread pool) is awaited before the message is acked.
-A generator is an error: its body would run only if it were iterated.  Any other result is ignored.
+A generator is an error: its body would run only if it were iterated.  NACK asks for another try.  Any other result is
+ignored.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from ...protocol.codecs.codec import V
 from ...protocol.errors import HandlerTypeError
 from ...protocol.message import Message
+from .retry import NACK, Retry
 
 Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
 AWAITED_MAX = 10
@@ -65,6 +67,7 @@ async def await_result(result: object) -> None:
 
     Raises:
         HandlerTypeError: `result` is a generator, or awaitables deeper than AWAITED_MAX.
+        Retry: it is, or was awaited to, NACK.
         BaseException: raised by the awaitable.
     """
     for _ in range(AWAITED_MAX):
@@ -83,6 +86,8 @@ async def await_result(result: object) -> None:
         raise HandlerTypeError(
             f"handler returned the {kind} {result!r:.80}, which is never iterated"
         )
+    if result is NACK:
+        raise Retry
 
 
 async def _ended(future: asyncio.Future[object]) -> object:

@@ -95,20 +95,44 @@ class LogThrottle:
         self._summary_at_ms = 0
         self._summary_gap_ms = 0
 
-    def failed(self, message: Message, kind: str, now_ms: int, wait_ms: int) -> LogLine | None:
-        """Note that attempt `message.attempt` failed with an error of `kind`, and that the next is in `wait_ms`."""
+    def failed(
+        self,
+        message: Message,
+        kind: str,
+        now_ms: int,
+        wait_ms: int,
+        *,
+        asked_for: str | None = None,
+    ) -> LogLine | None:
+        """
+        Note that attempt `message.attempt` failed with an error of `kind`, and that the next is in `wait_ms`.
+
+        Args:
+            asked_for: the reason, maybe empty, of a handler that asked for another try; None: it failed.
+        """
         trouble = self._trouble(message, now_ms)
         trouble.kind, trouble.hangs = kind, False
         if now_ms < trouble.again_ms:
             return None
-        traceback = self._wants_traceback(kind, now_ms) and self._first_of_kind.take(now_ms)
+        traceback = (
+            asked_for is None
+            and self._wants_traceback(kind, now_ms)
+            and self._first_of_kind.take(now_ms)
+        )
         if not traceback and not self._lines.take(now_ms):
             return None
         if traceback:
             self._note_traceback(kind, now_ms)
         self._logged(trouble, now_ms)
+        what = f"failed with {kind}"
+        if asked_for is not None:
+            what = (
+                f"asked for another try ({asked_for:.200})"
+                if asked_for
+                else "asked for another try"
+            )
         return LogLine(
-            f"{self._runner} failed with {kind} on {name_of(message)}: attempt {message.attempt}, "
+            f"{self._runner} {what} on {name_of(message)}: attempt {message.attempt}, "
             f"{seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
             f"{seconds(wait_ms)}, later messages of its key wait",
             traceback,

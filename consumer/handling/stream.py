@@ -5,6 +5,8 @@ The hand-over of a partition waits until the messages taken of it are acked: for
 as long as the loop body runs, as it may still be working on them.  Messages passed over without an ack by then are
 redelivered.  When the consumer closes, unacked messages are redelivered at once.
 
+A message that the user gives back is handed out again, and later messages of its key wait for it: `Nacked`.
+
 Invariant
     While a task that took messages runs and any of them is not acked, no other task gets a message: it might be the next
     one of the same key.
@@ -13,6 +15,7 @@ Invariant
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +28,8 @@ from ...protocol.text import counted
 from ...rpc.race import Race
 from ..pulling.pull_client import PullClient
 from .log_throttle import LogThrottle
+from .nacked import Nacked
+from .retry import wait_ms_of
 
 log = logging.getLogger("keylane.consumer")
 
@@ -53,6 +58,7 @@ class Stream:
         self._clients: set[PullClient] = set()
         """The clients whose messages came here, until they are handed over."""
         self._waiting: deque[Message] = deque()
+        self._nacked = Nacked()
         self._boot_ns = clock.boot_ns
         self._handover_ms = handover_ms
         self._work = asyncio.Event()
@@ -106,19 +112,48 @@ class Stream:
                     raise self._error
                 if self._closed:
                     raise StopAsyncIteration
-                if not self._waiting:
-                    self._work.clear()
-                    await self._work.wait()
+                message = self._nacked.take(self._boot_ns()) if self._nacked else None
+                if message is not None:
+                    _client_of(message).in_lanes.add(message.offset)
+                elif self._waiting:
+                    message = self._waiting.popleft()
+                    if self._nacked and self._nacked.hold(message):
+                        continue
+                else:
+                    await self._wait_for_work()
                     continue
-                message = self._waiting.popleft()
                 client: PullClient = message.delivery  # type: ignore[assignment]
                 if self._boot_ns() < client.deadline_ns:
                     client.taken(message)
                     self._in_hand = message
                     return message
                 client.forget(1)
+                if self._nacked:
+                    self.acked_again(message)
         finally:
             self._asked.clear()
+
+    async def _wait_for_work(self) -> None:
+        """Wait for a message to arrive, or to be due again."""
+        self._work.clear()
+        due_ns = self._nacked.next_ns()
+        left_s = None if due_ns is None else max(0.0, (due_ns - self._boot_ns()) / 1e9)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await self._work.wait()
+
+    # ── messages given back ──────────────────────────────────────────────────────────────────────────
+    def nack(self, message: Message, after_s: float) -> None:
+        """Hand a message out again in `after_s`, and later ones of its key only once it is acked.  Raises ConfigError."""
+        wait_ms = wait_ms_of(after_s)
+        message.attempt += 1
+        self._nacked.nack(message, self._boot_ns() + wait_ms * 1_000_000)
+        self._work.set()
+
+    def acked_again(self, message: Message) -> None:
+        """Let the next message of a lane be handed out."""
+        if self._nacked.acked(message):
+            self._work.set()
 
     def _take_over(self, task: asyncio.Task[Any] | None) -> None:
         """
@@ -136,7 +171,8 @@ class Stream:
         if self._task is not None and not self._task.done():
             if task is not None and getattr(task.get_coro(), "cr_code", None) is _NEXT:
                 return
-            unacked = sum(client.outstanding for client in self._clients) - len(self._waiting)
+            here = len(self._waiting) + self._nacked.waiting
+            unacked = sum(client.outstanding for client in self._clients) - here
             if unacked:
                 raise OtherTaskError(
                     f"another task iterates over this consumer: it took {counted(unacked, 'message')} "
@@ -157,7 +193,8 @@ class Stream:
             for message in self._waiting
             if message.delivery.client is not client  # type: ignore[union-attr]
         )
-        client.forget(len(self._waiting) - len(kept))
+        given_back = self._nacked.drop(client.partition_id)
+        client.forget(len(self._waiting) - len(kept) + given_back)
         self._waiting = kept
         try:
             await self._wait_for_acks(client)
@@ -231,6 +268,11 @@ class Stream:
         self._closed = True
         self._waiting.clear()
         self._work.set()
+
+
+def _client_of(message: Message) -> PullClient:
+    client: PullClient = message.delivery.client  # type: ignore[union-attr]
+    return client
 
 
 _NEXT = Stream.next.__code__

@@ -33,6 +33,7 @@ from .handlers import Handler, await_result, is_async
 from .lanes import Lanes
 from .log_throttle import LogLine, LogThrottle, name_of
 from .retries import Retries
+from .retry import Retry
 
 log = logging.getLogger("keylane.consumer")
 
@@ -274,8 +275,13 @@ class Workers:
             self._give_up(message)
             return False
         wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
+        reason = None
+        if isinstance(error, Retry):
+            wait_ms, reason = wait_ms if error.wait_ms is None else error.wait_ms, error.reason
         kind = type(error).__qualname__
-        line = self._log_throttle.failed(message, kind, now_ns // 1_000_000, wait_ms)
+        line = self._log_throttle.failed(
+            message, kind, now_ns // 1_000_000, wait_ms, asked_for=reason
+        )
         self._log_line(line, error)
         due_ns = now_ns + wait_ms * 1_000_000
         self._retries.wait(message, due_ns)

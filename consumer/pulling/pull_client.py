@@ -24,6 +24,7 @@ from ...protocol.codecs.codec import Codec
 from ...protocol.control import Grant
 from ...protocol.errors import (
     FencedError,
+    InvalidRequestError,
     KeylaneError,
     LeaseLostError,
     OffsetOutOfRangeError,
@@ -55,6 +56,14 @@ class PullOwner(Protocol):
 
     def end(self, client: PullClient) -> None:
         """Hand the client's partition over; the client pulls nothing more."""
+        ...
+
+    def nack(self, message: Message, after_s: float) -> None:
+        """Hand a message out again, which the user gave back."""
+        ...
+
+    def acked_again(self, message: Message) -> None:
+        """Take note of the ack of a message that was handed out behind one that the user gave back, or was that one."""
         ...
 
     def report_drained(self) -> None:
@@ -125,6 +134,8 @@ class PullClient:
         self._offsets = FetchOffsets()
         self._taken: set[int] = set()
         """Offsets that iteration gave to the user and the user has not acked."""
+        self.in_lanes: set[int] = set()
+        """Those of them whose ack lets the next message of a key be handed out."""
         self._in_flight = MessagesInFlight(
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
@@ -223,6 +234,30 @@ class PullClient:
         if message.offset in self._taken:
             self._taken.remove(message.offset)
             self.done(message.offset)
+            if self.in_lanes:
+                self.left_hand(message)
+
+    async def nack(self, message: Message, after_s: float) -> None:
+        """Take a message back from the user.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
+        self.take_back(message, self._taken, after_s)
+
+    def take_back(self, message: Message, taken: set[int], after_s: float) -> None:
+        """Hand a message out again that is among those `taken`."""
+        self.check_takes_ack(message)
+        if message.offset not in taken:
+            raise InvalidRequestError(
+                f"message {message.offset} of partition {self.partition_id} is acked or given back already, or a "
+                "handler has it: that raises keylane.Retry"
+            )
+        self._owner.nack(message, after_s)
+        taken.remove(message.offset)
+        self.in_lanes.discard(message.offset)
+
+    def left_hand(self, message: Message) -> None:
+        """Let the next message of a lane be handed out, if the acked one was of a lane."""
+        if message.offset in self.in_lanes:
+            self.in_lanes.remove(message.offset)
+            self._owner.acked_again(message)
 
     @property
     def missed(self) -> int:

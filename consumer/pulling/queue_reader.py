@@ -94,6 +94,9 @@ class _ReadFrom:
     async def ack(self, message: Message) -> None:
         raise ClosedError(f"message {message.offset} was read, not handed out by a consumer")
 
+    async def nack(self, message: Message, after_s: float) -> None:
+        await self.ack(message)
+
 
 class QueueReader(Resident, Generic[V]):
     """

@@ -60,6 +60,11 @@ class HandOut:
         if message.offset in self._taken:
             self._taken.remove(message.offset)
             self.done(message.offset)
+            self.client.left_hand(message)
+
+    async def nack(self, message: Message, after_s: float) -> None:
+        """Take a message back from the user.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
+        self.client.take_back(message, self._taken, after_s)
 
 
 class SharedClient(PullClient):

@@ -52,7 +52,7 @@ def test_every_name_of_the_face_is_what_its_module_has():
     assert {"Producer", "Consumer", "QueueReader", "Message", "Receipt"} <= set(keylane.__all__)
     for name in keylane.__all__:
         value = getattr(keylane, name)
-        assert name in {"Handler", getattr(value, "__name__", "")}
+        assert name in {"Handler", "NACK", getattr(value, "__name__", "")}
     assert set(keylane.__all__) <= set(dir(keylane))
 
 

@@ -1,0 +1,51 @@
+"""How a handler says that it does not ack its message: it raises `Retry`, or returns `NACK`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from ...protocol.errors import ConfigError
+
+AFTER_S_MAX = 86_400
+
+
+class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
+    """
+    Raised by a handler that does not ack its message.
+
+    The message is tried again, before any later message of its key.  No traceback is logged.
+
+        raise keylane.Retry("the warehouse is closed", after_s=30)
+
+    Args:
+        reason: for the log.
+        after_s: seconds until the next try, at the earliest; up to a day.  None: as after an error, a pause that grows.
+            A lease that ends before hands the message to the next owner, who tries it at once.
+
+    Raises:
+        ConfigError: `after_s` is no such number.
+    """
+
+    def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_ms = None if after_s is None else wait_ms_of(after_s)
+        """Milliseconds until the next try; None: the pauses of the consumer's settings."""
+
+
+class _Nack:
+    def __repr__(self) -> str:
+        return "keylane.NACK"
+
+
+NACK: Final = _Nack()
+"""Returned by a handler: as `raise Retry()`."""
+
+
+def wait_ms_of(after_s: Any) -> int:
+    """The milliseconds of `after_s`.  Raises ConfigError."""
+    number = isinstance(after_s, int | float) and not isinstance(after_s, bool)
+    if not number or not math.isfinite(after_s) or not 0 <= after_s <= AFTER_S_MAX:
+        raise ConfigError(f"after_s must be seconds from 0 to {AFTER_S_MAX}, not {after_s!r:.40}")
+    return int(after_s * 1000)

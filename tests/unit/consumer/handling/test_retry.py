@@ -1,0 +1,99 @@
+"""A handler that does not ack its message: `raise Retry`, `return NACK`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import Any
+
+import pytest
+
+from keylane.consumer.handling.retry import NACK, Retry
+from keylane.protocol.errors import ConfigError
+from keylane.protocol.message import Message
+from support.handling import Client, in_virtual_time, virtual_loop, workers_of
+
+
+def run(handle: Any, *keys: bytes) -> tuple[list[tuple[int, int, float]], list[int]]:
+    """Handle a message of each key; returns (offset, attempt, second) of each try, and the offsets in the order of their acks."""
+    loop, machine = virtual_loop()
+    client = Client()
+    tries: list[tuple[int, int, float]] = []
+
+    def traced(message: Message) -> Any:
+        tries.append((message.offset, message.attempt, round(loop.now, 1)))
+        return handle(message)
+
+    async def story() -> None:
+        workers = workers_of(traced, clock=machine, concurrency=2, first_ms=1_000, max_ms=1_000)
+        client.give(workers, *keys)
+        while len(client.handled) < len(keys):
+            await asyncio.sleep(0.1)
+        await workers.close()
+
+    in_virtual_time(story(), loop)
+    return tries, client.handled
+
+
+def test_message_is_tried_again_after_the_seconds_that_its_handler_asked_for():
+    """Before the later message of its key; another key goes on meanwhile."""
+
+    def handle(message: Message) -> None:
+        if message.offset == 0 and message.attempt < 3:
+            raise Retry(after_s=30)
+
+    tries, acked = run(handle, b"a", b"a", b"b")
+    assert [each[:2] for each in tries] == [(0, 1), (2, 1), (0, 2), (0, 3), (1, 1)]
+    assert acked == [2, 0, 1]
+    seconds = [at for offset, _, at in tries if offset == 0]
+    assert [round(after - before) for before, after in itertools.pairwise(seconds)] == [30, 30]
+
+
+@pytest.mark.parametrize("wrapped", ["plain", "coroutine", "future"])
+def test_message_is_tried_again_when_its_handler_returns_nack(wrapped):
+    """From a `def`, an `async def`, or a future; the pause is that of errors."""
+
+    async def later(value: object) -> object:
+        await asyncio.sleep(0)
+        return value
+
+    def handle(message: Message) -> Any:
+        value = NACK if message.attempt == 1 else None
+        if wrapped == "plain":
+            return value
+        return later(value) if wrapped == "coroutine" else asyncio.ensure_future(later(value))
+
+    tries, acked = run(handle, b"a", b"a")
+    assert [each[:2] for each in tries] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert acked == [0, 1]
+    assert 0.4 <= tries[1][2] - tries[0][2] <= 1.2
+
+
+def test_reason_is_logged_without_a_traceback(caplog):
+    """An operator sees why the key waits."""
+
+    def handle(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry("the warehouse is closed", after_s=5)
+
+    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+        run(handle, b"a")
+    first = caplog.records[0]
+    assert "handler asked for another try (the warehouse is closed) on s partition 1 offset 0" in (
+        first.getMessage()
+    )
+    assert "tried again in 5" in first.getMessage()
+    assert first.exc_info is None
+
+
+@pytest.mark.parametrize("after_s", [-1, 86_401, float("nan"), float("inf"), "5", True])
+def test_seconds_are_refused_when_they_are_no_time(after_s):
+    """A negative or endless wait, or text."""
+    with pytest.raises(ConfigError, match="after_s must be seconds from 0 to 86400"):
+        Retry(after_s=after_s)
+
+
+def test_nack_has_a_short_repr():
+    """It is one object, known by its name."""
+    assert repr(NACK) == "keylane.NACK"
