@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from .consumer import (
         NACK,
+        AckMode,
         Assignment,
         Consumer,
         ConsumerSettings,
@@ -151,6 +152,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NACK",
+    "AckMode",
     "AcceptedAsLostError",
     "Admin",
     "AlreadyOpenError",
@@ -320,6 +322,7 @@ _HOMES = {
     ),
     ".consumer": (
         "NACK",
+        "AckMode",
         "Assignment",
         "Consumer",
         "ConsumerSettings",

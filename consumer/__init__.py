@@ -4,10 +4,11 @@ from .client import Assignment, Consumer
 from .handling.handlers import Handler
 from .handling.retry import NACK, Retry
 from .pulling.queue_reader import QueueProgress, QueueReader, QueueSlice
-from .settings import ConsumerSettings
+from .settings import AckMode, ConsumerSettings
 
 __all__ = [
     "NACK",
+    "AckMode",
     "Assignment",
     "Consumer",
     "ConsumerSettings",

@@ -29,7 +29,7 @@ from .handling.handlers import Handler, check_handler
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
-from .settings import ConsumerSettings
+from .settings import AckMode, ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 _UNSENDABLE = re.compile("[\0\ud800-\udfff]")
@@ -91,6 +91,7 @@ class Consumer(Resident, Generic[V]):
         ttl_ms: int | None = None,
         name: str | None = None,
         consume_strategy: ConsumeStrategy | str | None = None,
+        ack: AckMode | str | None = None,
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
         _environment: Environment | None = None,
@@ -110,6 +111,7 @@ class Consumer(Resident, Generic[V]):
             name: for people, shown with the partitions; up to 512 characters; by default host and process id.
             consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
                 partition, in no order, each at least once.  The group's first consumer decides.
+            ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts.
             settings: everything that can be set; the arguments above take precedence.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
 
@@ -117,19 +119,17 @@ class Consumer(Resident, Generic[V]):
             ConfigError, InvalidNameError: an argument that cannot work.
             HandlerTypeError: the handler is a generator function, a class, or not for one message; also a TypeError.
         """
-        check_name("subject", subject)
-        check_name("consumer group", group)
-        _check_client_name(name)
+        _check_names(subject, group, name)
+        _check_calls(handler, codec)
         self._settings = _settings_with(
-            settings, concurrency=concurrency, ttl_ms=ttl_ms, consume_strategy=consume_strategy
+            settings,
+            concurrency=concurrency,
+            ttl_ms=ttl_ms,
+            consume_strategy=consume_strategy,
+            ack=ack,
         )
         self._addresses = addresses_of(meta)
-        if handler is not None:
-            check_handler(handler)
-        if codec is not None:
-            check_codec(codec)
-        self._codec = codec
-        self._subject, self._group = subject, group
+        self._subject, self._group, self._codec = subject, group, codec
         self._handler = handler
         self._name = name
         self._environment = _environment or Environment()
@@ -220,6 +220,7 @@ class Consumer(Resident, Generic[V]):
             rng=self._rng,
             on_crash=self._fail,
             ordered=self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE,
+            acks_each=self._settings.ack is AckMode.EACH,
         )
 
     def _new_assignments(self, membership: Membership, dispatch: Workers | Stream) -> Assignments:
@@ -444,8 +445,18 @@ def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerS
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
-def _check_client_name(name: object) -> None:
-    """Raises ConfigError: a metaserver would not take it as the name of a client."""
+def _check_calls(handler: object, codec: object) -> None:
+    """Raises HandlerTypeError, ConfigError: what will be called cannot be."""
+    if handler is not None:
+        check_handler(handler)
+    if codec is not None:
+        check_codec(codec)
+
+
+def _check_names(subject: str, group: str, name: object) -> None:
+    """Raises InvalidNameError, and ConfigError if a metaserver would not take `name` as that of a client."""
+    check_name("subject", subject)
+    check_name("consumer group", group)
     legal = name is None or (
         isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX and not _UNSENDABLE.search(name)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
@@ -15,6 +16,14 @@ from ..protocol.limits import (
 )
 from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
+
+
+class AckMode(enum.StrEnum):
+    """When a handled message is acked at its broker."""
+
+    LINGERING = "lingering"
+    EACH = "each"
+
 
 _RANGES = {
     "ttl_ms": (TTL_MS_MIN, TTL_MS_MAX),
@@ -53,6 +62,11 @@ class ConsumerSettings:
         in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a message that
             is not acked is handed out again, to any consumer; set it longer than waiting and handling take.
             When a broker has not heard a consumer for `ttl_ms`, its messages are handed out again at once.
+        ack: when a handled message is acked, also as text.  "lingering", the default: some milliseconds later, with
+            others; what is not acked when a process is killed is handled again.  "each": the ack is durable at the
+            broker before the next message of the key starts, so that of each key one message is handled again, at
+            most, and `await message.ack()` returns when it is durable.  A handler then holds its worker until the
+            ack is durable: more `concurrency` makes up for it.
         ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one request
             carries them.
         handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end when their
@@ -77,6 +91,7 @@ class ConsumerSettings:
     buffer_messages: int = 20_000
     in_flight_messages: int = 200
     in_flight_ms: int = 60_000
+    ack: AckMode = AckMode.LINGERING
     ack_linger_ms: int = 20
     handover_ms: int = 5_000
     call_timeout_ms: int = 5_000
@@ -95,6 +110,11 @@ class ConsumerSettings:
         except ValueError:
             names = " or ".join(ConsumeStrategy)
             problems.append(f"consume_strategy must be {names}, not {self.consume_strategy!r:.40}")
+        try:
+            object.__setattr__(self, "ack", AckMode(self.ack))
+        except ValueError:
+            names = " or ".join(AckMode)
+            problems.append(f"ack must be {names}, not {self.ack!r:.40}")
         problems += kind_problems(values, {"backoff": Backoff, "handler_backoff": Backoff})
         refuse(problems)
 

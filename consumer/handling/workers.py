@@ -93,6 +93,7 @@ class Workers:
         backoff: the pauses between tries of a failing message.
         on_crash: called with an error that ends the consumer.
         ordered: False: messages of one key may run at the same time.
+        acks_each: True: a worker waits until the ack of its message is durable, before the next of its key may run.
     """
 
     def __init__(
@@ -106,7 +107,9 @@ class Workers:
         rng: random.Random,
         on_crash: Callable[[BaseException], None],
         ordered: bool = True,
+        acks_each: bool = False,
     ) -> None:
+        self._acks_each = acks_each
         self._lanes = Lanes(ordered=ordered)
         self._handler = handler
         self._is_async = is_async(handler)
@@ -191,6 +194,7 @@ class Workers:
         # One loop without calls of our own in between: a consumer spends most of its time here.
         take, finish = self._lanes.take, self._lanes.finish
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
+        acks_each = self._acks_each
         while True:
             for _ in range(MESSAGES_PER_TURN):
                 if message is None:
@@ -213,6 +217,9 @@ class Workers:
                             continue
                     else:
                         client.done(message.offset)
+                        if acks_each:
+                            worker.message = None
+                            await client.client.acked()
                 else:
                     client.forget(1)
                 message = finish(message.key)
@@ -243,6 +250,9 @@ class Workers:
                         return None
                 else:
                     client.done(message.offset)
+                    if self._acks_each:
+                        worker.message = None
+                        await client.client.acked()
                     self._log_line(self._log_throttle.handled(message, self._now_ms()))
         finally:
             self._retries.end(message, self._boot_ns())

@@ -22,7 +22,15 @@ RANGES_PER_REQUEST = 1_000
 class AckQueue:
     """Handled offsets as half-open ranges: those not sent yet, and those of the request under way."""
 
-    __slots__ = ("_end", "_ranges", "_ranges_max", "_start", "at_range_limit", "under_way")
+    __slots__ = (
+        "_end",
+        "_ranges",
+        "_ranges_max",
+        "_start",
+        "at_range_limit",
+        "left_over",
+        "under_way",
+    )
 
     def __init__(self) -> None:
         self._ranges: list[Range] = []
@@ -31,6 +39,8 @@ class AckQueue:
         self._ranges_max = RANGES_PER_REQUEST
         """The most ranges in the next request: halved after a refusal, doubled after a confirmation."""
         self.under_way: list[Range] = []
+        self.left_over = False
+        """The request under way does not have all that was handled when it was made."""
         self.at_range_limit = False
         """The broker has refused ranges, and has not taken everything handled since."""
 
@@ -55,6 +65,7 @@ class AckQueue:
         joined = list(IntervalSet(self.under_way + self._ranges))
         self.under_way = joined[: self._ranges_max]
         self._ranges = joined[self._ranges_max :]
+        self.left_over = bool(self._ranges)
         return tuple(self.under_way)
 
     def confirmed(self) -> None:

@@ -35,7 +35,7 @@ from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 from ...protocol.text import counted
 from ...rpc.connections import Connections
-from ..settings import ConsumerSettings
+from ..settings import AckMode, ConsumerSettings
 from .acks import AckQueue
 from .decode import decode_messages
 from .fetch_offsets import FetchOffsets
@@ -132,6 +132,8 @@ class PullClient:
         self._owner = owner
         self._acks = AckQueue()
         self._offsets = FetchOffsets()
+        self.acks_each = settings.ack is AckMode.EACH
+        """The next message of a key waits for the ack of the one before."""
         self._taken: set[int] = set()
         """Offsets that iteration gave to the user and the user has not acked."""
         self.in_lanes: set[int] = set()
@@ -142,6 +144,8 @@ class PullClient:
         self._ack_is_due = False
         """True while `_ack_due` is set; cheaper to read for every handled message."""
         self._ack_due = asyncio.Event()
+        self._ack_waiters: list[asyncio.Future[bool]] = []
+        """Of `acked`: done with the request that has all that was handled before the call."""
         self._pulling = asyncio.create_task(self._run(self._pull), name=f"pull {self.partition_id}")
         self._acking = asyncio.create_task(self._run(self._ack), name=f"ack {self.partition_id}")
 
@@ -236,6 +240,19 @@ class PullClient:
             self.done(message.offset)
             if self.in_lanes:
                 self.left_hand(message)
+            if self.acks_each and not await self.acked():
+                self.check_takes_ack(message)
+
+    async def acked(self) -> bool:
+        """
+        Wait until the acks of all that was handled before are durable.
+
+        Returns:
+            False if they are not: the broker takes no more ranges now, or the partition was handed over.
+        """
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._ack_waiters.append(waiter)
+        return await waiter
 
     async def nack(self, message: Message, after_s: float) -> None:
         """Take a message back from the user.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
@@ -413,7 +430,7 @@ class PullClient:
             try:
                 async with asyncio.timeout(idle_s):
                     await self._ack_due.wait()
-                await asyncio.sleep(self._settings.ack_linger_ms / 1000)
+                await asyncio.sleep(0 if self.acks_each else self._settings.ack_linger_ms / 1000)
             except TimeoutError:
                 if not self._offsets.begun or self.lapsed:
                     continue
@@ -435,12 +452,17 @@ class PullClient:
         """
         self._ack_is_due = False
         self._ack_due.clear()
+        ranges = self._acks.take()
+        left_over = self._acks.left_over
+        waiters, self._ack_waiters = self._ack_waiters, []
         try:
-            answer, _ = await self._broker.call(Ack(*self._who, self._acks.take()))
+            answer, _ = await self._broker.call(Ack(*self._who, ranges))
         except OverloadedError as error:
+            _release(waiters, durable=False)  # else no worker would be left for the older messages
             return self._refused(error)
         except BaseException:
             self._ack_due.set()
+            self._ack_waiters = waiters + self._ack_waiters
             raise
         assert isinstance(answer, Acked)
         self._acks.confirmed()
@@ -449,6 +471,10 @@ class PullClient:
         self._acked_to(answer.cursor)
         if self._acks:
             self._ack_due.set()
+        if left_over:
+            self._ack_waiters = waiters + self._ack_waiters
+        else:
+            _release(waiters, durable=True)
         return True
 
     def _refused(self, error: OverloadedError) -> bool:
@@ -469,9 +495,9 @@ class PullClient:
         self._on(PullEvent.CLOSED)
         self._acking.cancel()
         await asyncio.gather(self._pulling, self._acking, return_exceptions=True)
-        if self.fenced:
-            return
         try:
+            if self.fenced:
+                return
             async with asyncio.timeout(flush_ms / 1000):
                 while self._acks and await self._send_acks():
                     pass
@@ -480,3 +506,11 @@ class PullClient:
         except (TimeoutError, KeylaneError) as error:
             # The next owner's higher token takes the partition all the same; messages without an ack are redelivered.
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")
+        finally:
+            _release(self._ack_waiters, durable=not self._acks)
+
+
+def _release(waiters: list[asyncio.Future[bool]], *, durable: bool) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(durable)

@@ -61,6 +61,8 @@ class HandOut:
             self._taken.remove(message.offset)
             self.done(message.offset)
             self.client.left_hand(message)
+            if self.client.acks_each and not await self.client.acked():
+                self.client.check_takes_ack(message)
 
     async def nack(self, message: Message, after_s: float) -> None:
         """Take a message back from the user.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
