@@ -7,6 +7,8 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
@@ -18,6 +20,7 @@ from keylane.protocol.errors import (
     KeylaneError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
+    OverloadedError,
 )
 from keylane.protocol.frames import (
     Ack,
@@ -47,6 +50,8 @@ class ScriptedBroker:
 
     def __init__(self, *pulls: KeylaneError, batches: int = 1, cursor: int = 0) -> None:
         self.pulls = list(pulls)
+        self.acks: list[KeylaneError] = []
+        """Errors that acks meet first."""
         self.end = 2 * batches
         self.cursor = cursor
         self.first = 0
@@ -73,6 +78,8 @@ class ScriptedBroker:
                 assert list(batch_starts(memoryview(data)))
                 return Batches(self.first, self.end, offset + 2, self.sealed), memoryview(data)
             case Ack(ranges=ranges):
+                if self.acks:
+                    raise self.acks.pop(0)
                 self.cursor = max([self.cursor, *(end for _, end in ranges)])
                 return Acked(self.cursor), b""
         return Released(), b""
@@ -215,3 +222,39 @@ async def test_handled_messages_are_acked_before_the_lock_is_released():
         assert client.life.state is PullState.CLOSED
     assert isinstance(broker.requests[-1], Release)
     assert broker.cursor == 2
+
+
+async def test_wait_for_acks_ends_when_they_are_durable():
+    """A request that fails is sent again, and the wait goes on."""
+    broker = ScriptedBroker(batches=2)
+    broker.acks = [OutcomeUnknownError()]
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: len(owner.messages) == 4)
+        client.done(0)
+        assert await asyncio.wait_for(client.acked(), 10)
+        assert broker.cursor == 1
+
+
+async def test_wait_for_acks_ends_when_the_broker_takes_no_more_ranges():
+    """Else every worker might wait, and none would be left for the older message that fills the gap."""
+    broker = ScriptedBroker(batches=2)
+    broker.acks = [OverloadedError("too many ranges") for _ in range(3)]
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: len(owner.messages) == 4)
+        client.done(3)
+        assert not await asyncio.wait_for(client.acked(), 10)
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+async def test_wait_for_acks_ends_when_the_partition_is_handed_over(fenced: bool):
+    """With the flush of the last acks, or without it where another owner has the partition."""
+    broker = ScriptedBroker(batches=2)
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: len(owner.messages) == 4)
+        broker.acks = [FencedError(current_token=TOKEN + 1)] if fenced else []
+        client.done(0)
+        waiting = asyncio.create_task(client.acked())
+        await asyncio.sleep(0)
+        client.stop()
+        await client.hand_over(flush_ms=1_000)
+        assert await asyncio.wait_for(waiting, 10) is not fenced
