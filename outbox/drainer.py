@@ -173,7 +173,9 @@ class Drainer:
 
     def _barriers_known(self, subject: str) -> bool:
         """True unless a partition has unsettled batches and its range is not known."""
-        return all(sender.partition is not None for sender in self._senders_of(subject))
+        return all(
+            sender.partition is not None for sender in self._senders_of(subject) if sender.batches
+        )
 
     async def _forget(self) -> None:
         """Forget everything that the tables know; batches under way are sent again by the next holder of the lease."""
@@ -246,7 +248,7 @@ class Drainer:
             self._sender(subject, partition_id)
         for sender in self._senders_of(subject):
             sender.listed = sender.partition_id in known.open
-            sender.lost = sender.partition_id in known.lost
+            sender.gone = known.gone.get(sender.partition_id)
             partition = known.open.get(sender.partition_id) or known.others.get(sender.partition_id)
             sender.partition = partition or sender.partition
 
