@@ -18,8 +18,7 @@ import pytest
 import keylane.sync
 from keylane import Producer, RowsGivenUpError, SubjectUnknownError
 from keylane.errors import KeylaneError, SubjectDeletedError
-from support.cluster import Cluster
-from support.deletion import delete_subject
+from support.cluster import Cluster, delete_subject
 
 GONE = (SubjectDeletedError, SubjectUnknownError)
 SENDS_FIRST = 3

@@ -19,8 +19,7 @@ from keylane.errors import (
     SubjectUnknownError,
 )
 from keylane.protocol.routing import OrderStrategy
-from support.cluster import Cluster, eventually
-from support.deletion import delete_group, delete_subject
+from support.cluster import Cluster, delete_group, delete_subject, eventually
 from support.load import Load
 from support.postgres import Postgres
 
@@ -50,8 +49,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterat
 async def admins(pair: Cluster) -> AsyncIterator[tuple[Admin, Admin]]:
     """One for each metaserver."""
     first, second = pair.addresses
-    async with Admin(first) as one, Admin(second) as other:
-        yield one, other
+    async with Admin(first) as at_first, Admin(second) as at_second:
+        yield at_first, at_second
 
 
 async def consume(pair: Cluster, subject: str, group: str, seen: list[Message]) -> None:

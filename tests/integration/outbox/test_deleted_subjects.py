@@ -10,8 +10,7 @@ import pytest
 from keylane import Admin
 from keylane.outbox import Outbox, OutboxSettings, purge_failed
 from keylane.protocol.errors import OutboxRowFailedError
-from support.cluster import Cluster, alert_cluster, pause
-from support.deletion import delete_subject
+from support.cluster import Cluster, alert_cluster, delete_subject, pause
 from support.outbox.rows import SETTINGS, drained, rows_left
 
 KEYS = [b"%d" % number for number in range(8)]
