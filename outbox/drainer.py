@@ -180,14 +180,17 @@ class Drainer:
     async def _forget(self) -> None:
         """Forget everything that the tables know; batches under way are sent again by the next holder of the lease."""
         self.token = None
-        senders, self.senders = list(self.senders.values()), {}
-        for sender in senders:
-            await sender.close()
+        await self._close_senders()
         self._settled = SettledBatches()  # until here senders may have added to it
         self._halted_keys = set()
         self._begin_session()
         for subject, known in self._routes.known.items():
             self._lead(subject, known)
+
+    async def _close_senders(self) -> None:
+        senders, self.senders = list(self.senders.values()), {}
+        for sender in senders:
+            await sender.close()
 
     # ── senders ────────────────────────────────────────────────────────────────────────────────────────
     def _senders_of(self, subject: str) -> list[PartitionSender]:
@@ -304,8 +307,8 @@ class Drainer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        token = self.token
-        await self._forget()
+        token, self.token = self.token, None
+        await self._close_senders()
         if token is not None:
             try:
                 await self._database.run(release, self._tables, token=token)

@@ -175,6 +175,15 @@ async def test_send_returns_when_the_message_is_stored(shared_cluster, engine, s
         await shared_cluster.check_history(subject, {b"k": [b"older", b"newer"]})
 
 
+async def test_outbox_leaves_no_task_when_it_is_closed(shared_cluster, sqlite, subject):
+    """A program may open and close many; a task that waits for ever would be destroyed and logged some time later."""
+    before = asyncio.all_tasks()
+    for _ in range(2):
+        async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as outbox:
+            await outbox.send(subject, b"v", key=b"k")
+    assert asyncio.all_tasks() == before
+
+
 async def test_send_returns_when_another_process_sends(shared_cluster, sqlite, subject):
     """The second outbox finds the lease taken by the first, which has a row that waits for its subject."""
     async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as first:
