@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 
-from ..protocol.errors import NotSentError, SubjectUnknownError
+from ..protocol.errors import NotSentError, SubjectDeletedError, SubjectUnknownError
 from ..protocol.frames import Append, Read
 from ..protocol.routing import Partition, Route
 from ..rpc.client import BrokerClient, MetaClient
@@ -64,8 +65,23 @@ class Peers:
             return self._know(subject, await self._meta.route_to_send(subject))
 
     async def new_route(self, subject: str, *, known_version: int = -1, wait_ms: int = 0) -> Route:
-        """Ask for the route; the answer waits up to `wait_ms` for a version other than `known_version`."""
-        route = await self._meta.route(subject, known_version=known_version, wait_ms=wait_ms)
+        """
+        Ask for the route; the answer waits up to `wait_ms` for a version other than `known_version`.
+
+        A later subject of the name counts versions anew, so of a subject that is kept the id is given as well.
+        """
+        ask = partial(self._meta.route, subject)
+        kept = self._routes.get(subject)
+        if kept is None:
+            route = await ask(known_version=known_version, wait_ms=wait_ms)
+        else:
+            try:
+                route = await ask(
+                    known_version=known_version, wait_ms=wait_ms, subject_id=kept.subject_id
+                )
+            except (SubjectDeletedError, SubjectUnknownError):
+                self._routes.pop(subject, None)
+                route = await ask()
         return self._know(subject, route)
 
     def _know(self, subject: str, route: Route) -> Route:

@@ -3,11 +3,12 @@
 from .admin import create_tables, outbox_status, purge_failed, redrive_failed
 from .client import Outbox
 from .settings import OutboxSettings
-from .upkeep import FailedRow, OutboxStatus, SubjectRows
+from .upkeep import FailedRow, OutboxGauges, OutboxStatus, SubjectRows
 
 __all__ = [
     "FailedRow",
     "Outbox",
+    "OutboxGauges",
     "OutboxSettings",
     "OutboxStatus",
     "SubjectRows",

@@ -31,7 +31,7 @@ from .routes import OutboxRoutes
 from .rows import insert_of
 from .settings import OutboxSettings
 from .tables import DEFAULT_PREFIX, OutboxTables
-from .upkeep import OutboxStatus, read_status
+from .upkeep import OutboxGauges, OutboxStatus, read_gauges, read_status
 from .waiters import RowWaiters
 
 
@@ -145,13 +145,23 @@ class Outbox(Resident):
 
     async def status(self) -> OutboxStatus:
         """
-        Count the rows, for gauges: `rows`, `failed`, `oldest_age_ms`, and by subject.  It reads every row.
+        Count the rows by subject, and tell which fail and which process sends.  It reads every row.
 
         Raises:
             OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
         """
         now_ns = self._environment.clock.wall_ns()
         return await self._database.run(read_status, self._tables, now_ns=now_ns)
+
+    async def gauges(self) -> OutboxGauges:
+        """
+        How many rows there are, and how old the oldest is: a few look-ups in indexes, however many rows wait.
+
+        Raises:
+            OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
+        """
+        now_ns = self._environment.clock.wall_ns()
+        return await self._database.run(read_gauges, self._tables, now_ns=now_ns)
 
     @property
     def waiting(self) -> dict[str, str]:

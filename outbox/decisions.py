@@ -3,7 +3,7 @@
 | the answer to the oldest batch | it may be stored | it is certainly not |
 | --- | --- | --- |
 | the partition is sealed | RETURN: it is not | RETURN |
-| the loss of the partition is accepted | GIVE_UP | RETURN |
+| its loss is accepted, or its subject is deleted | GIVE_UP | RETURN |
 | a gap, a used sequence, a higher epoch | GIVE_UP: the broker cannot tell | RETURN |
 | anything else, and the route has left the partition | AGAIN | RETURN |
 | anything else | AGAIN | AGAIN |
@@ -37,17 +37,17 @@ class SendStep(enum.Enum):
 _UNTELLABLE = (SequenceGapError, SequenceReusedError, ProducerFencedError)
 
 
-def decide_send_step(error: KeylaneError, *, doubtful: bool, left: bool, lost: bool) -> SendStep:
+def decide_send_step(error: KeylaneError, *, doubtful: bool, left: bool, gone: bool) -> SendStep:
     """
     The next step.
 
     Args:
         doubtful: the oldest batch may be stored.
         left: the partition is not open in the latest route.
-        lost: an operator has accepted its loss.
+        gone: no broker can be asked about it any more: an operator has accepted its loss, or its subject is deleted.
     """
     if isinstance(error, StaleRouteError):
         return SendStep.RETURN
-    if lost or isinstance(error, _UNTELLABLE):
+    if gone or isinstance(error, _UNTELLABLE):
         return SendStep.GIVE_UP if doubtful else SendStep.RETURN
     return SendStep.RETURN if left and not doubtful else SendStep.AGAIN

@@ -173,19 +173,24 @@ class Drainer:
 
     def _barriers_known(self, subject: str) -> bool:
         """True unless a partition has unsettled batches and its range is not known."""
-        return all(sender.partition is not None for sender in self._senders_of(subject))
+        return all(
+            sender.partition is not None for sender in self._senders_of(subject) if sender.batches
+        )
 
     async def _forget(self) -> None:
         """Forget everything that the tables know; batches under way are sent again by the next holder of the lease."""
         self.token = None
-        senders, self.senders = list(self.senders.values()), {}
-        for sender in senders:
-            await sender.close()
+        await self._close_senders()
         self._settled = SettledBatches()  # until here senders may have added to it
         self._halted_keys = set()
         self._begin_session()
         for subject, known in self._routes.known.items():
             self._lead(subject, known)
+
+    async def _close_senders(self) -> None:
+        senders, self.senders = list(self.senders.values()), {}
+        for sender in senders:
+            await sender.close()
 
     # ── senders ────────────────────────────────────────────────────────────────────────────────────────
     def _senders_of(self, subject: str) -> list[PartitionSender]:
@@ -246,7 +251,7 @@ class Drainer:
             self._sender(subject, partition_id)
         for sender in self._senders_of(subject):
             sender.listed = sender.partition_id in known.open
-            sender.lost = sender.partition_id in known.lost
+            sender.gone = known.gone.get(sender.partition_id)
             partition = known.open.get(sender.partition_id) or known.others.get(sender.partition_id)
             sender.partition = partition or sender.partition
 
@@ -302,8 +307,8 @@ class Drainer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        token = self.token
-        await self._forget()
+        token, self.token = self.token, None
+        await self._close_senders()
         if token is not None:
             try:
                 await self._database.run(release, self._tables, token=token)

@@ -10,13 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from ..protocol.errors import (
-    AcceptedAsLostError,
-    Fate,
-    KeylaneError,
-    NotSentError,
-    StaleRouteError,
-)
+from ..protocol.errors import Fate, KeylaneError, NotSentError, StaleRouteError
 from ..protocol.frames import Append
 from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
@@ -71,8 +65,8 @@ class PartitionSender:
         """It is open in the latest route."""
         self.sealed = False
         """Its broker has said so."""
-        self.lost = False
-        """An operator has accepted its loss."""
+        self.gone: KeylaneError | None = None
+        """Why no broker can be asked about it any more; None while one can."""
         self.problem = ""
         """Why its batches are not stored; empty while they are."""
         self.batches: deque[OutboxBatch] = deque()
@@ -194,7 +188,10 @@ class PartitionSender:
             return False
         self.sealed = self.sealed or isinstance(error, StaleRouteError)
         step = decide_send_step(
-            error, doubtful=self.batches[0].doubtful, left=not self.open, lost=self.lost
+            error,
+            doubtful=self.batches[0].doubtful,
+            left=not self.open,
+            gone=self.gone is not None,
         )
         if step is SendStep.AGAIN:
             return False
@@ -206,7 +203,7 @@ class PartitionSender:
         self.batches.clear()
         self._session = self._new_session()
         self._next_sequence = 0
-        why = AcceptedAsLostError(partition_id=self.partition_id) if self.lost else error
+        why = self.gone or error
         self._owner.left(self.subject, returned, failed, why.message)
         return True
 

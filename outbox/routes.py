@@ -2,20 +2,30 @@
 
 A route is asked for when it is needed: at the first row of a subject, and after a partition refused or did not answer.
 A partition that was sealed meanwhile refuses, so an outdated route costs one call and no order.
+
+When a subject is deleted, nothing is stored in its partitions any more.  Rows that were not sent wait for a later
+subject of its name, which another program has to create: `auto_create` would undo the deletion.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import (
+    AcceptedAsLostError,
+    KeylaneError,
+    SubjectDeletedError,
+    SubjectUnknownError,
+)
 from ..protocol.routing import Partition, Route, route_table
 from ..rpc.client import MetaClient
 
 log = logging.getLogger("keylane.outbox")
+_NO_SUBJECT = (SubjectDeletedError, SubjectUnknownError)
+_DELETED = "the subject was deleted: its rows wait until another program creates one of this name"
 
 
 @dataclass(slots=True)
@@ -28,8 +38,8 @@ class KnownRoute:
     """The open partition of each logical partition; empty while no route is known."""
     others: dict[int, Partition] = field(default_factory=dict)
     """Partitions with unsettled batches that are not open."""
-    lost: set[int] = field(default_factory=set)
-    """Partitions whose loss an operator has accepted."""
+    gone: Mapping[int, KeylaneError] = field(default_factory=dict)
+    """Partitions that no broker can be asked about any more, and why: their loss is accepted, or their subject deleted."""
     problem: str = ""
     """Why the last question was not answered."""
 
@@ -40,6 +50,8 @@ class OutboxRoutes:
     def __init__(self, meta: MetaClient) -> None:
         self._meta = meta
         self.known: dict[str, KnownRoute] = {}
+        self._deleted: set[str] = set()
+        """Subjects that were deleted, as long as no later one of their name is known."""
         self._asking: dict[str, asyncio.Task[KnownRoute]] = {}
 
     async def ask(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
@@ -60,26 +72,42 @@ class OutboxRoutes:
     async def _ask(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
         known = self.known.setdefault(subject, KnownRoute())
         try:
-            subject_id = 0 if known.route is None else known.route.subject_id
-            route = await self._meta.route_to_send(subject, subject_id=subject_id)
+            route = await self._route(subject, known)
             if known.route is not None and route.version < known.route.version:
                 known.problem = "the metaserver's route is older than the one followed"
                 return known
             partition_ids = [each.partition_id for each in route_table(route)]
             listed: dict[int, Partition] = {each.partition_id: each for each in route.partitions}
             if not listed.keys() >= set(unsettled):
-                history = await self._meta.history(subject)
-                listed |= {
-                    each.partition.partition_id: each.partition for each in history.partitions
+                history = (await self._meta.history(subject)).partitions
+                listed |= {each.partition.partition_id: each.partition for each in history}
+                lost = [each.partition.partition_id for each in history if each.lost]
+                known.gone = {each: AcceptedAsLostError(partition_id=each) for each in lost} | {
+                    each: SubjectDeletedError(subject=subject)
+                    for each in unsettled
+                    if each not in listed
                 }
-                known.lost = {each.partition.partition_id for each in history.partitions if each.lost}  # fmt: skip
             known.route, known.partition_ids, known.problem = route, partition_ids, ""
             known.open = {each.partition_id: each for each in route.open_partitions()}
             known.others = {each: listed[each] for each in unsettled if each in listed}
+            self._deleted.discard(subject)
         except KeylaneError as error:
-            known.problem = error.message
             log.info("route of %s: %s", subject, error.message)
+            if isinstance(error, SubjectDeletedError):
+                self._deleted.add(subject)
+                self.known[subject] = known = KnownRoute()
+            if subject in self._deleted and isinstance(error, _NO_SUBJECT):
+                known.gone = dict.fromkeys(unsettled, SubjectDeletedError(subject=subject))
+                known.problem = _DELETED
+            else:
+                known.problem = error.message
         return known
+
+    async def _route(self, subject: str, known: KnownRoute) -> Route:
+        if subject in self._deleted:
+            return await self._meta.route(subject)
+        subject_id = 0 if known.route is None else known.route.subject_id
+        return await self._meta.route_to_send(subject, subject_id=subject_id)
 
     async def close(self) -> None:
         """Cancel the questions under way."""

@@ -12,6 +12,21 @@ from .tables import FAILED, HALTED, WAITING, OutboxTables, database_ms
 
 RECORDED = 1
 """Of rows in any batch, where rows are counted."""
+COUNTED_MAX = 10_000
+"""Rows that gauges count."""
+
+
+class OutboxGauges(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is not sent, for a program that asks every few seconds."""
+
+    rows: int
+    """All rows; above 10,000 at most as many: by their ids, of which rolled back and sent rows have some."""
+    counted: bool
+    """`rows` is exact."""
+    failed: int
+    """Rows that no broker can tell of, counted up to 10,000."""
+    oldest_age_ms: int
+    """Of the row with the lowest id; 0 if there is none."""
 
 
 class SubjectRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +78,44 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     def oldest_age_ms(self) -> int:
         """Of the oldest row; 0 if there is none."""
         return max((each.oldest_age_ms for each in self.subjects), default=0)
+
+
+def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) -> OutboxGauges:
+    """
+    Look at no more than some thousand entries of an index, however many rows there are.
+
+    Args:
+        now_ns: of the calendar, for the age.
+
+    Raises:
+        OutboxMissingError, OutboxOlderError, OutboxNewerError
+    """
+    tables.check(connection)
+    rows = tables.rows.c
+    oldest = connection.execute(
+        sa.select(rows.id, rows.added_at_ns).order_by(rows.id).limit(1)
+    ).first()
+    if oldest is None:
+        return OutboxGauges(rows=0, counted=True, failed=0, oldest_age_ms=0)
+    count = _count(connection, sa.select(rows.id).order_by(rows.id).limit(COUNTED_MAX + 1))
+    counted = count <= COUNTED_MAX
+    if not counted:
+        newest_id: int = connection.execute(sa.select(sa.func.max(rows.id))).scalar_one()
+        count = newest_id - oldest.id + 1
+    failed = sa.select(rows.id).where(rows.batch_id == FAILED).limit(COUNTED_MAX)
+    return OutboxGauges(
+        rows=count,
+        counted=counted,
+        failed=_count(connection, failed),
+        oldest_age_ms=max(0, now_ns - oldest.added_at_ns) // 1_000_000,
+    )
+
+
+def _count(connection: Connection, some: sa.Select[tuple[int]]) -> int:
+    counted: int = connection.execute(
+        sa.select(sa.func.count()).select_from(some.subquery())
+    ).scalar_one()
+    return counted
 
 
 def read_status(

@@ -276,7 +276,7 @@ def check_message_size(key_bytes: int, value_bytes: int, properties_bytes: int) 
     """
     if key_bytes > KEY_BYTES_MAX:
         raise MessageTooLargeError(
-            f"order key too large: {key_bytes} bytes, at most {KEY_BYTES_MAX}",
+            f"order key too large: {key_bytes} bytes, at most {KEY_BYTES_MAX}; send a digest of it as the key",
             size_bytes=key_bytes,
             limit_bytes=KEY_BYTES_MAX,
         )

@@ -9,10 +9,12 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
+from keylane import Admin
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject, Retention, Route, SubjectView
 from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError, UnreachableError
@@ -255,6 +257,26 @@ async def done_operation(
             operation for operation in operations if operation.operation_id == view.operation_id
         )
     return view
+
+
+async def delete_subject(meta: str | Iterable[str], subject: str, *, force: bool = False) -> None:
+    """Delete a subject; every broker has dropped it at the end."""
+    async with asyncio.timeout(60), Admin(meta) as admin:
+        view = await admin.delete_subject(subject, force=force)
+        while view.left:
+            await asyncio.sleep(0.05)
+            view = await admin.delete_subject(subject, subject_id=view.subject_id)
+
+
+async def delete_group(
+    meta: str | Iterable[str], subject: str, group: str, *, force: bool = False
+) -> None:
+    """Delete a group; every broker has forgotten it at the end."""
+    async with asyncio.timeout(60), Admin(meta) as admin:
+        view = await admin.delete_group(subject, group, force=force)
+        while view.left:
+            await asyncio.sleep(0.05)
+            view = await admin.delete_group(subject, group, group_id=view.group_id)
 
 
 async def silent(meta: MetaClient, group: str) -> None:

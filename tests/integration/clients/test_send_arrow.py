@@ -107,7 +107,11 @@ async def test_small_queue_and_batches_hold_back_a_large_table(shared_cluster: C
 
 
 async def test_no_row_is_sent_when_one_cannot_be(shared_cluster: Cluster):
-    """A bad row deep in a table refuses all of it; with `partial` that row alone is left out, and named."""
+    """
+    A bad row deep in a table refuses all of it; with `partial` that row alone is left out, and named.
+
+    Messages that the producer sends before and after a refused table are stored in order.
+    """
     route = await shared_cluster.create("arrow-bad", partitions=2)
     keys, values = rows_of(80_000)
     bad_values: list[bytes | None] = [*values]
@@ -116,17 +120,24 @@ async def test_no_row_is_sent_when_one_cannot_be(shared_cluster: Cluster):
     keys[70_002] = bytes(KEY_BYTES_MAX + 1)
     table = pa.table({"k": pa.array(keys, pa.binary()), "v": pa.array(bad_values, pa.binary())})
     async with Producer(shared_cluster.meta) as producer:
+        before = [producer.send("arrow-bad", b"before", key=key) for key in (b"other", keys[0])]
         with pytest.raises(
             RowsRefusedError, match="3 rows cannot be sent, the first is row 70000: no value"
         ) as refused:
             await producer.send_arrow("arrow-bad", table, key="k", value="v")
         assert refused.value.rows == [70_000, 70_001, 70_002]
-        assert not await stored(shared_cluster, route)
+        for future in before:
+            await future
+        await producer.send("arrow-bad", b"after", key=b"other")
+        values_stored = [message.value for message in await stored(shared_cluster, route)]
+        assert sorted(values_stored) == [b"after", b"before", b"before"]
         receipt = await producer.send_arrow("arrow-bad", table, key="k", value="v", partial=True)
     assert receipt.stored == 79_997
     assert list(receipt.refused) == [70_000, 70_001, 70_002]
     good = [row for row in range(80_000) if row not in receipt.refused]
     sent = sent_of([keys[row] for row in good], [values[row] for row in good])
+    sent[b"other"] = [b"before", b"after"]
+    sent[keys[0]].insert(0, b"before")
     assert_order_per_key(await stored(shared_cluster, route), sent)
 
 

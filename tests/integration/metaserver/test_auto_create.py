@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from keylane import Admin, Consumer, Producer, QueueReader
+from keylane.outbox import Outbox, create_tables
 from keylane.protocol.errors import (
     StrategyMismatchError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
 from keylane.protocol.routing import OrderStrategy
-from support.cluster import Cluster
+from support.cluster import Cluster, delete_subject
 
 pytestmark = pytest.mark.cluster(
     meta_settings="auto_create = 'made.*'\nauto_create_partitions = 3\n"
@@ -91,13 +93,9 @@ async def test_producer_is_refused_when_the_subject_has_another_strategy(file_cl
 async def test_open_producer_does_not_create_a_deleted_subject_again(file_cluster: Cluster):
     """A program that goes on sending would undo the deletion; a new producer's first message creates another subject."""
     meta = file_cluster.meta
-    async with Producer(meta) as producer, Admin(meta) as admin:
+    async with Producer(meta) as producer:
         await producer.send("made.deleted", b"v", key=b"k")
-        deleted = await admin.delete_subject("made.deleted")
-        async with asyncio.timeout(60):
-            while deleted.left:
-                await asyncio.sleep(0.1)
-                deleted = await admin.delete_subject("made.deleted", subject_id=deleted.subject_id)
+        await delete_subject(meta, "made.deleted")
         with pytest.raises((SubjectDeletedError, SubjectUnknownError)):
             await producer.send("made.deleted", b"v", key=b"k")
         with pytest.raises(SubjectUnknownError):
@@ -105,3 +103,24 @@ async def test_open_producer_does_not_create_a_deleted_subject_again(file_cluste
         async with Producer(meta) as newer:
             await newer.send("made.deleted", b"v", key=b"k")
         await producer.send("made.deleted", b"v", key=b"k")
+
+
+async def test_outbox_creates_an_unknown_subject_and_not_a_deleted_one_again(
+    file_cluster: Cluster, tmp_path: Path
+):
+    """Its row waits until another program creates the subject, and is sent then."""
+    meta, subject = file_cluster.meta, "made.by-outbox"
+    url = f"sqlite:///{tmp_path / 'user.db'}"
+    await create_tables(url)
+    async with asyncio.timeout(60), Admin(meta) as admin, Outbox(meta, url) as outbox:
+        await outbox.send(subject, b"v", key=b"k")
+        assert len((await admin.describe_subject(subject)).partitions) == 3
+        await delete_subject(meta, subject)
+        waiting = asyncio.create_task(outbox.send(subject, b"waits", key=b"k"))
+        while "until another program creates" not in outbox.waiting.get(subject, ""):
+            await asyncio.sleep(0.05)
+        assert subject not in [each.subject for each in await admin.list_subjects()]
+        async with Producer(meta) as producer:
+            await producer.send(subject, b"creates", key=b"other")
+        await waiting
+    await file_cluster.check_history(subject, {b"k": [b"waits"], b"other": [b"creates"]})

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from keylane.outbox import Outbox, OutboxSettings, create_tables
+from keylane.outbox import Outbox, OutboxSettings, create_tables, upkeep
 from keylane.protocol.errors import ClosedError, Fate
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster
@@ -129,7 +129,9 @@ async def test_several_outboxes_send_each_row_once(shared_cluster, engine, subje
     await shared_cluster.check_history(subject, sent)
 
 
-async def test_rows_wait_for_their_subject_and_others_do_not(shared_cluster, engine, subject):
+async def test_rows_wait_for_their_subject_and_others_do_not(
+    shared_cluster, engine, subject, monkeypatch
+):
     unknown = f"outbox-later-{next(numbers)}"
     async with Outbox(shared_cluster.meta, engine, settings=SETTINGS) as outbox:
         async with engine.begin() as connection:
@@ -138,6 +140,10 @@ async def test_rows_wait_for_their_subject_and_others_do_not(shared_cluster, eng
         async with asyncio.timeout(20):
             while await rows_left(engine) > 1:
                 await asyncio.sleep(0.01)
+        for counted_max, counted in ((1, True), (0, False)):
+            monkeypatch.setattr(upkeep, "COUNTED_MAX", counted_max)
+            gauges = await outbox.gauges()
+            assert (gauges.rows, gauges.counted, gauges.failed) == (1, counted, 0)
         await shared_cluster.create(unknown, partitions=1)
         await drained(engine)
     await shared_cluster.check_history(subject, {b"k": [b"goes"]})
@@ -167,6 +173,15 @@ async def test_send_returns_when_the_message_is_stored(shared_cluster, engine, s
             await outbox.add(connection, subject, b"older", key=b"k")
         await outbox.send(subject, b"newer", key=b"k", properties={"kind": "live"})
         await shared_cluster.check_history(subject, {b"k": [b"older", b"newer"]})
+
+
+async def test_outbox_leaves_no_task_when_it_is_closed(shared_cluster, sqlite, subject):
+    """A program may open and close many; a task that waits for ever would be destroyed and logged some time later."""
+    before = asyncio.all_tasks()
+    for _ in range(2):
+        async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as outbox:
+            await outbox.send(subject, b"v", key=b"k")
+    assert asyncio.all_tasks() == before
 
 
 async def test_send_returns_when_another_process_sends(shared_cluster, sqlite, subject):

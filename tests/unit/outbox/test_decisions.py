@@ -11,10 +11,10 @@ AGAIN, RETURN, GIVE_UP = SendStep.AGAIN, SendStep.RETURN, SendStep.GIVE_UP
 FLAGS = list(itertools.product((False, True), repeat=3))
 
 
-@pytest.mark.parametrize(("doubtful", "left", "lost"), FLAGS)
-def test_batches_return_when_the_partition_is_sealed(doubtful, left, lost):
+@pytest.mark.parametrize(("doubtful", "left", "gone"), FLAGS)
+def test_batches_return_when_the_partition_is_sealed(doubtful, left, gone):
     error = errors.StaleRouteError()
-    assert decide_send_step(error, doubtful=doubtful, left=left, lost=lost) is RETURN
+    assert decide_send_step(error, doubtful=doubtful, left=left, gone=gone) is RETURN
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,15 @@ def test_batches_return_when_the_partition_is_sealed(doubtful, left, lost):
 )
 @pytest.mark.parametrize("left", [False, True])
 def test_doubtful_batches_are_given_up_when_the_broker_cannot_tell(kind, left):
-    assert decide_send_step(kind(), doubtful=True, left=left, lost=False) is GIVE_UP
-    assert decide_send_step(kind(), doubtful=False, left=left, lost=False) is RETURN
+    assert decide_send_step(kind(), doubtful=True, left=left, gone=False) is GIVE_UP
+    assert decide_send_step(kind(), doubtful=False, left=left, gone=False) is RETURN
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_doubtful_batches_are_given_up_when_the_loss_is_accepted(left):
+def test_doubtful_batches_are_given_up_when_their_partition_is_gone(left):
     error = errors.NotSentError()
-    assert decide_send_step(error, doubtful=True, left=left, lost=True) is GIVE_UP
-    assert decide_send_step(error, doubtful=False, left=left, lost=True) is RETURN
+    assert decide_send_step(error, doubtful=True, left=left, gone=True) is GIVE_UP
+    assert decide_send_step(error, doubtful=False, left=left, gone=True) is RETURN
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_doubtful_batches_are_given_up_when_the_loss_is_accepted(left):
     ],
 )
 def test_batches_are_sent_again_for_ever_unless_they_left_and_are_not_stored(kind):
-    assert decide_send_step(kind(), doubtful=True, left=True, lost=False) is AGAIN
-    assert decide_send_step(kind(), doubtful=True, left=False, lost=False) is AGAIN
-    assert decide_send_step(kind(), doubtful=False, left=False, lost=False) is AGAIN
-    assert decide_send_step(kind(), doubtful=False, left=True, lost=False) is RETURN
+    assert decide_send_step(kind(), doubtful=True, left=True, gone=False) is AGAIN
+    assert decide_send_step(kind(), doubtful=True, left=False, gone=False) is AGAIN
+    assert decide_send_step(kind(), doubtful=False, left=False, gone=False) is AGAIN
+    assert decide_send_step(kind(), doubtful=False, left=True, gone=False) is RETURN
