@@ -25,6 +25,7 @@ from ..protocol.endpoints import POST_MESSAGES
 from ..protocol.errors import (
     Fate,
     KeylaneError,
+    MessageTooLargeError,
     NoPartitionError,
     NotSentError,
     PartlyStoredError,
@@ -33,7 +34,7 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import Append, Appended
 from ..protocol.http.idempotency import ASKED, IDEMPOTENCY_KEY, KeyedProducer, keyed_producer
-from ..protocol.http.posted import PostedMessage, posted_messages
+from ..protocol.http.posted import PostedMessage, check_sizes, posted_messages
 from ..protocol.ids import NO_PRODUCER, check_name
 from ..protocol.routing import Partition, PartitionState, Route, logical_partition
 from ..protocol.text import counted
@@ -70,6 +71,11 @@ class _Post:
     def pending(self) -> list[int]:
         """The messages without a receipt, by their index in the request."""
         return [index for index, receipt in enumerate(self.receipts) if receipt is None]
+
+    def check_sizes(self, route: Route) -> None:
+        """Raises MessageTooLargeError: a message without a receipt is over the limit of the subject."""
+        pending = {index: self.messages[index] for index in self.pending()}
+        check_sizes(pending, route.message_bytes_max)
 
     def in_range(self, partition: Partition) -> list[int]:
         """All messages in the range of a partition."""
@@ -163,6 +169,10 @@ class MessagePosting:
         """Store every message, with newer routes where the known one is out of date."""
         until_ms = self._clock.boot_ms() + WAIT_MS
         route = await self._peers.route_to_send(post.subject)
+        try:
+            post.check_sizes(route)
+        except MessageTooLargeError:  # the limit may have been raised since this route
+            route = await self._peers.new_route(post.subject)
         while True:
             errors = await self._try(post, route)
             final = [error for error in errors if not _is_of_route(error)]
@@ -199,8 +209,9 @@ class MessagePosting:
             if errors:
                 return errors
         try:
+            post.check_sizes(route)
             parts = self._parts(post, route).values()
-        except NoPartitionError as error:
+        except (MessageTooLargeError, NoPartitionError) as error:
             return [error]
         return await self._append_all(post, parts)
 

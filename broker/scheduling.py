@@ -14,10 +14,15 @@ from hashlib import blake2b
 from ..protocol.batch import check_batch, check_lengths, columns
 from ..protocol.clock import Clock
 from ..protocol.endpoints import CANCEL_SCHEDULED, SCHEDULE_MESSAGES
-from ..protocol.errors import DeliverAtError, DeliverAtKeyError, InvalidRequestError
+from ..protocol.errors import (
+    DeliverAtError,
+    DeliverAtKeyError,
+    InvalidRequestError,
+    MessageTooLargeError,
+)
 from ..protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from ..protocol.http.idempotency import IDEMPOTENCY_KEY, keyed_producer
-from ..protocol.http.posted import PostedMessage, posted_messages
+from ..protocol.http.posted import PostedMessage, check_sizes, posted_messages
 from ..protocol.ids import check_name
 from ..protocol.message import check_message_size
 from ..protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
@@ -76,7 +81,8 @@ class Scheduling:
         Keep the message in the payload until its time, durably.
 
         Raises:
-            DeliverAtError, DeliverAtKeyError, ScheduleFullError, SubjectUnknownError, BrokerReadOnlyError: it is not kept.
+            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, ScheduleFullError, SubjectUnknownError,
+            BrokerReadOnlyError: it is not kept.
         """
         subject = check_name("subject", request.subject)
         _check_id(request.scheduled_id)
@@ -116,7 +122,13 @@ class Scheduling:
 
     async def _keep(self, subject: str, messages: list[Waits]) -> None:
         self._check_writable()
-        await self._peers.route_to_send(subject)  # the subject exists
+        route = await self._peers.route_to_send(subject)  # the subject exists
+        posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
+        numbered = dict(enumerate(posted))
+        try:
+            check_sizes(numbered, route.message_bytes_max)
+        except MessageTooLargeError:  # the limit may have been raised since this route
+            check_sizes(numbered, (await self._peers.new_route(subject)).message_bytes_max)
         await self._scheduler.schedule(messages)
 
     # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────────

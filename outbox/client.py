@@ -173,7 +173,8 @@ class Outbox(Resident):
 
         Args:
             subject: need not exist yet; its messages wait until it does.
-            value: up to 1 MiB together with key and properties.
+            value: with key and properties at most what the subject takes (1 MiB).  A row over the limit of its subject is
+                refused when it would be sent, and newer rows of its key go on: see `status`.
             key: the order key; none means any partition, and no order.
             properties: text to text or bytes, up to 64 KiB packed.
 
@@ -235,6 +236,7 @@ class Outbox(Resident):
 
         Raises:
             As `add`.
+            MessageTooLargeError: also if the subject takes less; the row stays in the table, refused.
             OutboxRowFailedError: no broker can tell whether it is stored.
             StorageError: the database does not answer; the message may be added.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the

@@ -14,10 +14,12 @@ from ..protocol.errors import (
     AcceptedAsLostError,
     Fate,
     KeylaneError,
+    MessageTooLargeError,
     NotSentError,
     StaleRouteError,
 )
 from ..protocol.frames import Append
+from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
@@ -73,6 +75,8 @@ class PartitionSender:
         """Its broker has said so."""
         self.lost = False
         """An operator has accepted its loss."""
+        self.limit_bytes = MESSAGE_BYTES_MAX
+        """The limit of one message that its broker has told in a refusal."""
         self.problem = ""
         """Why its batches are not stored; empty while they are."""
         self.batches: deque[OutboxBatch] = deque()
@@ -193,6 +197,8 @@ class PartitionSender:
         if not self.batches:
             return False
         self.sealed = self.sealed or isinstance(error, StaleRouteError)
+        if isinstance(error, MessageTooLargeError) and error.limit_bytes is not None:
+            self.limit_bytes = error.limit_bytes
         step = decide_send_step(
             error, doubtful=self.batches[0].doubtful, left=not self.open, lost=self.lost
         )

@@ -28,7 +28,7 @@ from ..protocol.errors import (
     QueueFullError,
 )
 from ..protocol.ids import check_name
-from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
+from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import TableReceipt, check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
@@ -222,7 +222,7 @@ class Producer(ScheduledCancels, Generic[V]):
 
         Args:
             subject: an existing subject.
-            value: bytes, or a value for the codec; up to 1 MiB together with key and properties.
+            value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
             deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
                 at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
@@ -235,7 +235,7 @@ class Producer(ScheduledCancels, Generic[V]):
                 its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
         Returns:
-            A future: `await` it for the Receipt; an unknown subject raises there.
+            A future: `await` it for the Receipt; an unknown subject raises there, and a limit that was not known here.
 
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was queued.
@@ -260,8 +260,8 @@ class Producer(ScheduledCancels, Generic[V]):
         data: bytes = value  # type: ignore[assignment]
         packed = pack_properties(properties, tags) if properties or tags else b""
         size = len(data) + len(key) + len(packed)
-        if size > KEY_BYTES_MAX and (size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX):
-            check_message_size(len(key), len(data), len(packed))
+        if size > KEY_BYTES_MAX and (size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX):
+            check_message_size(len(key), len(data), len(packed), sender.message_bytes_max)
         timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
         if queue is not self._hashing:  # a queue or a partitioner chooses the place
             self._home.check()

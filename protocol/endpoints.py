@@ -259,7 +259,7 @@ SET_SUBJECT = Endpoint(
     SetSubject,
     OperationList,
     Rights.ADMINISTER,
-    "Change the order strategy or the retention of a subject, or only plan it; the metaserver completes it.",
+    "Change settings of a subject, or only plan it; the metaserver completes it.",
 )
 CANCEL_OPERATION = Endpoint(
     "POST",

@@ -9,6 +9,8 @@ MESSAGE_BYTES_MAX = 1 << 20
 """Key + value + properties of one message.  Kafka and NATS have the same default."""
 
 KEY_BYTES_MAX = 1 << 10
+MESSAGE_BYTES_MAX_MIN = KEY_BYTES_MAX
+"""The lowest limit that a subject may have: the longest key fits, and a producer looks at larger messages only."""
 PROPERTIES_BYTES_MAX = 1 << 16
 
 BATCH_COUNT_MAX = 1 << 16

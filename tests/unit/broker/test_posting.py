@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from keylane.broker.posting import MessagePosting
 from keylane.protocol.batch import check_batch
@@ -17,6 +18,7 @@ from keylane.protocol.errors import (
     Fate,
     IdempotencyKeyReusedError,
     KeylaneError,
+    MessageTooLargeError,
     NoPartitionError,
     NotSentError,
     OutcomeUnknownError,
@@ -131,6 +133,31 @@ async def test_messages_of_a_partition_are_one_batch(clock):
         (1, 1),
         (2, 41),
     ]
+
+
+async def test_message_over_the_limit_is_refused_by_the_newest_route(clock):
+    """A route that is out of date refuses nothing; the newest refuses all, before anything is sent."""
+    low = structs.replace(HALVES, message_bytes_max=2)
+    peers = ScriptedPeers(low, HALVES, clock=clock)
+    assert len((await posting(peers, clock)(LOW, HIGH)).receipts) == 2
+    peers = ScriptedPeers(low, low, clock=clock)
+    with pytest.raises(MessageTooLargeError, match="message 0: 3 bytes") as raised:
+        await posting(peers, clock)(LOW, HIGH)
+    assert raised.value.limit_bytes == 2
+    assert peers.calls == []
+
+
+async def test_repeat_is_answered_when_its_messages_are_over_a_lower_limit(clock):
+    """With an idempotency key the sealed partitions are asked first: what they stored before the switch stays stored."""
+    halves = (partition(1, 0, 1024, SEALED), partition(2, 0, 1024))
+    low = structs.replace(route(2, *halves), message_bytes_max=2)
+    peers = ScriptedPeers(low, low, clock=clock)
+    peers.scripts[1] = [Appended(7, "fsync", True)]
+    answer = await posting(peers, clock)(LOW, idempotency_key="again")
+    assert [each.offset for each in answer.receipts] == [7]
+    peers.scripts[1] = [SequenceGapError()]
+    with pytest.raises(MessageTooLargeError):
+        await posting(peers, clock)(LOW, idempotency_key="new")
 
 
 async def test_newer_route_is_waited_for_when_the_partition_is_sealed(clock):

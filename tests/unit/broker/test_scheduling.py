@@ -22,7 +22,9 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from keylane.protocol.http.idempotency import IDEMPOTENCY_KEY
 from keylane.protocol.http.posted import CONTENT_TYPE, JSON
+from keylane.protocol.limits import MESSAGE_BYTES_MAX
 from keylane.protocol.message import pack_properties
+from keylane.protocol.routing import OrderStrategy, Route
 from keylane.protocol.scheduled.receipt import CancelOutcome
 from sim.machines.clock import ManualClock
 
@@ -35,10 +37,27 @@ class TrustedFolder:
     asked = accepted = True
 
 
+def limited(message_bytes_max: int) -> Route:
+    """A route that says what its subject takes."""
+    return Route(
+        subject="s",
+        version=1,
+        order_strategy=OrderStrategy.STRICT,
+        partitions=(),
+        message_bytes_max=message_bytes_max,
+    )
+
+
 class KnownSubjects:
-    async def route_to_send(self, subject: str) -> None:
+    known = newest = limited(MESSAGE_BYTES_MAX)
+
+    async def route_to_send(self, subject: str) -> Route:
         if subject == "unknown":
             raise SubjectUnknownError(subject=subject)
+        return self.known
+
+    async def new_route(self, _subject: str) -> Route:
+        return self.newest
 
 
 class RecordedMessages:
@@ -63,11 +82,12 @@ class SchedulingCalls:
         self.messages = RecordedMessages()
         self.read_only = False
         self._drawn = 0
+        self.subjects = KnownSubjects()
         clock = ManualClock()
         clock.wall_ms = lambda: NOW_MS
         self.scheduling = Scheduling(
             self.messages,
-            KnownSubjects(),
+            self.subjects,
             broker_group="g1",
             clock=clock,
             draw=self._draw,
@@ -116,6 +136,19 @@ async def test_frame_is_kept_with_its_message():
     packed = pack_properties({"kind": "reminder"})
     assert await calls.frame(value=b"later", properties=packed) == Scheduled("g1", "fsync")
     assert calls.messages.kept == [Waits(ID, NOW_MS + 1, "s", 17, b"later", packed)]
+
+
+async def test_message_over_the_limit_of_its_subject_is_refused_by_the_newest_route():
+    """The known route may be out of date; it is asked for again before a message is refused."""
+    calls = SchedulingCalls()
+    calls.subjects.known = limited(1_024)
+    await calls.frame(value=bytes(1_025))
+    calls.subjects.newest = limited(2_048)
+    with pytest.raises(MessageTooLargeError):
+        await calls.frame(value=bytes(2_049))
+    with pytest.raises(MessageTooLargeError, match="message 0"):
+        await calls.post(bytes(2_049))
+    assert len(calls.messages.kept) == 1
 
 
 async def test_frame_with_a_key_is_refused():

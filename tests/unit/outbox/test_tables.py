@@ -70,6 +70,7 @@ def do(
     sequence: int = 0,
     sending: bool = False,
     halted=frozenset(),
+    limits=None,
 ) -> RoundOutcome:
     capacity = Capacity(1, SendSession(7, 0), sequence, batches)
     order = RoundOrder(
@@ -79,6 +80,7 @@ def do(
         sending=sending,
         tables={"s": capacity_table([1] * 1024, {1: capacity} if batches else {}, [])},
         halted_keys=set(halted),
+        limits=limits or {},
     )
     with engine.begin() as connection:
         return run_round(connection, TABLES, SETTINGS, order)
@@ -182,6 +184,7 @@ def test_bytes_limit_what_one_round_reads(engine, outbox):
         sending=False,
         tables={"s": capacity_table([1] * 1024, {1: capacity}, [])},
         halted_keys=set(),
+        limits={},
     )
     with engine.begin() as connection:
         outcome = run_round(connection, TABLES, order_settings, order)
