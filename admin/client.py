@@ -49,13 +49,13 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from . import views
 from .arguments import checked
-from .calls import ClusterCalls
+from .scheduled import ScheduledCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
 
 POLL_MS = 100
 
 
-class Admin(ClusterCalls):
+class Admin(ScheduledCalls):
     """
     Administers a cluster.
 

@@ -43,6 +43,8 @@ POSTED_MESSAGES_MAX = 5_000
 """Messages in one HTTP request.  As many of one partition fit into a batch, whatever their sizes."""
 READ_MESSAGES_MAX = 1_000
 """Messages in one HTTP answer."""
+SCHEDULED_LISTED_MAX = 1_000
+"""Scheduled messages in one HTTP answer."""
 IDEMPOTENCY_KEY_CHARS_MAX = 200
 
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024

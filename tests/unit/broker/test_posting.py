@@ -26,9 +26,11 @@ from keylane.protocol.errors import (
     PartitionUnknownError,
     SequenceGapError,
     StaleRouteError,
+    SubjectDeletedError,
 )
 from keylane.protocol.frames import Append, Appended
 from keylane.protocol.http.idempotency import ASKED
+from keylane.protocol.http.posted import PostedMessage
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.rpc.server import Reply
 from sim.machines.clock import ManualClock
@@ -72,13 +74,22 @@ class ScriptedPeers:
         """Partition and count of each batch."""
         self.sequences: dict[int, int] = {}
         """Sequence of the last batch, by partition."""
+        self.deleted: set[int] = set()
+        """Ids of deleted subjects."""
         self.asked: list[tuple[int, int]] = []
         """Known version and wait of each question for a route."""
 
     async def route_to_send(self, _subject: str) -> Route:
         return self._routes[0]
 
-    async def new_route(self, _subject: str, *, known_version: int = -1, wait_ms: int = 0) -> Route:
+    async def route_of(self, _subject: str, _subject_id: int) -> Route:
+        return self._routes[0]
+
+    async def new_route(
+        self, subject: str, *, known_version: int = -1, wait_ms: int = 0, subject_id: int = 0
+    ) -> Route:
+        if subject_id in self.deleted:
+            raise SubjectDeletedError(subject=subject)
         self.asked.append((known_version, wait_ms))
         if len(self._routes) > 1:
             self._routes.pop(0)
@@ -275,3 +286,23 @@ async def test_fault_of_ours_is_no_refusal(clock):
     peers.call = None  # type: ignore[assignment, method-assign]
     with pytest.raises(TypeError):
         await posting(peers, clock)(LOW)
+
+
+async def test_due_message_is_stored_in_its_own_subject_only(clock):
+    """A route that is out of date leads to partitions that are gone; the newest says that the subject was deleted."""
+    own = structs.replace(HALVES, subject_id=7)
+    peers = ScriptedPeers(own, clock=clock)
+    peers.scripts[1] = [PartitionUnknownError(), Appended(0, "fsync", False)]
+    posting = MessagePosting(peers, clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
+
+    async def store() -> None:
+        message = PostedMessage(b"", b"v", b"")
+        await posting.store("s", [message], sent_at_ns=[1], key="d", logical=3, subject_id=7)
+
+    peers.deleted = {7}
+    with pytest.raises(SubjectDeletedError):
+        await store()
+    peers.deleted.clear()
+    await store()
+    assert peers.calls == [(1, 1), (1, 1)]
+    assert await posting.place("s", 7) in range(1024)
