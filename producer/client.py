@@ -15,7 +15,8 @@ import xxhash
 
 from ..protocol.address import addresses_of
 from ..protocol.batch import BYTES_PER_MESSAGE
-from ..protocol.codecs.codec import Codec, V, encode_value
+from ..protocol.codecs.by_subject import checked_codecs, encode_for
+from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
@@ -37,7 +38,6 @@ from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD
 from .arguments import (
-    checked_codecs,
     checked_partitioner,
     checked_settings,
     checked_strategy,
@@ -132,8 +132,7 @@ class Producer(ScheduledCancels, Generic[V]):
         self._senders: dict[str, SubjectSender] = {}
         self._of_parent: dict[str, SubjectSender] = {}
         """In a forked child, the senders of the parent; kept, so that the parent's tasks are not finalized here."""
-        self._open = False
-        self._thread = NO_THREAD
+        self._open, self._thread = False, NO_THREAD
         self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
         self._budget = SendBudget(self._settings.queue_bytes)
@@ -302,8 +301,7 @@ class Producer(ScheduledCancels, Generic[V]):
     def _encoded(self, subject: str, value: Any) -> Any:
         """The bytes of a value for a subject with a codec; other values as they are.  Raises CodecError."""
         self._home.check_thread()
-        codec = self._codec.get(subject) if isinstance(self._codec, dict) else self._codec
-        return value if codec is None else encode_value(codec, value, subject=subject)
+        return encode_for(self._codec, subject, value)
 
     def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
         """As `send`, of bytes that no codec shall encode."""
@@ -366,6 +364,8 @@ class Producer(ScheduledCancels, Generic[V]):
         """
         self._home.check_not_elsewhere()
         await self._budget.wait_for_room()
+        if self._scheduled is not None:
+            await self._scheduled.wait_for_room()
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """
