@@ -27,8 +27,10 @@ from ..protocol.operations import (
 )
 from ..protocol.progress import CursorView, GroupReset, ResetTo
 from ..protocol.routing import Partition, PartitionState, Route
+from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification
 from .client import Admin
+from .scheduled import ScheduledMessages
 from .views import (
     BrokerList,
     GroupDescription,
@@ -43,6 +45,7 @@ __all__ = [
     "BrokerList",
     "BrokerView",
     "BusySubject",
+    "CancelOutcome",
     "CheckView",
     "CursorView",
     "GroupDeletion",
@@ -66,6 +69,8 @@ __all__ = [
     "ResetTo",
     "Retention",
     "Route",
+    "ScheduledMessages",
+    "ScheduledView",
     "StepAction",
     "StepView",
     "SubjectDeletion",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from ..protocol.control import GroupView, PartitionStatus
+from ..protocol.control import BrokerView, GroupView, PartitionStatus
 from ..protocol.errors import KeylaneError, NotSentError
 from ..protocol.ids import check_name
+from ..protocol.operations import Cordon, OperationKind, OperationView, Reshape
 from ..protocol.routing import Partition
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.home import Resident
+from .arguments import checked
 
 
 class ClusterCalls(Resident):
@@ -29,6 +31,15 @@ class ClusterCalls(Resident):
         check_name("subject", subject)
         check_name("consumer group", group)
         return await self._meta.group(subject, group)
+
+    async def _cordon(self, broker_group: str, *, cordoned: bool) -> BrokerView:
+        check_name("broker group", broker_group)
+        return await self._meta.cordon(broker_group, Cordon(cordoned=cordoned))
+
+    async def _change(self, kind: OperationKind, dry_run: bool, **fields: object) -> OperationView:
+        body = checked(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
+        (operation,) = (await self._meta.reshape(body)).operations
+        return operation
 
     async def _status(self, partition: Partition) -> PartitionStatus:
         """Raises NotSentError and what the broker answers."""

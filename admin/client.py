@@ -32,9 +32,9 @@ from ..protocol.errors import (
     OperationUnknownError,
 )
 from ..protocol.ids import MAX_I64, check_name
+from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.operations import (
     ROUTE_FINAL,
-    Cordon,
     OperationKind,
     OperationList,
     OperationView,
@@ -49,13 +49,13 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from . import views
 from .arguments import checked
-from .calls import ClusterCalls
+from .scheduled import ScheduledCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
 
 POLL_MS = 100
 
 
-class Admin(ClusterCalls):
+class Admin(ScheduledCalls):
     """
     Administers a cluster.
 
@@ -123,6 +123,7 @@ class Admin(ClusterCalls):
         order_strategy: OrderStrategy | str = OrderStrategy.STRICT,
         retention: Retention | str = Retention.ACKED,
         static: bool = False,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> SubjectView:
         """
         Create a subject; again with the same settings changes nothing.
@@ -132,6 +133,7 @@ class Admin(ClusterCalls):
             order_strategy: what producers do while a partition does not answer.
             retention: what an old message waits for before it is removed.
             static: the partitions are logic queues, whose number changes only by `grow_subject`.
+            message_bytes_max: key, value and properties of one message; 1 KiB to 1 MiB.
 
         Raises:
             SubjectExistsError: it exists with other settings.
@@ -146,6 +148,7 @@ class Admin(ClusterCalls):
                 "order_strategy": order_strategy,
                 "retention": retention,
                 "static": static,
+                "message_bytes_max": message_bytes_max,
             },
         )
         return await self._meta.create_subject(body)
@@ -181,27 +184,29 @@ class Admin(ClusterCalls):
         *,
         order_strategy: OrderStrategy | str | None = None,
         retention: Retention | str | None = None,
+        message_bytes_max: int | None = None,
         dry_run: bool = False,
     ) -> SubjectChange:
         """
         Change the settings of a subject; those that are None stay, and the settings that it has already change nothing.
 
         Every open partition is sealed and continued by one with the new settings, so that no producer goes on under the
-        old ones once the operation is done: see `wait`.  Messages that are stored keep the retention they were stored under.
+        old ones once the operation is done: see `wait`.  Messages that are stored keep the retention they were stored under,
+        also those over a lower `message_bytes_max`.
 
         Raises:
             SubjectUnknownError, NotEnoughBrokersError
             OperationRunningError: another operation on the subject has not changed the route yet.
         """
         view = await self._meta.subject(check_name("subject", subject))
-        asked = {"order_strategy": order_strategy, "retention": retention}
+        asked = {
+            "order_strategy": order_strategy,
+            "retention": retention,
+            "message_bytes_max": message_bytes_max,
+        }
         body = checked(SetSubject, {"dry_run": dry_run, **asked})
         (operation,) = (await self._meta.set_subject(subject, body)).operations
-        before = {"order_strategy": view.order_strategy.value, "retention": view.retention.value}
-        said = {name: str(value) for name, value in asked.items() if value is not None}
-        return SubjectChange(
-            subject=subject, before=before, after=before | said, operation=operation
-        )
+        return views.subject_change(view, asked, operation)
 
     async def delete_subject(
         self, subject: str, *, force: bool = False, subject_id: int = 0
@@ -585,13 +590,3 @@ class Admin(ClusterCalls):
     async def verify(self) -> Verification:
         """Compare the metaserver's database with the brokers; returns each check with its violations."""
         return await self._meta.verify()
-
-    # ── how it asks ───────────────────────────────────────────────────────────────────────────────────
-    async def _cordon(self, broker_group: str, *, cordoned: bool) -> BrokerView:
-        check_name("broker group", broker_group)
-        return await self._meta.cordon(broker_group, Cordon(cordoned=cordoned))
-
-    async def _change(self, kind: OperationKind, dry_run: bool, **fields: object) -> OperationView:
-        body = checked(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
-        (operation,) = (await self._meta.reshape(body)).operations
-        return operation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -69,6 +69,8 @@ class SubjectDescription(Struct, frozen=True, kw_only=True):
     retention: Retention
     route_version: int
     partitions: tuple[PartitionDescription, ...]
+    message_bytes_max: int
+    """Key, value and properties of one message."""
 
 
 class PartitionProgress(Struct, frozen=True, kw_only=True):
@@ -133,6 +135,27 @@ def describe_subject(
             _describe_partition(partition, statuses[partition.partition_id])
             for partition in by_range(view.route.partitions)
         ),
+        message_bytes_max=view.message_bytes_max,
+    )
+
+
+def subject_change(
+    view: SubjectView, asked: Mapping[str, object], operation: OperationView
+) -> SubjectChange:
+    """
+    The settings of a subject before a change and after it.
+
+    Args:
+        asked: by name; None: as it is.
+    """
+    before = {
+        "order_strategy": view.order_strategy.value,
+        "retention": view.retention.value,
+        "message_bytes_max": str(view.message_bytes_max),
+    }
+    said = {name: str(value) for name, value in asked.items() if value is not None}
+    return SubjectChange(
+        subject=view.subject, before=before, after=before | said, operation=operation
     )
 
 

@@ -38,6 +38,8 @@ class Peers:
         self._routes: OrderedDict[str, Route] = OrderedDict()
         self._asked: dict[str, asyncio.Task[Route]] = {}
         """First questions for the routes of subjects, each for all requests that come meanwhile."""
+        self._newest: dict[str, asyncio.Task[Route]] = {}
+        """Questions for the newest routes of subjects."""
         self._clients: dict[str, BrokerClient] = {}
 
     async def route(self, subject: str) -> Route:
@@ -64,24 +66,57 @@ class Peers:
         except SubjectUnknownError:
             return self._know(subject, await self._meta.route_to_send(subject))
 
-    async def new_route(self, subject: str, *, known_version: int = -1, wait_ms: int = 0) -> Route:
+    async def newest_route(self, subject: str) -> Route:
+        """Ask for the route, to send; requests that come meanwhile share the answer."""
+        asked = self._newest.get(subject)
+        if asked is None:
+            asked = asyncio.create_task(self._meta.route_to_send(subject))
+            self._newest[subject] = asked
+            asked.add_done_callback(lambda _: self._newest.pop(subject))
+        return self._know(subject, await asyncio.shield(asked))
+
+    async def route_of(self, subject: str, subject_id: int) -> Route:
+        """
+        The route of one subject, not of a later one of its name; it may be out of date, and no subject is created.
+
+        Args:
+            subject_id: its id; 0: not known.
+
+        Raises:
+            SubjectDeletedError: it was deleted.
+            SubjectUnknownError, UnreachableError
+        """
+        try:
+            route = await self.route(subject)
+        except SubjectUnknownError:
+            if not subject_id:
+                raise
+            return await self.new_route(subject, subject_id=subject_id)
+        if subject_id and route.subject_id != subject_id:
+            return await self.new_route(subject, subject_id=subject_id)
+        return route
+
+    async def new_route(
+        self, subject: str, *, known_version: int = -1, wait_ms: int = 0, subject_id: int = 0
+    ) -> Route:
         """
         Ask for the route; the answer waits up to `wait_ms` for a version other than `known_version`.
 
         A later subject of the name counts versions anew, so of a subject that is kept the id is given as well.
+
+        Args:
+            subject_id: as of `route_of`.
         """
         ask = partial(self._meta.route, subject)
         kept = self._routes.get(subject)
-        if kept is None:
-            route = await ask(known_version=known_version, wait_ms=wait_ms)
-        else:
-            try:
-                route = await ask(
-                    known_version=known_version, wait_ms=wait_ms, subject_id=kept.subject_id
-                )
-            except (SubjectDeletedError, SubjectUnknownError):
-                self._routes.pop(subject, None)
-                route = await ask()
+        known = subject_id or (kept.subject_id if kept is not None else 0)
+        try:
+            route = await ask(known_version=known_version, wait_ms=wait_ms, subject_id=known)
+        except (SubjectDeletedError, SubjectUnknownError):
+            if subject_id or kept is None:
+                raise
+            self._routes.pop(subject, None)
+            route = await ask()
         return self._know(subject, route)
 
     def _know(self, subject: str, route: Route) -> Route:
@@ -123,7 +158,7 @@ class Peers:
 
     async def close(self) -> None:
         """Close the connections to other brokers."""
-        for asked in list(self._asked.values()):
+        for asked in [*self._asked.values(), *self._newest.values()]:
             asked.cancel()
         for client in self._clients.values():
             await client.close()

@@ -25,6 +25,7 @@ from ..protocol.endpoints import POST_MESSAGES
 from ..protocol.errors import (
     Fate,
     KeylaneError,
+    MessageTooLargeError,
     NoPartitionError,
     NotSentError,
     PartlyStoredError,
@@ -33,7 +34,7 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import Append, Appended
 from ..protocol.http.idempotency import ASKED, IDEMPOTENCY_KEY, KeyedProducer, keyed_producer
-from ..protocol.http.posted import PostedMessage, posted_messages
+from ..protocol.http.posted import PostedMessage, check_sizes, posted_messages
 from ..protocol.ids import NO_PRODUCER, check_name
 from ..protocol.routing import Partition, PartitionState, Route, logical_partition
 from ..protocol.text import counted
@@ -57,6 +58,9 @@ class _Post:
     producer: KeyedProducer
     sent_at_ns: Sequence[int]
     """When each message was sent."""
+    subject_id: int | None = None
+    """The only subject of the name that gets them, 0 if it is not known; None: the one that has the name, which is
+    created where the metaserver allows it."""
     receipts: list[PostReceipt | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +74,11 @@ class _Post:
     def pending(self) -> list[int]:
         """The messages without a receipt, by their index in the request."""
         return [index for index, receipt in enumerate(self.receipts) if receipt is None]
+
+    def check_sizes(self, route: Route) -> None:
+        """Raises MessageTooLargeError: a message without a receipt is over the limit of the subject."""
+        pending = {index: self.messages[index] for index in self.pending()}
+        check_sizes(pending, route.message_bytes_max)
 
     def in_range(self, partition: Partition) -> list[int]:
         """All messages in the range of a partition."""
@@ -121,17 +130,21 @@ class MessagePosting:
             return _partly(post, error)
         return Posted(receipts=[receipt for receipt in post.receipts if receipt is not None])
 
-    async def place(self, subject: str) -> int:
+    async def place(self, subject: str, subject_id: int) -> int:
         """
         A logical partition of a partition that takes messages now; of this broker, if it has one.
 
+        Args:
+            subject_id: the only subject of the name that gets them; 0: not known.
+
         Raises:
+            SubjectDeletedError: this subject was deleted.
             KeylaneError: there is no route, or no open partition.
         """
-        route = await self._peers.route_to_send(subject)
+        route = await self._peers.route_of(subject, subject_id)
         partition = self._any(route.open_partitions())
         if partition is None or partition.address is None:
-            route = await self._peers.new_route(subject)
+            route = await self._peers.new_route(subject, subject_id=subject_id)
             partition = self._any(route.open_partitions())
         if partition is None:
             raise NoPartitionError(f"subject {subject!r} has no open partition now")
@@ -145,24 +158,37 @@ class MessagePosting:
         sent_at_ns: Sequence[int],
         key: str,
         logical: int,
+        subject_id: int,
     ) -> None:
         """
         Store messages without keys as one batch, in the partition of a logical partition; a repeat is stored once.
 
         Args:
             key: the idempotency key.
+            subject_id: as of `place`.
 
         Raises:
+            SubjectDeletedError: this subject was deleted.
+            MessageTooLargeError: a message is over the limit of the subject; nothing is stored, nor was by an earlier try.
             KeylaneError: nothing is stored, or its fate is UNKNOWN.
         """
         producer = keyed_producer(key, messages)
         places = [logical] * len(messages)
-        await self._store(_Post(subject, list(messages), places, producer, sent_at_ns))
+        post = _Post(subject, list(messages), places, producer, sent_at_ns, subject_id)
+        await self._store(post)
 
     async def _store(self, post: _Post) -> None:
         """Store every message, with newer routes where the known one is out of date."""
         until_ms = self._clock.boot_ms() + WAIT_MS
-        route = await self._peers.route_to_send(post.subject)
+        subject_id = post.subject_id or 0
+        if post.subject_id is None:
+            route = await self._peers.route_to_send(post.subject)
+        else:
+            route = await self._peers.route_of(post.subject, subject_id)
+        try:
+            post.check_sizes(route)
+        except MessageTooLargeError:  # the limit may have been raised since this route
+            route = await self._peers.new_route(post.subject, subject_id=subject_id)
         while True:
             errors = await self._try(post, route)
             final = [error for error in errors if not _is_of_route(error)]
@@ -177,6 +203,7 @@ class MessagePosting:
                 post.subject,
                 known_version=-1 if silent else route.version,
                 wait_ms=0 if silent else left_ms,
+                subject_id=subject_id,
             )
             if newer == route:
                 raise errors[0]
@@ -199,8 +226,9 @@ class MessagePosting:
             if errors:
                 return errors
         try:
+            post.check_sizes(route)
             parts = self._parts(post, route).values()
-        except NoPartitionError as error:
+        except (MessageTooLargeError, NoPartitionError) as error:
             return [error]
         return await self._append_all(post, parts)
 

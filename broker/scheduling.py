@@ -1,7 +1,8 @@
 """Answers calls about later deliveries: frames of producers, and plain HTTP.
 
     POST /v1/subjects/{subject}/scheduled?deliver_at=…      receipts, each with the id of a message
-    POST /v1/scheduled/{id}/cancel                          canceled, or delivered
+    POST /v1/scheduled/{id}/cancel                          canceled, delivered, or dropped
+    GET  /v1/scheduled?subject=…                            the next messages that are delivered
 
 The scheduler keeps the messages and delivers them.
 """
@@ -13,24 +14,37 @@ from hashlib import blake2b
 
 from ..protocol.batch import check_batch, check_lengths, columns
 from ..protocol.clock import Clock
-from ..protocol.endpoints import CANCEL_SCHEDULED, SCHEDULE_MESSAGES
-from ..protocol.errors import DeliverAtError, DeliverAtKeyError, InvalidRequestError
+from ..protocol.endpoints import CANCEL_SCHEDULED, SCHEDULE_MESSAGES, SCHEDULED
+from ..protocol.errors import (
+    DeliverAtError,
+    DeliverAtKeyError,
+    InvalidRequestError,
+    UnreachableError,
+)
 from ..protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from ..protocol.http.idempotency import IDEMPOTENCY_KEY, keyed_producer
-from ..protocol.http.posted import PostedMessage, posted_messages
+from ..protocol.http.posted import PostedMessage, check_sizes, posted_messages
 from ..protocol.ids import check_name
+from ..protocol.limits import SCHEDULED_LISTED_MAX
 from ..protocol.message import check_message_size
 from ..protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
-from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledReceipt
-from ..rpc.server import ControlRoute, Params, check_params
+from ..protocol.scheduled.receipt import (
+    CanceledScheduled,
+    ScheduledList,
+    ScheduledPage,
+    ScheduledReceipt,
+    ScheduledView,
+)
+from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .peers import Peers
-from .scheduled.records import Waits
+from .scheduled.records import Waits, waits_for
 from .scheduled.scheduler import Scheduler
 from .service import Handled
 from .standing import Standing, check_standing
 from .store.store import DURABLE
 
 ID_BYTES = 16
+LISTED_DEFAULT = 100
 LATE_MS_MAX = 60_000
 """How far a time in a frame may have passed: the producer has checked it by its own calendar, and may have tried for a
 while."""
@@ -68,6 +82,7 @@ class Scheduling:
         return [
             ControlRoute(SCHEDULE_MESSAGES, self.post),
             ControlRoute(CANCEL_SCHEDULED, self.post_cancel),
+            ControlRoute(SCHEDULED, self.soonest),
         ]
 
     # ── frames ────────────────────────────────────────────────────────────────────────────────────────
@@ -76,7 +91,8 @@ class Scheduling:
         Keep the message in the payload until its time, durably.
 
         Raises:
-            DeliverAtError, DeliverAtKeyError, ScheduleFullError, SubjectUnknownError, BrokerReadOnlyError: it is not kept.
+            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, ScheduleFullError, SubjectUnknownError,
+            BrokerReadOnlyError: it is not kept.
         """
         subject = check_name("subject", request.subject)
         _check_id(request.scheduled_id)
@@ -116,8 +132,15 @@ class Scheduling:
 
     async def _keep(self, subject: str, messages: list[Waits]) -> None:
         self._check_writable()
-        await self._peers.route_to_send(subject)  # the subject exists
-        await self._scheduler.schedule(messages)
+        try:
+            route = await self._peers.newest_route(subject)  # the subject exists
+            subject_id = route.subject_id
+        except UnreachableError:  # the known route may be of an earlier subject of the name
+            route = await self._peers.route_to_send(subject)
+            subject_id = 0
+        posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
+        check_sizes(dict(enumerate(posted)), route.message_bytes_max)
+        await self._scheduler.schedule([waits_for(each, subject_id) for each in messages])
 
     # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────────
     async def post(self, body: bytes, params: Params) -> ScheduledList:
@@ -170,6 +193,28 @@ class Scheduling:
             blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
             for number in range(len(messages))
         ]
+
+    async def soonest(self, _body: object, params: Params) -> ScheduledPage:
+        """The next `limit` messages by their times, of all subjects or one."""
+        check_params(SCHEDULED, params)
+        limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
+        now_ms = self._clock.wall_ms()
+        count, entries = self._scheduler.soonest(limit, params.get("subject"))
+        return ScheduledPage(
+            broker_group=self._broker_group,
+            count=count,
+            messages=[
+                ScheduledView(
+                    scheduled_id=each.scheduled_id.hex(),
+                    subject=each.subject,
+                    broker_group=self._broker_group,
+                    deliver_at_ms=each.deliver_at_ms,
+                    size_bytes=each.size,
+                    due=each.deliver_at_ms <= now_ms,
+                )
+                for each in entries
+            ],
+        )
 
     async def post_cancel(self, _body: object, params: Params) -> CanceledScheduled:
         """Never deliver a message, unless it is delivered.  Raises ScheduledUnknownError."""

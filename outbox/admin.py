@@ -47,8 +47,10 @@ async def redrive_failed(
     """
     Send failed rows again, each before newer ones of its key: a row that was stored is then stored twice.
 
+    Refused rows are sent again, too, behind what was sent of their keys meanwhile.
+
     Returns:
-        The number of failed rows.
+        The number of failed and refused rows.
 
     Raises:
         As `outbox_status`.
@@ -60,10 +62,10 @@ async def purge_failed(
     engine_or_url: EngineOrUrl, *, subject: str | None = None, prefix: str = DEFAULT_PREFIX
 ) -> int:
     """
-    Delete failed rows, and let newer rows of their keys be sent.
+    Delete failed and refused rows, and let newer rows of the keys of failed ones be sent.
 
     Returns:
-        The number of failed rows.
+        The number of failed and refused rows.
 
     Raises:
         As `outbox_status`.

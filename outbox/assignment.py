@@ -5,6 +5,8 @@ Invariants
     the rows of its range wait.
     A row is recorded behind all rows of its partition with a lower id that were read with it.
     The rows of a key with a failed row are halted: nothing newer overtakes the failed one.
+    A row over the limit of its subject is refused, and the newer rows of its key go on; while the limit is not confirmed,
+    because the route may be out of date, the row waits, and so do the newer rows of its key.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import NamedTuple
 
 from ..protocol.batch import BYTES_PER_MESSAGE
 from ..protocol.limits import LOGICAL_PARTITIONS
+from ..protocol.message import message_too_large
 from .batches import OutboxBatch, OutboxRow, SendSession
 
 SubjectKey = tuple[str, bytes]
@@ -42,6 +45,14 @@ class SubjectRange(NamedTuple):
     end: int
 
 
+class SizeLimit(NamedTuple):
+    """The limit of a subject's rows: bytes of key, value and properties."""
+
+    bytes: int
+    confirmed: bool
+    """The metaserver was asked for it since a row over it was read."""
+
+
 class RecordPlan(NamedTuple):
     """What one transaction records."""
 
@@ -50,6 +61,10 @@ class RecordPlan(NamedTuple):
     """Ids of rows that wait behind a failed row of their key."""
     unknown: set[str]
     """Subjects whose route has not been asked for."""
+    refused: dict[int, str]
+    """Rows that are never sent, by id, with the reason."""
+    unconfirmed: set[str]
+    """Subjects with a row over a limit that is not confirmed."""
 
 
 def closed_ranges(tables: Mapping[str, CapacityTable]) -> list[SubjectRange]:
@@ -91,6 +106,7 @@ def assign(
     tables: Mapping[str, CapacityTable],
     halted_keys: Collection[SubjectKey],
     *,
+    limits: Mapping[str, SizeLimit],
     batch_bytes: int,
     batch_count: int,
 ) -> RecordPlan:
@@ -101,10 +117,14 @@ def assign(
         rows: in the order of their ids.
         tables: by subject.
         halted_keys: keys that have a failed row.
+        limits: by subject, where it is lower than that of all messages.
     """
     filling: dict[int, _Filling] = {}
     halted: list[int] = []
     unknown: set[str] = set()
+    refused: dict[int, str] = {}
+    waiting: set[SubjectKey] = set()
+    """Keys with a row over a limit that is not confirmed."""
     for row in rows:
         table = tables.get(row.subject)
         if table is None:
@@ -114,14 +134,25 @@ def assign(
             halted.append(row.id)
             continue
         capacity = table[row.logical]
-        if capacity is None:
+        if capacity is None or (row.key and (row.subject, row.key) in waiting):
+            continue
+        limit = limits.get(row.subject)
+        if limit is not None and row.size > limit.bytes:
+            if limit.confirmed:
+                refused[row.id] = message_too_large(row.size, limit.bytes).message
+            else:
+                waiting.add((row.subject, row.key))
             continue
         sender = filling.get(capacity.partition_id)
         if sender is None:
             sender = filling[capacity.partition_id] = _Filling(capacity, batch_bytes, batch_count)
         sender.add(row)
     return RecordPlan(
-        [batch for sender in filling.values() for batch in sender.batches], halted, unknown
+        [batch for sender in filling.values() for batch in sender.batches],
+        halted,
+        unknown,
+        refused,
+        {subject for subject, _ in waiting},
     )
 
 

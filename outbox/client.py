@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,6 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from ..protocol.address import addresses_of
+from ..protocol.codecs.by_subject import checked_codecs, encode_for
+from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
@@ -35,7 +37,7 @@ from .upkeep import OutboxGauges, OutboxStatus, read_gauges, read_status
 from .waiters import RowWaiters
 
 
-class Outbox(Resident):
+class Outbox(Resident, Generic[V]):
     """
     Messages added in a transaction of the user's database: sent if it commits, gone if it does not.
 
@@ -57,6 +59,7 @@ class Outbox(Resident):
         engine_or_url: EngineOrUrl,
         *,
         prefix: str = DEFAULT_PREFIX,
+        codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: OutboxSettings | None = None,
         _environment: Environment | None = None,
         _database: Transactions | None = None,
@@ -68,13 +71,16 @@ class Outbox(Resident):
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
             engine_or_url: an engine of SQLAlchemy, async or not, or the URL of the database.
             prefix: the first letters of the names of the tables.
+            codec: encodes the values that are added, as JsonCodec(Order) does, in the thread that adds; or codecs by
+                subject: annotate that outbox as `Outbox[Any]`; subjects without a codec take bytes.  None: all do.
             settings: times in milliseconds, sizes in bytes.
 
         Raises:
-            ConfigError: an address, the URL, the prefix or the settings cannot be used.
+            ConfigError: an address, the URL, the prefix, the codec or the settings cannot be used.
         """
         self._addresses = addresses_of(meta)
         self._tables = OutboxTables(prefix)
+        self._codec = checked_codecs(codec)
         self._settings = OutboxSettings() if settings is None else settings
         refuse(kind_problems({"settings": self._settings}, {"settings": OutboxSettings}))
         self._environment = _environment or Environment()
@@ -173,7 +179,7 @@ class Outbox(Resident):
         self,
         target: AsyncSession | AsyncConnection,
         subject: str,
-        value: bytes,
+        value: V,
         *,
         key: bytes = b"",
         properties: Mapping[str, str | bytes] | None = None,
@@ -183,7 +189,8 @@ class Outbox(Resident):
 
         Args:
             subject: need not exist yet; its messages wait until it does.
-            value: up to 1 MiB together with key and properties.
+            value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).  A row over the limit of its subject is
+                refused when it would be sent, and newer rows of its key go on: see `status`.
             key: the order key; none means any partition, and no order.
             properties: text to text or bytes, up to 64 KiB packed.
 
@@ -191,7 +198,7 @@ class Outbox(Resident):
             The id of the row.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was added.
+            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was added.
             OutboxMissingError: the tables do not exist; what the database does to the transaction is its own.
             SQLAlchemyError: as the database raised it.
         """
@@ -213,7 +220,7 @@ class Outbox(Resident):
         self,
         target: Session | Connection,
         subject: str,
-        value: bytes,
+        value: V,
         *,
         key: bytes = b"",
         properties: Mapping[str, str | bytes] | None = None,
@@ -233,7 +240,7 @@ class Outbox(Resident):
     async def send(
         self,
         subject: str,
-        value: bytes,
+        value: V,
         *,
         key: bytes = b"",
         properties: Mapping[str, str | bytes] | None = None,
@@ -245,6 +252,7 @@ class Outbox(Resident):
 
         Raises:
             As `add`.
+            MessageTooLargeError: also if the subject takes less; the row stays in the table, refused.
             OutboxRowFailedError: no broker can tell whether it is stored.
             StorageError: the database does not answer; the message may be added.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the
@@ -261,22 +269,23 @@ class Outbox(Resident):
         return _row_id(connection.execute(self._insert, row))
 
     def _row(
-        self, subject: str, value: bytes, key: bytes, properties: Mapping[str, str | bytes] | None
+        self, subject: str, value: V, key: bytes, properties: Mapping[str, str | bytes] | None
     ) -> dict[str, Any]:
         check_name("subject", subject)
-        arguments: dict[str, object] = {"value": value, "key": key}
+        data = encode_for(self._codec, subject, value)
+        arguments: dict[str, object] = {"value": data, "key": key}
         for name, given in arguments.items():
             if type(given) is not bytes:
                 tip = f": use {name}.encode()" if isinstance(given, str) else ""
                 raise InvalidRequestError(f"{name} must be bytes, not {type(given).__name__}{tip}")
         packed = pack_properties(properties)
-        check_message_size(len(key), len(value), len(packed))
+        check_message_size(len(key), len(data), len(packed))
         drawn = self._environment.draw_identity(LOGICAL_PARTITIONS.bit_length() - 1)
         return {
             "subject": subject,
             "logical": logical_partition(key) if key else drawn,
             "order_key": key,
-            "value": value,
+            "value": data,
             "properties": packed,
             "added_at_ns": self._environment.clock.wall_ns(),
         }

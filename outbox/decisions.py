@@ -3,6 +3,7 @@
 | the answer to the oldest batch | it may be stored | it is certainly not |
 | --- | --- | --- |
 | the partition is sealed | RETURN: it is not | RETURN |
+| a message is over the partition's limit | RETURN: it is not | RETURN |
 | its loss is accepted, or its subject is deleted | GIVE_UP | RETURN |
 | a gap, a used sequence, a higher epoch | GIVE_UP: the broker cannot tell | RETURN |
 | anything else, and the route has left the partition | AGAIN | RETURN |
@@ -17,6 +18,7 @@ import enum
 
 from ..protocol.errors import (
     KeylaneError,
+    MessageTooLargeError,
     ProducerFencedError,
     SequenceGapError,
     SequenceReusedError,
@@ -46,7 +48,7 @@ def decide_send_step(error: KeylaneError, *, doubtful: bool, left: bool, gone: b
         left: the partition is not open in the latest route.
         gone: no broker can be asked about it any more: an operator has accepted its loss, or its subject is deleted.
     """
-    if isinstance(error, StaleRouteError):
+    if isinstance(error, StaleRouteError | MessageTooLargeError):
         return SendStep.RETURN
     if gone or isinstance(error, _UNTELLABLE):
         return SendStep.GIVE_UP if doubtful else SendStep.RETURN

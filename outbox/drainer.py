@@ -16,10 +16,11 @@ from collections.abc import Callable
 from itertools import groupby
 
 from ..protocol.errors import KeylaneError
+from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..rpc.client import BrokerClient
 from ..rpc.identity import DrawBits
 from . import rows
-from .assignment import CapacityTable, SubjectKey, capacity_table
+from .assignment import CapacityTable, SizeLimit, SubjectKey, capacity_table
 from .batches import OutboxBatch, SendSession
 from .database import Transactions
 from .lease import TokenPassedError, release
@@ -64,6 +65,9 @@ class Drainer:
         self.senders: dict[int, PartitionSender] = {}
         self._settled = SettledBatches()
         self._halted_keys: set[SubjectKey] = set()
+        self._confirmed: set[str] = set()
+        """Subjects whose route was asked for since a row over their limit was read."""
+        self._confirming: dict[str, asyncio.Task[None]] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._begin_session()
         self._task = asyncio.create_task(self._run(), name="outbox")
@@ -127,9 +131,11 @@ class Drainer:
             sending=any(sender.batches for sender in self.senders.values()),
             tables=self._capacity_tables(),
             halted_keys=self._halted_keys,
+            limits=self._limits(),
         )
+        self._confirmed.clear()
         outcome = await self._database.run(run_round, self._tables, self._settings, order)
-        self._waiters.settle(settled)
+        self._waiters.settle(settled, outcome.refused)
         self._apply(outcome)
         await self._close_idle_senders()
 
@@ -149,6 +155,10 @@ class Drainer:
                     self.wake()
         for subject in {*outcome.unknown, *(batch.subject for batch in outcome.recorded)}:
             self._learn(subject)
+        for subject in outcome.unconfirmed:
+            self._confirm(subject)
+        for row_id, why in outcome.refused.items():
+            log.error("row %d is never sent: %s", row_id, why)
         if outcome.more or outcome.inherited:
             self.wake()
 
@@ -170,6 +180,34 @@ class Drainer:
             )
             for subject, known in self._routes.known.items()
         }
+
+    def _limits(self) -> dict[str, SizeLimit]:
+        """The limits of subjects that are lower than MESSAGE_BYTES_MAX."""
+        lowest: dict[str, int] = {}
+        for subject, known in self._routes.known.items():
+            told = [each.limit_bytes for each in self._senders_of(subject) if each.listed]
+            routed = MESSAGE_BYTES_MAX if known.route is None else known.route.message_bytes_max
+            lowest[subject] = min([routed, *told])
+        return {
+            subject: SizeLimit(limit, subject in self._confirmed)
+            for subject, limit in lowest.items()
+            if limit < MESSAGE_BYTES_MAX
+        }
+
+    def _confirm(self, subject: str) -> None:
+        """Ask for the route once more before rows are refused: the limit may have been raised."""
+        if subject not in self._confirming:
+            task = asyncio.create_task(self._ask_limit(subject), name=f"outbox limit {subject}")
+            self._confirming[subject] = task
+            task.add_done_callback(lambda _: self._confirming.pop(subject, None))
+
+    async def _ask_limit(self, subject: str) -> None:
+        known = await self.follow(subject)
+        if known.problem:
+            await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
+        else:
+            self._confirmed.add(subject)
+        self.wake()
 
     def _barriers_known(self, subject: str) -> bool:
         """True unless a partition has unsettled batches and its range is not known."""
@@ -303,7 +341,7 @@ class Drainer:
         self._closing = True
         self.wake()
         await self._task
-        tasks = list(self._learning.values())
+        tasks = [*self._learning.values(), *self._confirming.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

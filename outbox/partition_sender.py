@@ -10,8 +10,15 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from ..protocol.errors import Fate, KeylaneError, NotSentError, StaleRouteError
+from ..protocol.errors import (
+    Fate,
+    KeylaneError,
+    MessageTooLargeError,
+    NotSentError,
+    StaleRouteError,
+)
 from ..protocol.frames import Append
+from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
@@ -67,6 +74,8 @@ class PartitionSender:
         """Its broker has said so."""
         self.gone: KeylaneError | None = None
         """Why no broker can be asked about it any more; None while one can."""
+        self.limit_bytes = MESSAGE_BYTES_MAX
+        """The limit of one message that its broker has told in a refusal."""
         self.problem = ""
         """Why its batches are not stored; empty while they are."""
         self.batches: deque[OutboxBatch] = deque()
@@ -187,6 +196,8 @@ class PartitionSender:
         if not self.batches:
             return False
         self.sealed = self.sealed or isinstance(error, StaleRouteError)
+        if isinstance(error, MessageTooLargeError) and error.limit_bytes is not None:
+            self.limit_bytes = error.limit_bytes
         step = decide_send_step(
             error,
             doubtful=self.batches[0].doubtful,

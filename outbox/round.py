@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sqlalchemy.engine import Connection
 
 from . import lease, rows
-from .assignment import CapacityTable, SubjectKey, assign, closed_ranges
+from .assignment import CapacityTable, SizeLimit, SubjectKey, assign, closed_ranges
 from .batches import OutboxBatch
 from .settings import OutboxSettings
 from .tables import OutboxTables
@@ -43,6 +43,7 @@ class RoundOrder:
     """Batches are recorded that are not settled."""
     tables: Mapping[str, CapacityTable]
     halted_keys: set[SubjectKey]
+    limits: Mapping[str, SizeLimit]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +58,10 @@ class RoundOutcome:
     halted_keys: set[SubjectKey] = field(default_factory=set)
     inherited: bool = False
     """The lease was taken, and `recorded` are batches of an earlier holder."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Rows that are never sent, by id, with the reason."""
+    unconfirmed: set[str] = field(default_factory=set)
+    """Subjects with a row over a limit that has to be asked for again."""
     more: bool = False
     """Rows wait behind those that were read, and the next round may read them."""
 
@@ -98,11 +103,13 @@ def run_round(
         waiting,
         order.tables,
         halted_keys,
+        limits=order.limits,
         batch_bytes=settings.batch_bytes,
         batch_count=settings.batch_count,
     )
     rows.record(connection, tables, assigned.batches)
     rows.halt(connection, tables, assigned.halted)
+    rows.refuse(connection, tables, assigned.refused)
     if not (order.sending or waiting or rows.any_waiting(connection, tables)):
         lease.release(connection, tables, token=token)
         token = None
@@ -111,7 +118,9 @@ def run_round(
         recorded=assigned.batches,
         unknown=assigned.unknown,
         halted_keys=halted_keys,
-        more=more and bool(assigned.batches or assigned.halted),
+        refused=assigned.refused,
+        unconfirmed=assigned.unconfirmed,
+        more=more and bool(assigned.batches or assigned.halted or assigned.refused),
     )
 
 

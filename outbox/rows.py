@@ -15,8 +15,9 @@ from sqlalchemy.engine import Connection
 from .assignment import SubjectKey, SubjectRange
 from .batches import OutboxBatch, OutboxRow, SendSession
 from .lease import TokenPassedError
-from .tables import FAILED, HALTED, WAITING, OutboxTables
+from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables
 
+FAILURE_CHARS_MAX = 500
 IDS_AT_ONCE = 5_000
 """Parameters of one statement; SQLite takes 32,766."""
 
@@ -183,6 +184,17 @@ def halt(connection: Connection, tables: OutboxTables, ids: Sequence[int]) -> No
     _set_batch(connection, tables, ids, HALTED)
 
 
+def refuse(connection: Connection, tables: OutboxTables, refused: Mapping[int, str]) -> None:
+    """Keep rows from being sent; newer rows of their keys go on."""
+    rows = tables.rows
+    for row_id, why in refused.items():
+        connection.execute(
+            sa.update(rows)
+            .where(rows.c.id == row_id)
+            .values(batch_id=REFUSED, failure=why[:FAILURE_CHARS_MAX])
+        )
+
+
 def _set_batch(
     connection: Connection, tables: OutboxTables, ids: Sequence[int], batch_id: int
 ) -> int:
@@ -212,7 +224,7 @@ def unassign(connection: Connection, tables: OutboxTables, batches: Iterable[Out
 def fail(connection: Connection, tables: OutboxTables, failures: Mapping[OutboxBatch, str]) -> None:
     """Mark the rows of batches as failed; their keys send nothing more until `redrive` or `purge`."""
     for batch, why in failures.items():
-        _leave(connection, tables, batch, {"batch_id": FAILED, "failure": why[:500]})
+        _leave(connection, tables, batch, {"batch_id": FAILED, "failure": why[:FAILURE_CHARS_MAX]})
 
 
 def _leave(

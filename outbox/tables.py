@@ -33,6 +33,8 @@ WAITING = 0
 FAILED = -1
 HALTED = -2
 """`batch_id` of a row behind a failed one of its key."""
+REFUSED = -3
+"""`batch_id` of a row that was never sent, because it is over the limit of its subject; newer rows of its key go on."""
 LEASE_ID = 1
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # there only an INTEGER counts up

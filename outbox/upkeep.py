@@ -8,7 +8,7 @@ from sqlalchemy.engine import Connection
 
 from ..protocol.text import LISTED_MAX
 from .lease import pass_token
-from .tables import FAILED, HALTED, WAITING, OutboxTables, database_ms
+from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables, database_ms
 
 RECORDED = 1
 """Of rows in any batch, where rows are counted."""
@@ -40,11 +40,13 @@ class SubjectRows(msgspec.Struct, frozen=True, kw_only=True):
     """No broker can tell whether they are stored."""
     halted: int = 0
     """Behind a failed row of their key."""
+    refused: int = 0
+    """Over the limit of their subject; never sent."""
     oldest_age_ms: int = 0
 
 
 class FailedRow(msgspec.Struct, frozen=True):
-    """A row that may be stored, and no broker can tell."""
+    """A row that may be stored, and no broker can tell; or one that was refused, and is not."""
 
     id: int
     subject: str
@@ -67,12 +69,20 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> int:
         """All rows."""
-        return sum(each.waiting + each.recorded + each.failed + each.halted for each in self.subjects)  # fmt: skip
+        return sum(
+            each.waiting + each.recorded + each.failed + each.halted + each.refused
+            for each in self.subjects
+        )
 
     @property
     def failed(self) -> int:
         """Rows that no broker can tell of."""
         return sum(each.failed for each in self.subjects)
+
+    @property
+    def refused(self) -> int:
+        """Rows over the limit of their subject."""
+        return sum(each.refused for each in self.subjects)
 
     @property
     def oldest_age_ms(self) -> int:
@@ -141,7 +151,7 @@ def read_status(
     ).all()
     failed = connection.execute(
         sa.select(rows.id, rows.subject, rows.order_key, rows.failure)
-        .where(rows.batch_id == FAILED, _of(tables, subject))
+        .where(rows.batch_id.in_([FAILED, REFUSED]), _of(tables, subject))
         .order_by(rows.id)
         .limit(LISTED_MAX)
     )
@@ -172,6 +182,7 @@ def _subject_rows(subject: str, counts: list[tuple[int, int, int]], now_ns: int)
         recorded=by_state.get(RECORDED, 0),
         failed=by_state.get(FAILED, 0),
         halted=by_state.get(HALTED, 0),
+        refused=by_state.get(REFUSED, 0),
         oldest_age_ms=max(0, now_ns - oldest_ns) // 1_000_000,
     )
 
@@ -180,32 +191,34 @@ def redrive(connection: Connection, tables: OutboxTables, *, subject: str | None
     """
     Send failed rows again, each before newer ones of its key: a row that was stored is then stored twice.
 
+    Refused rows are sent again, too, behind what was sent of their keys meanwhile.
+
     Returns:
-        The number of failed rows.
+        The number of failed and refused rows.
 
     Raises:
         As `read_status`.
     """
     tables.check(connection)
     pass_token(connection, tables)
-    count = _set_state(connection, tables, FAILED, subject)
+    count = sum(_set_state(connection, tables, state, subject) for state in (FAILED, REFUSED))
     _set_state(connection, tables, HALTED, subject)
     return count
 
 
 def purge(connection: Connection, tables: OutboxTables, *, subject: str | None = None) -> int:
     """
-    Delete failed rows, and let newer rows of their keys be sent.
+    Delete failed and refused rows, and let newer rows of the keys of failed ones be sent.
 
     Returns:
-        The number of failed rows.
+        The number of failed and refused rows.
 
     Raises:
         As `read_status`.
     """
     tables.check(connection)
     pass_token(connection, tables)
-    failed = tables.rows.c.batch_id == FAILED
+    failed = tables.rows.c.batch_id.in_([FAILED, REFUSED])
     count = connection.execute(sa.delete(tables.rows).where(failed, _of(tables, subject))).rowcount
     _set_state(connection, tables, HALTED, subject)
     return count

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.errors import ClosedError, Fate, KeylaneError, OutboxRowFailedError
+from ..protocol.errors import (
+    ClosedError,
+    Fate,
+    KeylaneError,
+    MessageTooLargeError,
+    OutboxRowFailedError,
+)
 from .database import Transactions
 from .round import SettledBatches
-from .tables import FAILED, OutboxTables
+from .tables import FAILED, REFUSED, OutboxTables
+
+GONE = -100
 
 
 class RowWaiters:
@@ -23,21 +32,27 @@ class RowWaiters:
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     async def wait(self, row_id: int) -> None:
-        """Wait until the row is sent.  Raises OutboxRowFailedError, ClosedError, StorageError."""
+        """Wait until the row is sent.  Raises OutboxRowFailedError, MessageTooLargeError, ClosedError, StorageError."""
         future = self._waiting[row_id] = asyncio.get_running_loop().create_future()
         try:
             while not future.done():
                 await asyncio.wait([future], timeout=self._look_ms / 1000)
                 if not future.done():
-                    self._tell(row_id, await self._database.run(_outcome, self._tables, row_id))
+                    state, failure = await self._database.run(_outcome, self._tables, row_id)
+                    if state == REFUSED:
+                        self._refuse(row_id, failure)
+                    elif state in {GONE, FAILED}:
+                        self._tell(row_id, failure)
             future.result()
         finally:
             del self._waiting[row_id]
 
-    def settle(self, settled: SettledBatches) -> None:
-        """Tell the callers whose rows this process has sent, or marked as failed."""
+    def settle(self, settled: SettledBatches, refused: Mapping[int, str]) -> None:
+        """Tell the callers whose rows this process has sent, marked as failed, or refused."""
         if not self._waiting:
             return
+        for row_id, why in refused.items():
+            self._refuse(row_id, why)
         for batch in settled.stored:
             for row in batch.rows:
                 self._tell(row.id, "")
@@ -51,10 +66,15 @@ class RowWaiters:
         for future in self._waiting.values():
             _end(future, ClosedError(text).copy(Fate.UNKNOWN))
 
-    def _tell(self, row_id: int, failure: str | None) -> None:
-        """The row is sent (""), failed (the reason), or waits (None)."""
+    def _refuse(self, row_id: int, why: str) -> None:
         future = self._waiting.get(row_id)
-        if future is None or failure is None:
+        if future is not None:
+            _end(future, MessageTooLargeError(f"row {row_id}: {why}"))
+
+    def _tell(self, row_id: int, failure: str) -> None:
+        """The row is sent (""), or failed (the reason)."""
+        future = self._waiting.get(row_id)
+        if future is None:
             return
         error = OutboxRowFailedError(f"row {row_id}: {failure}", row_id=row_id) if failure else None
         _end(future, error)
@@ -69,11 +89,9 @@ def _end(future: asyncio.Future[None], error: KeylaneError | None) -> None:
         future.set_exception(error)
 
 
-def _outcome(connection: Connection, tables: OutboxTables, row_id: int) -> str | None:
-    """As `RowWaiters._tell` takes it."""
+def _outcome(connection: Connection, tables: OutboxTables, row_id: int) -> tuple[int, str]:
+    """The `batch_id` of a row, GONE if it was sent; and why it failed or was refused."""
     rows = tables.rows.c
     ask = sa.select(rows.batch_id, rows.failure).where(rows.id == row_id)
     row = connection.execute(ask).one_or_none()
-    if row is None:
-        return ""
-    return str(row.failure) if row.batch_id == FAILED else None
+    return (GONE, "") if row is None else (row.batch_id, row.failure or "")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn
 
-from ..protocol.codecs.codec import Codec, check_codec
 from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.routing import OrderStrategy
 from ..protocol.settings import is_within
@@ -13,8 +11,6 @@ from .placing import Partitioner
 from .settings import ProducerSettings
 
 TIMEOUT_MS_MAX = 1_000_000_000_000
-Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
-"""The codec of all subjects, codecs by subject, or none."""
 
 
 def checked_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | None:
@@ -31,18 +27,6 @@ def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
     if partitioner is not None and not callable(partitioner):
         raise ConfigError(f"partitioner must be callable, not {partitioner!r:.40}")
     return partitioner
-
-
-def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
-    """Raises ConfigError: something in it is not a codec."""
-    if isinstance(codec, Mapping):
-        codecs = dict(codec)
-        for each in codecs.values():
-            check_codec(each)
-        return codecs
-    if codec is not None:
-        check_codec(codec)
-    return codec
 
 
 def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:

@@ -25,10 +25,11 @@ from ..protocol.errors import (
     InvalidRequestError,
     KeyHaltedError,
     KeylaneError,
+    MessageTooLargeError,
     RowsGivenUpError,
     RowsRefusedError,
 )
-from ..protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
+from ..protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ..protocol.message import Receipt, TableReceipt
 from ..protocol.text import counted
 from .column_hash import hash_column
@@ -149,14 +150,14 @@ class Block:
     def __len__(self) -> int:
         return len(self.values.lengths)
 
-    def refused(self) -> dict[int, str]:
+    def refused(self, limit_bytes: int) -> dict[int, str]:
         """Why rows cannot be sent, by their index; a null is no value, and a null key is no key."""
         values, keys = self.values, self.keys
         sizes = values.lengths if keys is None else values.lengths + keys.lengths
         why: dict[int, str] = {}
-        if int(sizes.max(initial=0)) > MESSAGE_BYTES_MAX:
-            for row in np.flatnonzero(sizes > MESSAGE_BYTES_MAX).tolist():
-                why[row] = f"{sizes[row]} bytes, over {MESSAGE_BYTES_MAX}"
+        if int(sizes.max(initial=0)) > limit_bytes:
+            for row in np.flatnonzero(sizes > limit_bytes).tolist():
+                why[row] = f"{sizes[row]} bytes, over {limit_bytes}"
         if keys is not None and int(keys.lengths.max(initial=0)) > KEY_BYTES_MAX:
             for row in np.flatnonzero(keys.lengths > KEY_BYTES_MAX).tolist():
                 why[row] = f"a key of {keys.lengths[row]} bytes, over {KEY_BYTES_MAX}"
@@ -293,6 +294,7 @@ class TableSending:
         self._stored = 0
         self._refused: dict[int, str] = {}
         self._given_up: dict[int, KeylaneError] = {}
+        self._partial = False
 
     async def send(self, source: ArrowSource, *, partial: bool) -> TableReceipt:
         """
@@ -303,6 +305,8 @@ class TableSending:
                 none of that record batch and of those after it.
             RowsGivenUpError: rows were given up.
         """
+        self._partial = partial
+        await self._sender().routed()  # the route has the limit of a row
         if source.in_memory:
             if not partial:
                 await self._check(source.blocks())
@@ -323,9 +327,10 @@ class TableSending:
     async def _check(self, blocks: Iterable[Block]) -> None:
         """Raises RowsRefusedError if a row of `blocks`, the next ones, cannot be sent."""
         row = self._row
+        limit = self._sender().message_bytes_max
         refused: dict[int, str] = {}
         for block in blocks:
-            refused |= {row + index: why for index, why in block.refused().items()}
+            refused |= {row + index: why for index, why in block.refused(limit).items()}
             row += len(block)
             await asyncio.sleep(0)  # other tasks run between blocks
         if refused:
@@ -340,16 +345,17 @@ class TableSending:
     async def _send_block(self, block: Block) -> None:
         rows = np.arange(self._row, self._row + len(block))
         self._row += len(block)
-        refused = block.refused()
-        if refused:
-            self._refused |= {int(rows[index]): refused[index] for index in sorted(refused)}
-            kept = np.delete(np.arange(len(block)), list(refused))
-            block, rows = block.take(kept), rows[kept]
         await asyncio.sleep(0)
         await self._drain()
         await self._settle(waits=False)
         sender = self._sender()
         await sender.routed()
+        refused = block.refused(sender.message_bytes_max)
+        if refused:
+            for index in sorted(refused):
+                self._leave_out(int(rows[index]), refused[index])
+            kept = np.delete(np.arange(len(block)), list(refused))
+            block, rows = block.take(kept), rows[kept]
         if sender.careful:
             await self._send_by_row(block, rows)
             return
@@ -366,6 +372,13 @@ class TableSending:
         if unrouted is not None:
             part = np.arange(*unrouted)
             await self._send_by_row(block.take(part), rows[part])
+
+    def _leave_out(self, row: int, why: str) -> None:
+        """Note a row that cannot be sent; without `partial` the subject's limit was lowered since the rows were checked."""
+        if self._partial:
+            self._refused[row] = why
+        else:
+            self._given_up[row] = MessageTooLargeError(f"row {row}: {why}")
 
     def _queue(
         self,
@@ -400,7 +413,7 @@ class TableSending:
             key = b"" if block.keys is None else block.keys.row(index)
             try:
                 self._messages.append((self._send(block.values.row(index), key), row))
-            except KeyHaltedError as error:
+            except (KeyHaltedError, MessageTooLargeError) as error:
                 self._given_up[row] = error
 
     async def _settle(self, *, waits: bool) -> None:

@@ -15,7 +15,8 @@ import xxhash
 
 from ..protocol.address import addresses_of
 from ..protocol.batch import BYTES_PER_MESSAGE
-from ..protocol.codecs.codec import Codec, V, encode_value
+from ..protocol.codecs.by_subject import checked_codecs, encode_for
+from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
@@ -28,7 +29,7 @@ from ..protocol.errors import (
     QueueFullError,
 )
 from ..protocol.ids import check_name
-from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
+from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import TableReceipt, check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
@@ -37,7 +38,6 @@ from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD
 from .arguments import (
-    checked_codecs,
     checked_partitioner,
     checked_settings,
     checked_strategy,
@@ -132,8 +132,7 @@ class Producer(ScheduledCancels, Generic[V]):
         self._senders: dict[str, SubjectSender] = {}
         self._of_parent: dict[str, SubjectSender] = {}
         """In a forked child, the senders of the parent; kept, so that the parent's tasks are not finalized here."""
-        self._open = False
-        self._thread = NO_THREAD
+        self._open, self._thread = False, NO_THREAD
         self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
         self._budget = SendBudget(self._settings.queue_bytes)
@@ -222,7 +221,7 @@ class Producer(ScheduledCancels, Generic[V]):
 
         Args:
             subject: an existing subject.
-            value: bytes, or a value for the codec; up to 1 MiB together with key and properties.
+            value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
             deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
                 at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
@@ -235,7 +234,7 @@ class Producer(ScheduledCancels, Generic[V]):
                 its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
         Returns:
-            A future: `await` it for the Receipt; an unknown subject raises there.
+            A future: `await` it for the Receipt; an unknown subject raises there, and a limit that was not known here.
 
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was queued.
@@ -260,8 +259,8 @@ class Producer(ScheduledCancels, Generic[V]):
         data: bytes = value  # type: ignore[assignment]
         packed = pack_properties(properties, tags) if properties or tags else b""
         size = len(data) + len(key) + len(packed)
-        if size > KEY_BYTES_MAX and (size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX):
-            check_message_size(len(key), len(data), len(packed))
+        if size > KEY_BYTES_MAX and (size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX):
+            check_message_size(len(key), len(data), len(packed), sender.message_bytes_max)
         timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
         if queue is not self._hashing:  # a queue or a partitioner chooses the place
             self._home.check()
@@ -302,8 +301,7 @@ class Producer(ScheduledCancels, Generic[V]):
     def _encoded(self, subject: str, value: Any) -> Any:
         """The bytes of a value for a subject with a codec; other values as they are.  Raises CodecError."""
         self._home.check_thread()
-        codec = self._codec.get(subject) if isinstance(self._codec, dict) else self._codec
-        return value if codec is None else encode_value(codec, value, subject=subject)
+        return encode_for(self._codec, subject, value)
 
     def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
         """As `send`, of bytes that no codec shall encode."""
@@ -366,6 +364,8 @@ class Producer(ScheduledCancels, Generic[V]):
         """
         self._home.check_not_elsewhere()
         await self._budget.wait_for_room()
+        if self._scheduled is not None:
+            await self._scheduled.wait_for_room()
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """

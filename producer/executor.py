@@ -22,6 +22,7 @@ from ..protocol.errors import (
     AcceptedAsLostError,
     Fate,
     KeylaneError,
+    MessageTooLargeError,
     NotSentError,
     ProducerFencedError,
     SequenceGapError,
@@ -384,6 +385,8 @@ class Executor:
         if self.state.lost:
             self._leave_lost()
             return True
+        if isinstance(error, MessageTooLargeError) and self._give_up_large(error):
+            return True
         step = self._next_step(error, hopeless=hopeless)
         renamed = isinstance(error, SequenceReusedError | ProducerFencedError)
         if renamed:
@@ -473,6 +476,31 @@ class Executor:
         if self.idle:
             self._moves_again()
         self._tell_if_empty()
+
+    def _give_up_large(self, error: MessageTooLargeError) -> bool:
+        """
+        Give up the messages of the oldest batch that are over the partition's limit, and send its others again.
+
+        It is so after the subject's limit was lowered.  False: none is over it.
+        """
+        head, limit = self._in_flight[0], error.limit_bytes
+        sizes = list(map(head.size_of, range(len(head))))
+        if limit is None or max(sizes) <= limit:
+            return False
+        for batch in self._in_flight:
+            batch.leave(refused=True)  # the refused batch is not stored, so none behind it is
+        large, others = head.divided(lambda index: sizes[index] > limit)
+        self._budget.replaced(head, large, others)
+        self._in_flight.popleft()
+        if others is not None:
+            self._in_flight.appendleft(others)
+        self._new_epoch()
+        if large is not None:
+            self._budget.give_up(large, error)
+        if self.idle:
+            self._moves_again()
+        self._tell_if_empty()
+        return True
 
     def _wait_on(self, error: KeylaneError, now_ms: int) -> None:
         """Note that messages wait because of `error`; a WARNING says so at growing intervals."""

@@ -11,8 +11,11 @@ from collections.abc import Iterable
 
 from ..protocol.clock import Clock
 from ..protocol.errors import KeylaneError
+from ..protocol.limits import MESSAGE_BYTES_MAX
+from ..protocol.message import message_too_large
 from ..protocol.text import counted
 from .outgoing_batch import OutgoingBatch
+from .placing import QueueStarts
 from .send_budget import SendBudget
 from .settings import ProducerSettings
 from .waiting import NO_PARTITION, NO_ROUTE, WaitCause, WaitReport
@@ -76,6 +79,31 @@ class HeldMessages:
         """Take all batches out, still counted in the budget."""
         batches = self.batches
         self.replace(())
+        return batches
+
+    def take_sendable(
+        self, queue_starts: QueueStarts, message_bytes_max: int
+    ) -> list[OutgoingBatch]:
+        """
+        As `take_all`; messages that the route shows to be unsendable are given up: they were sent before it was known here.
+
+        Args:
+            queue_starts: the logic queues that the subject has.
+            message_bytes_max: the subject's limit of one message.
+        """
+        batches = self.take_all()
+        for batch in batches:
+            for index, place in (batch.places or {}).items():
+                try:
+                    queue_starts.logical(place)
+                except KeylaneError as error:
+                    self._budget.give_up_message(batch, index, error, doubtful=False)
+            if message_bytes_max < MESSAGE_BYTES_MAX and batch.size > message_bytes_max:
+                for index in range(len(batch)):
+                    size = batch.size_of(index)
+                    if size > message_bytes_max:
+                        large = message_too_large(size, message_bytes_max)
+                        self._budget.give_up_message(batch, index, large, doubtful=False)
         return batches
 
     def keep(self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int) -> OutgoingBatch:

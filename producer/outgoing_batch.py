@@ -212,6 +212,11 @@ class OutgoingBatch:
                 size = len(key) + len(value) + (len(properties[index]) if properties else 0)
                 yield key, size, sent_at_ns
 
+    def size_of(self, index: int) -> int:
+        """Bytes of key, value and properties of message `index`."""
+        packed = self.properties[index] if self.properties else b""
+        return len(self.keys[index]) + len(self.values[index]) + len(packed)
+
     def set_deadline(self, index: int, at_ms: int, timeout_ms: int) -> None:
         """Give message `index` up at the boot time `at_ms`, `timeout_ms` after it was sent."""
         if self.deadlines is None:

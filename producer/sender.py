@@ -21,7 +21,7 @@ from typing import TypeGuard
 
 from ..protocol.clock import Clock
 from ..protocol.errors import Fate, KeylaneError, NoPartitionError, RetryRule
-from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
+from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
@@ -71,6 +71,8 @@ class SubjectSender:
         """The executor of messages with a key, by logical partition; None where they are held."""
         self.keyless = self.table
         """As `table`, for messages without a key: partitions that do not answer are replaced by others."""
+        self.message_bytes_max = MESSAGE_BYTES_MAX
+        """The limit of the route that is followed: key, value and properties of one message."""
         self.careful = False
         """True while messages go to other partitions than their own, or a key is halted; `send` then calls `check`."""
         self._order_strategy = order_strategy
@@ -322,6 +324,7 @@ class SubjectSender:
             self._tell_of_older(route)
             return False
         self._route = route
+        self.message_bytes_max = route.message_bytes_max
         self._queue_starts.follow(route)
         self._routed.set()
         self._open = {partition.partition_id for partition in route.open_partitions()}
@@ -541,8 +544,7 @@ class SubjectSender:
 
     def _release_held(self) -> None:
         """Hand held messages to their executors, the oldest first; messages without an executor stay held."""
-        held = self.held.take_all()
-        self._give_up_misplaced(held)
+        held = self.held.take_sendable(self._queue_starts, self.message_bytes_max)
         adopting: dict[int, Executor] = {}
         still_held: OutgoingBatch | None = None
         for batch in held:
@@ -568,15 +570,6 @@ class SubjectSender:
                     executor.open.mark(len(executor.open) - 1, REORDERED)
         for executor in adopting.values():
             executor.roll()
-
-    def _give_up_misplaced(self, batches: list[OutgoingBatch]) -> None:
-        """Give up messages for queues that the subject does not have: they were sent before the first route."""
-        for batch in batches:
-            for index, place in (batch.places or {}).items():
-                try:
-                    self._queue_starts.logical(place)
-                except KeylaneError as error:
-                    self._budget.give_up_message(batch, index, error, doubtful=False)
 
     async def close(self) -> None:
         """Stop all executors, and give up the messages that are not settled."""

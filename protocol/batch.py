@@ -181,6 +181,16 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> N
         raise CorruptBatchError("the lengths do not add up", length=header.length, found=total)
 
 
+def largest_message(data: bytes | memoryview, header: Header, start: int = 0) -> int:
+    """Bytes of key, value and properties of the largest message in the batch at `start`, which is not unpacked."""
+    count = header.count
+    first = start + HEADER_BYTES + 8 * count
+    lengths: array[int] = array("I")
+    lengths.frombytes(memoryview(data)[first : first + 12 * count])
+    of_values, of_properties = lengths[count : 2 * count], lengths[2 * count :]
+    return max(map(sum, zip(lengths[:count], of_values, of_properties, strict=True)))
+
+
 def _check_unpacked(header: Header, total: int) -> None:
     """Check the length that a packed batch has when it is unpacked."""
     if not is_unpacked_size(total - HEADER_BYTES, header.length - HEADER_BYTES):

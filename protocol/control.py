@@ -18,6 +18,8 @@ from msgspec import Meta, Struct
 from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
 from .ids import MAX_I64
 from .limits import (
+    MESSAGE_BYTES_MAX,
+    MESSAGE_BYTES_MAX_MIN,
     PARTITIONS_MAX,
     PULL_WAIT_MS_MAX,
     TTL_MS_DEFAULT,
@@ -30,6 +32,7 @@ from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, 
 Count = Annotated[int, Meta(ge=0)]
 WaitMs = Annotated[int, Meta(ge=0, le=PULL_WAIT_MS_MAX)]
 TtlMs = Annotated[int, Meta(ge=TTL_MS_MIN, le=TTL_MS_MAX)]
+MessageBytesMax = Annotated[int, Meta(ge=MESSAGE_BYTES_MAX_MIN, le=MESSAGE_BYTES_MAX)]
 SHORT_TEXT_CHARS_MAX = 512
 ShortText = Annotated[str, Meta(max_length=SHORT_TEXT_CHARS_MAX)]
 OPENINGS_MAX = 128
@@ -165,6 +168,8 @@ class CreateSubject(Struct, frozen=True, kw_only=True):
     retention: Retention = Retention.ACKED
     static: bool = False
     """The subject has logic queues.  Their number never falls, and rises only when an operator grows the subject."""
+    message_bytes_max: MessageBytesMax = MESSAGE_BYTES_MAX
+    """Key, value and properties of one message together."""
 
 
 class AutoCreate(Struct, frozen=True, kw_only=True):
@@ -181,6 +186,7 @@ class SubjectView(Struct, frozen=True, kw_only=True):
     route: Route
     retention: Retention = Retention.ACKED
     static: bool = False
+    message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 class SubjectSummary(Struct, frozen=True, kw_only=True):
@@ -388,6 +394,13 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Groups are no fact of the partition: a repeat may have more of them."""
     tokens_above: Count = 0
     """As in KnowGroups; goes with `groups`."""
+    message_bytes_max: Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)] = 0
+    """The subject's limit of one message, if it is lower than MESSAGE_BYTES_MAX; 0: it is not."""
+
+
+def hosted_limit(message_bytes_max: int) -> int:
+    """The limit of a subject as HostPartition says it: 0 for MESSAGE_BYTES_MAX."""
+    return message_bytes_max if message_bytes_max < MESSAGE_BYTES_MAX else 0
 
 
 class DropPartition(Struct, frozen=True, kw_only=True):

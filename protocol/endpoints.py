@@ -68,7 +68,7 @@ from .progress import (
 )
 from .queues import QueueList
 from .routing import Route
-from .scheduled.receipt import CanceledScheduled, ScheduledList
+from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
 
 DATA_PATH = "/v1/data"
@@ -259,7 +259,7 @@ SET_SUBJECT = Endpoint(
     SetSubject,
     OperationList,
     Rights.ADMINISTER,
-    "Change the order strategy or the retention of a subject, or only plan it; the metaserver completes it.",
+    "Change settings of a subject, or only plan it; the metaserver completes it.",
 )
 CANCEL_OPERATION = Endpoint(
     "POST",
@@ -430,6 +430,16 @@ CANCEL_SCHEDULED = Endpoint(
     idempotent=True,
 )
 
+SCHEDULED = Endpoint(
+    "GET",
+    "/v1/scheduled",
+    None,
+    ScheduledPage,
+    Rights.READ,
+    "The next messages that this broker delivers, by their times; of all subjects, or of one.",
+    query=("subject", "limit"),
+)
+
 METASERVER: tuple[Endpoint[Any], ...] = (
     BROKER_HEARTBEAT,
     CORDON,
@@ -475,4 +485,5 @@ BROKER: tuple[Endpoint[Any], ...] = (
     READ_MESSAGES,
     SCHEDULE_MESSAGES,
     CANCEL_SCHEDULED,
+    SCHEDULED,
 )

@@ -9,6 +9,8 @@ MESSAGE_BYTES_MAX = 1 << 20
 """Key + value + properties of one message.  Kafka and NATS have the same default."""
 
 KEY_BYTES_MAX = 1 << 10
+MESSAGE_BYTES_MAX_MIN = KEY_BYTES_MAX
+"""The lowest limit that a subject may have: the longest key fits, and a producer looks at larger messages only."""
 PROPERTIES_BYTES_MAX = 1 << 16
 
 BATCH_COUNT_MAX = 1 << 16
@@ -41,6 +43,8 @@ POSTED_MESSAGES_MAX = 5_000
 """Messages in one HTTP request.  As many of one partition fit into a batch, whatever their sizes."""
 READ_MESSAGES_MAX = 1_000
 """Messages in one HTTP answer."""
+SCHEDULED_LISTED_MAX = 1_000
+"""Scheduled messages in one HTTP answer."""
 IDEMPOTENCY_KEY_CHARS_MAX = 200
 
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024

@@ -267,12 +267,17 @@ def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str | bytes]:
     return MappingProxyType(properties)
 
 
-def check_message_size(key_bytes: int, value_bytes: int, properties_bytes: int) -> None:
+def check_message_size(
+    key_bytes: int, value_bytes: int, properties_bytes: int, limit_bytes: int = MESSAGE_BYTES_MAX
+) -> None:
     """
     Check that a message is not too large; sizes are bytes.
 
+    Args:
+        limit_bytes: the limit of the subject.
+
     Raises:
-        MessageTooLargeError: the key is over 1 KiB, or key, value and properties together are over 1 MiB.
+        MessageTooLargeError: the key is over 1 KiB, or key, value and properties together are over the limit.
     """
     if key_bytes > KEY_BYTES_MAX:
         raise MessageTooLargeError(
@@ -281,5 +286,14 @@ def check_message_size(key_bytes: int, value_bytes: int, properties_bytes: int) 
             limit_bytes=KEY_BYTES_MAX,
         )
     size = key_bytes + value_bytes + properties_bytes
-    if size > MESSAGE_BYTES_MAX:
-        raise MessageTooLargeError(size_bytes=size, limit_bytes=MESSAGE_BYTES_MAX)
+    if size > limit_bytes:
+        raise message_too_large(size, limit_bytes)
+
+
+def message_too_large(size_bytes: int, limit_bytes: int) -> MessageTooLargeError:
+    """The error of a message whose key, value and properties together are over the limit of its subject."""
+    return MessageTooLargeError(
+        f"the message is too large: {size_bytes} bytes of key, value and properties, at most {limit_bytes}",
+        size_bytes=size_bytes,
+        limit_bytes=limit_bytes,
+    )

@@ -15,7 +15,7 @@ import enum
 
 from msgspec import Struct
 
-from .control import Retention
+from .control import MessageBytesMax, Retention
 from .routing import OrderStrategy, Partition
 
 
@@ -87,6 +87,7 @@ class SetSubject(Reshape, frozen=True, kw_only=True):
     kind: OperationKind = OperationKind.SET
     order_strategy: OrderStrategy | None = None
     retention: Retention | None = None
+    message_bytes_max: MessageBytesMax | None = None
 
 
 class Cordon(Struct, frozen=True, kw_only=True):

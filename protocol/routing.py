@@ -28,7 +28,7 @@ from .ids import (
     RouteVersion,
     Subject,
 )
-from .limits import LOGICAL_PARTITIONS, PARTITIONS_MAX
+from .limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PARTITIONS_MAX
 
 
 class OrderStrategy(enum.StrEnum):
@@ -93,6 +93,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The subject has logic queues: a keyed message never leaves its own, under either strategy."""
     subject_id: int = 0
     """Tells the subject from an earlier or a later one of the same name; 0: not said."""
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+    """Key, value and properties of one message together; its open partitions take no larger one."""
 
     @property
     def may_leave(self) -> bool:

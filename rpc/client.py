@@ -75,6 +75,7 @@ from ..protocol.progress import (
 )
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
+from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledPage
 from ..protocol.verification import Verification
 from .network import Channel, Network
 
@@ -457,6 +458,15 @@ class BrokerClient:
     async def drop_partition(self, partition_id: int, body: DropPartition) -> Done:
         """Have the broker drop a partition of a deleted subject."""
         return await self._control(endpoints.DROP_PARTITION, body, id=partition_id)
+
+    async def scheduled(self, *, subject: str | None, limit: int) -> ScheduledPage:
+        """The next messages that the broker delivers, of all subjects or one."""
+        query = {"limit": str(limit)} | ({} if subject is None else {"subject": subject})
+        return await self._control(endpoints.SCHEDULED, query=query)
+
+    async def cancel_scheduled(self, scheduled_id: str) -> CanceledScheduled:
+        """Have a scheduled message never delivered.  Raises ScheduledUnknownError."""
+        return await self._control(endpoints.CANCEL_SCHEDULED, id=scheduled_id)
 
     async def health(self) -> Health:
         """

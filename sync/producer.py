@@ -3,38 +3,58 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import partial
-from typing import Any, Generic, Self
+from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
-from ..producer import LogicQueue, Producer, ProducerSettings, ProducerStats, SendFuture
+from ..producer import (
+    LogicQueue,
+    Producer,
+    ProducerSettings,
+    ProducerStats,
+    ScheduledFuture,
+    SendFuture,
+)
 from ..producer.waiting_keys import WaitingMessages
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, DeliveryTimeoutError, KeyHaltedError
 from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
+from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from .loop_thread import LoopThread
 
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+F = TypeVar("F")
 CHUNK = 1_000
 """Messages of `send_all` that cross to the other thread together."""
 
 
-class SentMessage:
-    """A message that `send` has queued; `result` waits for its receipt."""
+class _Outcome(Protocol[R_co]):
+    """The future of a message."""
 
-    def __init__(self, thread: LoopThread, future: SendFuture) -> None:
+    def __await__(self) -> Generator[Any, None, R_co]: ...
+
+    def done(self) -> bool: ...
+
+    def result(self) -> R_co: ...
+
+
+class _OnItsWay(Generic[R]):
+    def __init__(self, thread: LoopThread, future: _Outcome[R]) -> None:
         self._thread = thread
         self._future = future
 
-    def result(self, timeout_s: float | None = None) -> Receipt:
+    def result(self, timeout_s: float | None = None) -> R:
         """
-        Wait until the message is stored or given up, also after the producer is closed.
+        Wait until the message is stored, or kept for its time, or given up; also after the producer is closed.
 
         Args:
             timeout_s: seconds; None: as long as it takes.
 
         Raises:
-            TimeoutError: neither yet; the message stays on its way.
+            TimeoutError: none of these yet; the message stays on its way.
             KeylaneError: the message was given up; its `fate` says whether it may be stored.
         """
         try:
@@ -44,15 +64,23 @@ class SentMessage:
                 raise
             return self._future.result()
 
-    async def _receipt(self) -> Receipt:
+    async def _receipt(self) -> R:
         return await self._future
 
     def done(self) -> bool:
-        """True once the message is stored or given up."""
+        """True once the message is stored, or kept for its time, or given up."""
         return self._future.done()
 
     def __repr__(self) -> str:
-        return f"<SentMessage {'done' if self.done() else 'pending'}>"
+        return f"<{type(self).__name__} {'done' if self.done() else 'pending'}>"
+
+
+class SentMessage(_OnItsWay[Receipt]):
+    """A message that `send` has queued; `result` waits for its receipt."""
+
+
+class ScheduledMessage(_OnItsWay[ScheduledReceipt]):
+    """A message that `send` was given with `deliver_at`; `result` waits for the receipt, which `cancel` takes."""
 
 
 class SyncProducer(Generic[V]):
@@ -137,44 +165,66 @@ class SyncProducer(Generic[V]):
         self.close(flush=kind is None)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    @overload
+    def send(
+        self, subject: str, value: V, *, key: bytes = b"", deliver_at: None = None,
+        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
+        queue: int | None = None, timeout_ms: int | None = None,
+    ) -> SentMessage: ...  # fmt: skip
+    @overload
+    def send(
+        self, subject: str, value: V, *, key: bytes = b"", deliver_at: datetime | int,
+        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
+        queue: int | None = None, timeout_ms: int | None = None,
+    ) -> ScheduledMessage: ...  # fmt: skip
     def send(
         self,
         subject: str,
         value: V,
         *,
         key: bytes = b"",
+        deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
         queue: int | None = None,
         timeout_ms: int | None = None,
-    ) -> SentMessage:
+    ) -> SentMessage | ScheduledMessage:
         """
         Queue a message, of the arguments of `keylane.Producer.send`; while the queue is full, this waits.
 
         Returns:
-            The message on its way: `result()` waits for the Receipt.  Without that, `flush` and `close` tell of messages
-            that were given up.
+            The message on its way: `result()` waits for the Receipt, with `deliver_at` for the ScheduledReceipt.  Without
+            that, `flush` and `close` tell of messages that were given up.
 
         Raises:
             KeylaneError: as of `keylane.Producer.send`, but for QueueFullError; nothing was queued.
             OtherLoopError: called by a codec or a partitioner of this producer.
         """
-        send = partial(
-            self._producer.send,
-            subject,
-            value,
-            key=key,
-            properties=properties,
-            tags=tags,
-            queue=queue,
-            timeout_ms=timeout_ms,
-        )
+        if deliver_at is not None:
 
-        async def queued() -> SendFuture:
-            await self._producer.drain()
-            return send()
+            def later(at: datetime | int = deliver_at) -> ScheduledFuture:
+                return self._producer.send(
+                    subject, value, key=key, deliver_at=at, properties=properties, tags=tags,
+                    queue=queue, timeout_ms=timeout_ms,
+                )  # fmt: skip
 
-        return SentMessage(self._thread, self._thread.run(queued))
+            return ScheduledMessage(self._thread, self._thread.run(partial(self._queued, later)))
+
+        def send() -> SendFuture:
+            return self._producer.send(
+                subject, value, key=key, properties=properties, tags=tags, queue=queue,
+                timeout_ms=timeout_ms,
+            )  # fmt: skip
+
+        return SentMessage(self._thread, self._thread.run(partial(self._queued, send)))
+
+    async def _queued(self, send: Callable[[], F]) -> F:
+        await self._producer.drain()
+        return send()
+
+    def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
+        """Have a message that was sent with `deliver_at` never delivered, as `keylane.Producer.cancel` does."""
+        return self._thread.run(partial(self._producer.cancel, receipt))
 
     def send_all(self, subject: str, messages: Iterable[tuple[bytes, V]]) -> int:
         """

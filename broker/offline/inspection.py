@@ -9,6 +9,8 @@ from ...protocol.errors import KeylaneError
 from ...protocol.record import Header, Kind
 from ..partition.damage import damage_of
 from ..partition.state import BrokerState
+from ..scheduled.journal import ScheduledJournal
+from ..scheduled.records import Place, Record
 from ..scheduled.scheduler import open_agenda
 from ..storage.files import Files
 from ..storage.identity import FolderIdentity, read_identity
@@ -138,6 +140,22 @@ def walk_log(
     before = [base for base in segment_bases(files) if base <= start]
     scan_log(files, _Walk(visit, hole), start=max(before, default=0))
     return identity
+
+
+def walk_scheduled(
+    files: Files, visit: Callable[[Place, list[Record]], None]
+) -> tuple[FolderIdentity, list[str]]:
+    """
+    Call `visit` with the frames of a locked folder's journal of scheduled messages, oldest first.
+
+    Returns:
+        Also the damage of the journal.
+
+    Raises:
+        DataFolderError: the folder is not a broker's, or a newer broker's.
+    """
+    identity = read_identity(files)
+    return identity, ScheduledJournal.open(files, visit, cut=False).problems
 
 
 class _Walk:

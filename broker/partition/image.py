@@ -10,10 +10,11 @@
      producers_before, producers_all,
      body_crcs: [[crc, …], …],
      groups_told,
-     forgotten: [[name, token], …]]                 msgpack; later fields come last
+     forgotten: [[name, token], …],
+     message_bytes_max]                             msgpack; later fields come last
 
 `removed_unread` is written only if it is not 0.  The array ends behind the last of `static`, `producers_all`,
-`body_crcs`, `groups_told` and `forgotten` that is not its default.  `producers_before` and `producers_all` are written in parts only:
+`body_crcs`, `groups_told`, `forgotten` and `message_bytes_max` that is not its default.  `producers_before` and `producers_all` are written in parts only:
 a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
 checksums of the remembered batches, by producer in the order of `producers`.
 
@@ -93,6 +94,10 @@ class _ForgottenImage(_ToldImage, frozen=True, array_like=True):
     forgotten: list[tuple[str, int]] = []
 
 
+class _LimitedImage(_ForgottenImage, frozen=True, array_like=True):
+    message_bytes_max: int = 0
+
+
 class Part(NamedTuple):
     """The share of a partition's producers in an image: those after the first `before`, of `total`."""
 
@@ -101,7 +106,7 @@ class Part(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_ForgottenImage).decode
+_decode = msgspec.msgpack.Decoder(_LimitedImage).decode
 _strings: dict[str, str] = {}
 """Names of subjects and broker groups, each as one object: many partitions share few names."""
 STRINGS_MAX = 10_000
@@ -161,21 +166,25 @@ def _kind(
     """The shortest image type that has every field which is not its default; its last fields are filled in."""
     static = hosted.facts.static
     before, total = part or (0, 0)
-    told = hosted.groups_told or bool(hosted.forgotten)
+    limit = hosted.facts.message_bytes_max
+    told = hosted.groups_told or bool(hosted.forgotten) or bool(limit)
     if not producers and part is None and not told:
         return partial(_StaticImage, static=True) if static else _Image
     as_part = partial(_PartImage, static=static, producers_before=before, producers_all=total)
     if not producers and not told:
         return as_part
     body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
-    if hosted.forgotten:
-        return partial(
+    if hosted.forgotten or limit:
+        forgotten = partial(
             _ForgottenImage,
             **as_part.keywords,
             body_crcs=body_crcs,
             groups_told=hosted.groups_told,
             forgotten=list(hosted.forgotten.items()),
         )
+        if not limit:
+            return forgotten
+        return partial(_LimitedImage, **forgotten.keywords, message_bytes_max=limit)
     if hosted.groups_told:
         return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
     return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)
@@ -227,6 +236,7 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         partitions_wanted=decoded.partitions_wanted,
         retention=decoded.retention,
         static=decoded.static,
+        message_bytes_max=decoded.message_bytes_max,
     )
     partition = HostedPartition(facts)
     partition.first_offset = decoded.first_offset

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...protocol.batch import largest_message
 from ...protocol.control import GroupStatus, HostPartition, PartitionStatus
 from ...protocol.errors import (
     CorruptLogError,
@@ -29,8 +30,9 @@ from ...protocol.limits import (
     PARTITION_MESSAGES_MAX,
     PRODUCERS_PER_PARTITION_MAX,
 )
+from ...protocol.message import message_too_large
 from ...protocol.offsets import AckedOffsets, IntervalSet, Range
-from ...protocol.record import Header
+from ...protocol.record import Compression, Header
 from ...protocol.routing import PartitionState
 from .appends import Duplicate, ProducerState, after_append, decide_append, forget_producer
 from .in_flight import InFlight
@@ -278,6 +280,20 @@ class HostedPartition:
             )
         return duplicate
 
+    def check_message_sizes(self, record: memoryview, header: Header) -> None:
+        """
+        Check the messages of a batch that is to be stored; a batch that is no longer than the limit is not looked into.
+
+        Raises:
+            MessageTooLargeError: a message is over the limit of the subject.
+        """
+        limit = self.facts.message_bytes_max
+        packed = header.compression != Compression.NONE
+        if limit and (packed or header.length > limit):
+            size = largest_message(record, header)
+            if size > limit:
+                raise message_too_large(size, limit)
+
     def apply_append(self, header: Header, *, base_offset: int, appended_at_ms: int) -> AppendUndo:
         """Add a batch to the state; returns the argument of `undo_append`."""
         assert base_offset == self.next_offset
@@ -448,10 +464,11 @@ def _same_facts(facts: HostPartition, other: HostPartition) -> bool:
     """True if the facts agree in each field that both give; an earlier metaserver may have given fewer fields."""
     said = {facts.order_strategy, other.order_strategy} - {None}
     counts = {facts.partitions_wanted, other.partitions_wanted} - {0}
-    same = (facts.subject, facts.partition, facts.static) == (
+    same = (facts.subject, facts.partition, facts.static, facts.message_bytes_max) == (
         other.subject,
         other.partition,
         other.static,
+        other.message_bytes_max,
     )
     kept = {facts.retention, other.retention} - {None}
     return same and len(said) <= 1 and len(counts) <= 1 and len(kept) <= 1

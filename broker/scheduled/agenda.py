@@ -3,7 +3,7 @@
     waiting ──due──▶ ready ──take──▶ taken ──begin──▶ in a delivery ──end──▶ delivered
        │ ▲                             │                    │
        │ └───────── give back ─────────┴── nothing stored ──┘
-       └──cancel──▶ canceled
+       └──cancel──▶ canceled           └──── drop ──────────┴─▶ dropped
 
 Invariants
     A message is in one delivery at most.  A delivery is stored under one idempotency key with the same messages each
@@ -18,11 +18,20 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 
 from ...protocol.errors import ScheduledUnknownError
 from ...protocol.scheduled.receipt import CancelOutcome
-from .records import Canceled, Delivered, Place, Record, Taken, Waits
+from .records import (
+    Canceled,
+    Delivered,
+    DroppedMessages,
+    Place,
+    Record,
+    Taken,
+    Waits,
+    WaitsForSubject,
+)
 
 SETTLED_MAX = 10_000
 """Delivered and canceled messages that are remembered, for repeated calls."""
@@ -43,6 +52,8 @@ class ScheduledEntry:
     due_ms: int
     """When it is taken: at its time, or at the next try."""
     taken: bool = False
+    subject_id: int = 0
+    """The only subject that gets it; 0: the one that has the name then."""
 
 
 @dataclass(slots=True)
@@ -91,6 +102,8 @@ class Agenda:
         entry = ScheduledEntry(
             record.scheduled_id, at_ms, record.subject, record.size, place, at_ms
         )
+        if isinstance(record, WaitsForSubject):
+            entry.subject_id = record.subject_id
         self._settled.pop(record.scheduled_id, None)
         self.entries[entry.scheduled_id] = entry
         self.bytes += entry.size
@@ -165,6 +178,8 @@ class Agenda:
         while ready and len(batch) < DELIVERY_COUNT_MAX:
             entry = self.entries.get(ready[0])
             if entry is not None and not entry.taken:
+                if batch and entry.subject_id != batch[0].subject_id:
+                    break
                 size += entry.size
                 if batch and size > DELIVERY_BYTES_MAX:
                     break
@@ -216,6 +231,21 @@ class Agenda:
                 entry.due_ms = entry.due_ms if due_ms is None else due_ms
                 self._wait(entry)
 
+    def drop(self, scheduled_ids: Iterable[bytes]) -> None:
+        """Begin to drop messages that were taken: they are taken until `dropped` or `give_back`."""
+        for scheduled_id in scheduled_ids:
+            if (name := self._delivery_of.get(scheduled_id)) is not None:
+                self._dissolve(name)
+            entry = self.entries.get(scheduled_id)
+            if entry is not None:
+                self._settling[scheduled_id] = {entry.place.segment}
+
+    def dropped(self, scheduled_ids: Iterable[bytes]) -> None:
+        """Note that messages are dropped durably."""
+        for scheduled_id in scheduled_ids:
+            self._settling.pop(scheduled_id, None)
+            self._settle(scheduled_id, CancelOutcome.DROPPED)
+
     def _dissolve(self, name: str) -> None:
         """Forget a delivery, whose messages are in no other."""
         for scheduled_id in self.deliveries.pop(name).scheduled_ids:
@@ -232,6 +262,9 @@ class Agenda:
             self.canceled(record.scheduled_id)
         elif isinstance(record, Taken):
             self.begin(record, place.segment)
+        elif isinstance(record, DroppedMessages):
+            self.drop(record.scheduled_ids)
+            self.dropped(record.scheduled_ids)
         elif isinstance(record, Delivered):
             if record.delivery in self.deliveries:
                 self._dissolve(record.delivery)
@@ -253,6 +286,12 @@ class Agenda:
                 self.entries[record.scheduled_id].place = place
             elif isinstance(record, Taken) and record.delivery in self.deliveries:
                 self.deliveries[record.delivery].segment = place.segment
+
+    def soonest(self, limit: int, subject: str | None = None) -> tuple[int, list[ScheduledEntry]]:
+        """The number of messages that wait or are on their way, of all subjects or one, and the `limit` first by time."""
+        entries = self.entries.values()
+        chosen = [each for each in entries if subject is None or each.subject == subject]
+        return len(chosen), nsmallest(limit, chosen, key=lambda each: each.deliver_at_ms)
 
     def needs(self, record: Record, segment: int) -> bool:
         """True if a record of this segment must be written again before the segment is removed."""

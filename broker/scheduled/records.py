@@ -7,7 +7,7 @@
 
     header_crc = CRC-32C of bytes [8, 32); body_crc = CRC-32C of the body; length = header and body
     segment, position: where the frame is, so that bytes at another place are no frame
-    the last byte of the magic is the digit of the format
+    the last byte of the magic is the digit of the format: 2 if a record in the frame is a WaitsForSubject or a DroppedMessages, else 1
 
 A frame is what one write and one sync made durable, so its records are durable together or not at all.
 """
@@ -22,6 +22,7 @@ import crc32c
 import msgspec
 
 MAGIC = b"KLS1"
+MAGIC_2 = b"KLS2"
 HEADER_BYTES = 32
 FRAME_BYTES_MAX = 16 << 20
 RECORD_OVERHEAD = 96
@@ -44,6 +45,27 @@ class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
     def size(self) -> int:
         """Bytes in the journal, about."""
         return RECORD_OVERHEAD + len(self.subject) + len(self.value) + len(self.packed_properties)
+
+
+class WaitsForSubject(Waits, frozen=True, array_like=True, tag=5):
+    """The same for one subject alone: a later subject of the name does not get the message."""
+
+    subject_id: int
+
+
+def waits_for(record: Waits, subject_id: int) -> Waits:
+    """The record for the subject of this id; 0: it is not known."""
+    if not subject_id:
+        return record
+    return WaitsForSubject(
+        scheduled_id=record.scheduled_id,
+        deliver_at_ms=record.deliver_at_ms,
+        subject=record.subject,
+        sent_at_ns=record.sent_at_ns,
+        value=record.value,
+        packed_properties=record.packed_properties,
+        subject_id=subject_id,
+    )
 
 
 class Canceled(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -77,7 +99,14 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=4):
     scheduled_ids: tuple[bytes, ...]
 
 
-Record = Waits | Canceled | Taken | Delivered
+class DroppedMessages(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Messages are never delivered, because their subject never takes them: it was deleted, or they are too large for it."""
+
+    scheduled_ids: tuple[bytes, ...]
+
+
+Record = Waits | Canceled | Taken | Delivered | WaitsForSubject | DroppedMessages
+_IN_FORMAT_2 = (WaitsForSubject, DroppedMessages)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Record]).decode
 
@@ -103,8 +132,9 @@ class Scanned(NamedTuple):
 def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> bytes:
     """Records as a frame of the journal at this place."""
     body = _encode(records)
+    magic = MAGIC_2 if any(isinstance(each, _IN_FORMAT_2) for each in records) else MAGIC
     after = _AFTER_CRC.pack(HEADER_BYTES + len(body), crc32c.crc32c(body), segment, position)
-    return b"".join((MAGIC, crc32c.crc32c(after).to_bytes(4, "little"), after, body))
+    return b"".join((magic, crc32c.crc32c(after).to_bytes(4, "little"), after, body))
 
 
 def read_frame(
@@ -118,7 +148,7 @@ def read_frame(
     )
     view = memoryview(data)
     if (
-        magic != MAGIC
+        magic not in {MAGIC, MAGIC_2}
         or (its_segment, its_position) != (segment, position)
         or crc32c.crc32c(view[start + 8 : start + HEADER_BYTES]) != header_crc
         or not HEADER_BYTES <= length <= min(FRAME_BYTES_MAX, len(data) - start)
@@ -149,14 +179,14 @@ def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]
         visit(Place(segment, at, length), records)
         at += length
     rest = data[at : at + 4]
-    newer = len(rest) == 4 and rest[:3] == MAGIC[:3] and rest[3:].isdigit() and rest > MAGIC
+    newer = len(rest) == 4 and rest[:3] == MAGIC[:3] and rest[3:].isdigit() and rest > MAGIC_2
     return Scanned(at, _damage(data, at, segment), newer)
 
 
 def _damage(data: bytes, end: int, segment: int) -> str:
-    after = data.find(MAGIC, end + 1)
+    after = data.find(MAGIC[:3], end + 1)
     while after >= 0:
         if read_frame(data, after, segment=segment, position=after) is not None:
             return f"bytes {end} to {after} are damaged"
-        after = data.find(MAGIC, after + 1)
+        after = data.find(MAGIC[:3], after + 1)
     return ""

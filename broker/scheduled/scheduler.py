@@ -15,38 +15,34 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from ...protocol.backoff import Backoff, Pauses
 from ...protocol.clock import Clock
 from ...protocol.errors import (
-    BrokerReadOnlyError,
-    CorruptLogError,
-    DiskFullError,
     Fate,
-    FlushFailedError,
     KeylaneError,
+    MessageTooLargeError,
     ScheduleFullError,
     StorageError,
+    SubjectDeletedError,
 )
 from ...protocol.http.posted import PostedMessage
 from ...protocol.scheduled.receipt import CancelOutcome
+from ...protocol.text import LISTED_MAX, counted, listed
 from ..standing import Standing
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from .agenda import Agenda, ScheduledDelivery, ScheduledEntry
 from .journal import SEGMENT_BYTES, ScheduledJournal
-from .records import Canceled, Delivered, Place, Record, Taken, Waits
+from .journal_writer import JournalWriter
+from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits
 
 log = logging.getLogger("keylane.broker")
 
 POLL_MS = 1_000
-WRITE_BYTES_MAX = 4 << 20
-"""Bytes of messages from which on a frame takes no more."""
 SETTLE_S = 0.02
 """How long a segment waits for the records that settle its messages, before it is looked at again."""
 COPIED_MAX = 1_000
@@ -60,8 +56,17 @@ UNREADABLE_MS = 60_000
 class Subjects(Protocol):
     """Where messages go whose time has come."""
 
-    async def place(self, subject: str) -> int:
-        """A logical partition whose partition takes messages now.  Raises KeylaneError."""
+    async def place(self, subject: str, subject_id: int) -> int:
+        """
+        A logical partition whose partition takes messages now.
+
+        Args:
+            subject_id: which subject of the name; 0: not known.
+
+        Raises:
+            SubjectDeletedError: this subject was deleted.
+            KeylaneError: there is none now.
+        """
         ...
 
     async def store(
@@ -72,25 +77,17 @@ class Subjects(Protocol):
         sent_at_ns: Sequence[int],
         key: str,
         logical: int,
+        subject_id: int,
     ) -> None:
         """
         Store messages without keys as one batch under an idempotency key; a repeat is stored once.
 
         Raises:
+            SubjectDeletedError: this subject was deleted.
+            MessageTooLargeError: messages are over the limit of the subject; nothing is stored, nor was by an earlier try.
             KeylaneError: nothing is stored, or its fate is UNKNOWN.
         """
         ...
-
-
-@dataclass(slots=True)
-class _Write:
-    """Records that wait for the disk."""
-
-    records: Sequence[Record]
-    size: int
-    done: asyncio.Future[None]
-    then: Callable[[Place], object]
-    undo: Callable[[], object]
 
 
 class Scheduler:
@@ -121,23 +118,22 @@ class Scheduler:
         self._broker_group = broker_group
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._queue: deque[_Write] = deque()
+        self._writer = JournalWriter(journal, run_blocking, written=self._clean)
         self._writing: dict[bytes, asyncio.Future[None]] = {}
         """Messages that are not durable yet."""
         self._canceling: dict[bytes, asyncio.Future[None]] = {}
-        """Cancels that are not durable yet."""
+        """Cancels and drops that are not durable yet."""
         self._writing_bytes = 0
-        self._failure = ""
-        """Why nothing is written any more; "" if it is."""
         self._wake = asyncio.Event()
         self._pauses: dict[str, Pauses] = {}
         """Subjects whose last delivery failed."""
         self._problems: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writer: asyncio.Task[None] | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self.delivered = 0
         """Messages delivered since the start."""
+        self.dropped = 0
+        """Messages dropped since the start."""
 
     @classmethod
     def open(
@@ -174,9 +170,7 @@ class Scheduler:
     @property
     def problem(self) -> str:
         """Why scheduled messages are neither taken nor delivered; "" if they are."""
-        if self._journal.problems:
-            return self._journal.problems[0]
-        return self._failure
+        return self._writer.problem
 
     def view(self) -> dict[str, object]:
         """The state for the broker's health."""
@@ -185,9 +179,14 @@ class Scheduler:
             "bytes": self._agenda.bytes,
             "next_ms": self._agenda.next_due_ms,
             "delivered": self.delivered,
+            "dropped": self.dropped,
             "problem": self.problem,
             "late": dict(list(self._problems.items())[:10]),
         }
+
+    def soonest(self, limit: int, subject: str | None = None) -> tuple[int, list[ScheduledEntry]]:
+        """See `Agenda.soonest`."""
+        return self._agenda.soonest(limit, subject)
 
     async def schedule(self, messages: Sequence[Waits]) -> None:
         """
@@ -197,7 +196,7 @@ class Scheduler:
             ScheduleFullError, BrokerReadOnlyError, CorruptLogError: nothing is kept.
             StorageError: see its fate.
         """
-        self._check()
+        self._writer.check()
         known = [self._writing.get(message.scheduled_id) for message in messages]
         fresh = [
             message
@@ -240,7 +239,7 @@ class Scheduler:
                 self._agenda.add(message, place)
             self._wake.set()
 
-        done = self._submit(messages, size, then=kept, undo=end)
+        done = self._writer.submit(messages, size, then=kept, undo=end)
         self._writing_bytes += size
         for message in messages:
             self._writing[message.scheduled_id] = done
@@ -255,14 +254,14 @@ class Scheduler:
             BrokerReadOnlyError, CorruptLogError: nothing is done.
             StorageError: see its fate.
         """
-        self._check()
+        self._writer.check()
         for working in (self._writing.get(scheduled_id), self._canceling.get(scheduled_id)):
             if working is not None:
                 await asyncio.shield(working)
         outcome = self._agenda.cancel(scheduled_id)
         if outcome is not None:
             return outcome
-        done = self._submit(
+        done = self._writer.submit(
             [Canceled(scheduled_id)],
             0,
             then=lambda _place: self._end_cancel(scheduled_id, self._agenda.canceled),
@@ -280,70 +279,7 @@ class Scheduler:
         self._agenda.give_back([scheduled_id])
         self._wake.set()
 
-    def _check(self) -> None:
-        if self._journal.problems:
-            raise CorruptLogError(f"scheduled messages are not served: {self.problem}")
-        if self._failure:
-            raise BrokerReadOnlyError(f"scheduled messages are not written: {self._failure}")
-
     # ── the journal ───────────────────────────────────────────────────────────────────────────────────
-    def _submit(
-        self,
-        records: Sequence[Record],
-        size: int,
-        *,
-        then: Callable[[Place], object] = lambda _place: None,
-        undo: Callable[[], object] = lambda: None,
-    ) -> asyncio.Future[None]:
-        """
-        Have records written in the order of the calls.
-
-        Args:
-            then: called when they are durable, before the future is done.
-            undo: called in its place if they are not written, or may not be durable.
-        """
-        done = asyncio.get_running_loop().create_future()
-        self._queue.append(_Write(records, size, done, then, undo))
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write(), name="scheduled messages")
-        return done
-
-    async def _write(self) -> None:
-        while self._queue:
-            writes: list[_Write] = []
-            size = 0
-            while self._queue and (not writes or size + self._queue[0].size <= WRITE_BYTES_MAX):
-                writes.append(self._queue.popleft())
-                size += writes[-1].size
-            records = [record for write in writes for record in write.records]
-            place = Place(0, 0, 0)
-            try:
-                self._check()
-                if records:
-                    place = await self._run_blocking(self._journal.append, records)
-            except KeylaneError as error:
-                self._refuse(writes, error)
-                continue
-            except Exception as error:
-                log.exception("a bug in the broker, while it wrote scheduled messages")
-                self._refuse(writes, FlushFailedError(f"a bug in the broker: {error!r:.200}"))
-                continue
-            for write in writes:
-                write.then(place)
-                write.done.set_result(None)
-            self._clean()
-        self._writer = None
-
-    def _refuse(self, writes: Sequence[_Write], error: KeylaneError) -> None:
-        """Tell the callers of writes that failed; after most failures of the disk nothing more is written."""
-        if isinstance(error, StorageError) and not isinstance(error, DiskFullError):
-            self._failure = self._failure or error.message
-            log.critical("no scheduled messages until the broker is restarted: %s", error)
-        for write in writes:
-            write.undo()
-            write.done.set_exception(error.copy(error.fate))
-            write.done.exception()  # its caller may be gone
-
     def _clean(self) -> None:
         """Begin to remove the oldest segments if most of the journal is about settled messages."""
         most = 2 * (self._agenda.bytes + self._journal.segment_bytes)
@@ -360,7 +296,7 @@ class Scheduler:
                 needed = [record for record in records if self._agenda.needs(record, segment)]
                 if needed:
                     copied = needed[:COPIED_MAX]
-                    await self._submit(copied, 0, then=partial(self._agenda.move, copied))
+                    await self._writer.submit(copied, 0, then=partial(self._agenda.move, copied))
                 elif self._agenda.is_settling(segment):
                     await asyncio.sleep(SETTLE_S)
                 else:
@@ -413,11 +349,14 @@ class Scheduler:
                 self._free(subject)
                 return
             name = f"scheduled-{self._rng.getrandbits(128):032x}"
-            logical = await target.place(subject)
+            logical = await target.place(subject, batch[0].subject_id)
             taken = Taken(name, subject, logical, tuple(each.scheduled_id for each in messages))
-            await self._submit(
+            await self._writer.submit(
                 [taken], 0, then=lambda place: self._agenda.begin(taken, place.segment)
             )
+        except SubjectDeletedError as error:
+            await self._drop(subject, [entry.scheduled_id for entry in batch], error)
+            return
         except KeylaneError as error:
             self._give_back(subject, [entry.scheduled_id for entry in batch], error)
             return
@@ -462,6 +401,7 @@ class Scheduler:
     ) -> None:
         """Store a delivery whose record is durable until it is stored, or surely is not."""
         posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
+        subject_id = self._agenda.entries[delivery.scheduled_ids[0]].subject_id
         pauses = WAITS.pauses(self._rng)
         while True:
             if not standing.accepted:
@@ -473,9 +413,19 @@ class Scheduler:
                     sent_at_ns=[each.sent_at_ns for each in messages],
                     key=delivery.name,
                     logical=delivery.logical,
+                    subject_id=subject_id,
                 )
                 break
+            except SubjectDeletedError as error:
+                await self._drop(delivery.subject, delivery.scheduled_ids, error)
+                return
             except KeylaneError as error:
+                large = _too_large(error, delivery, posted)
+                if large:
+                    others = [each for each in delivery.scheduled_ids if each not in large]
+                    self._agenda.give_back(others)
+                    await self._drop(delivery.subject, large, error)
+                    return
                 doubtful = doubtful or error.fate is Fate.UNKNOWN
                 if not doubtful:
                     self._give_back(delivery.subject, delivery.scheduled_ids, error)
@@ -491,10 +441,46 @@ class Scheduler:
         done = Delivered(delivery.name, delivery.scheduled_ids)
         while True:
             try:
-                await self._submit([done], 0, then=lambda _: self._agenda.ended(delivery.name))
+                await self._writer.submit(
+                    [done], 0, then=lambda _: self._agenda.ended(delivery.name)
+                )
                 return
             except KeylaneError:  # a start stores it again, as a duplicate
                 await asyncio.sleep(pauses.next_ms() / 1000)
+
+    async def _drop(self, subject: str, scheduled_ids: Sequence[bytes], why: KeylaneError) -> None:
+        """Never deliver messages that their subject never takes, durably; if that fails, they wait for the next try."""
+        ids = tuple(scheduled_ids)
+
+        def end(decide: Callable[[Sequence[bytes]], None]) -> None:
+            for scheduled_id in ids:
+                del self._canceling[scheduled_id]
+            decide(ids)
+
+        def keep(ids: Sequence[bytes]) -> None:
+            self._agenda.give_back(ids, self._clock.wall_ms() + WAITS.max_ms)
+
+        self._agenda.drop(ids)
+        done = self._writer.submit(
+            [DroppedMessages(ids)],
+            0,
+            then=lambda _place: end(self._agenda.dropped),
+            undo=lambda: end(keep),
+        )
+        self._canceling |= dict.fromkeys(ids, done)
+        try:
+            await asyncio.shield(done)
+        except KeylaneError as error:
+            self._tell(subject, error)
+        else:
+            self.dropped += len(ids)
+            self._problems.pop(subject, None)
+            log.error(
+                "%s of %s dropped, never to be delivered: %s: %s",
+                counted(len(ids), "scheduled message", "scheduled messages"), subject, why.message,
+                listed([each.hex() for each in ids[:LISTED_MAX]], len(ids)),
+            )  # fmt: skip
+        self._free(subject)
 
     def _give_back(self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError) -> None:
         """Have messages of which nothing is stored wait for a while."""
@@ -520,10 +506,20 @@ class Scheduler:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for working in (self._cleaner, self._writer):
-            if working is not None:
-                await asyncio.wait([working])
+        if self._cleaner is not None:
+            await asyncio.wait([self._cleaner])
+        await self._writer.idle()
         self._journal.close()
+
+
+def _too_large(
+    error: KeylaneError, delivery: ScheduledDelivery, posted: Sequence[PostedMessage]
+) -> list[bytes]:
+    """The messages of a delivery that are over the limit of their subject, if that is the error."""
+    if not isinstance(error, MessageTooLargeError) or error.limit_bytes is None:
+        return []
+    pairs = zip(delivery.scheduled_ids, posted, strict=True)
+    return [each for each, message in pairs if message.size > error.limit_bytes]
 
 
 def open_agenda(

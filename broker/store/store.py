@@ -174,7 +174,8 @@ class Store:
 
         Raises:
             CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
-            SequenceReusedError, ProducerFencedError, OverloadedError, BrokerReadOnlyError: nothing was stored.
+            SequenceReusedError, ProducerFencedError, MessageTooLargeError, OverloadedError, BrokerReadOnlyError:
+                nothing was stored.
         """
         header = check_batch(record)
         if header.length != len(record):
@@ -193,6 +194,8 @@ class Store:
         duplicate = partition.decide_append(header)
         if isinstance(duplicate, Duplicate):
             return self.commit.flushed(), duplicate.base_offset, True
+        if partition.facts.message_bytes_max:
+            partition.check_message_sizes(record, header)
         base_offset = partition.next_offset
         undo = partition.apply_append(
             header, base_offset=base_offset, appended_at_ms=self._clock.wall_ms()

@@ -29,6 +29,7 @@ from ...protocol.control import (
     RefusedBroker,
     SubjectList,
     SubjectView,
+    hosted_limit,
 )
 from ...protocol.errors import (
     BrokerGroupTakenError,
@@ -388,6 +389,7 @@ class Catalogue:
             retention=row.retention,
             static=row.static,
             groups=(),  # no group exists before the subject is open
+            message_bytes_max=hosted_limit(row.message_bytes_max),
         )
         async with slots:
             try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...protocol.control import Retention
 from ...protocol.ids import Subject
+from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.routing import OrderStrategy
 
 
@@ -28,3 +29,4 @@ class SubjectRow:
     """Brokers are dropping its partitions; then its name is free."""
     tokens_above: int = 0
     """Every token of its deleted groups is at most this."""
+    message_bytes_max: int = MESSAGE_BYTES_MAX

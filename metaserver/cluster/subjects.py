@@ -75,6 +75,7 @@ def _subject_row(row: sa.Row[Any]) -> SubjectRow:
         problem=row.problem,
         deleting=row.deleting,
         tokens_above=row.tokens_above,
+        message_bytes_max=row.message_bytes_max,
     )
 
 
@@ -140,6 +141,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
             "partitions_wanted": ask.partitions,
             "retention": ask.retention,
             "static": ask.static,
+            "message_bytes_max": ask.message_bytes_max,
         }
         new = {"name": ask.subject, "partitions_named": ask.partitions, "route_version": 0}
         insert_new(connection, subjects, new | settings)
@@ -162,6 +164,7 @@ def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
         "partitions": (row.partitions_wanted, ask.partitions),
         "retention": (row.retention, ask.retention),
         "static": (row.static, ask.static),
+        "message_bytes_max": (row.message_bytes_max, ask.message_bytes_max),
     }
     differences = [
         f"{name} {there}, not {wanted}".lower()
@@ -285,6 +288,7 @@ def read_route(
         partitions=subject_partitions(connection, row.subject_id, SERVED),
         static=row.static,
         subject_id=row.subject_id,
+        message_bytes_max=row.message_bytes_max,
     )
 
 
@@ -302,6 +306,7 @@ def read_subject(connection: Connection, name: str) -> SubjectView:
         route=read_route(connection, name),
         retention=row.retention,
         static=row.static,
+        message_bytes_max=row.message_bytes_max,
     )
 
 

@@ -83,8 +83,12 @@ def _plan(
     connection: Connection, ask: Reshape, subject: SubjectRow, hosts: Mapping[BrokerGroup, int]
 ) -> Plan:
     if isinstance(ask, SetSubject):
-        wanted = ask.order_strategy or subject.order_strategy, ask.retention or subject.retention
-        same = wanted == (subject.order_strategy, subject.retention)
+        pairs = (
+            (ask.order_strategy, subject.order_strategy),
+            (ask.retention, subject.retention),
+            (ask.message_bytes_max, subject.message_bytes_max),
+        )
+        same = all(asked in {None, there} for asked, there in pairs)
         return NOTHING if same else plan_set(open_partitions(connection, subject), hosts)
     current = open_partitions(connection, subject)
     if ask.kind is OperationKind.GROW:
@@ -204,6 +208,7 @@ def _journal(
             driven_until=now_ms() + lease_ms,
             new_order_strategy=ask.order_strategy if isinstance(ask, SetSubject) else None,
             new_retention=ask.retention if isinstance(ask, SetSubject) else None,
+            new_message_bytes_max=ask.message_bytes_max if isinstance(ask, SetSubject) else None,
         )
         .returning(operations.c.operation_id)
     ).scalar_one()

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from ...protocol.backoff import Backoff
-from ...protocol.control import HostPartition
+from ...protocol.control import HostPartition, hosted_limit
 from ...protocol.errors import (
     InvalidRequestError,
     KeylaneError,
@@ -363,6 +363,7 @@ class OperationDriver:
                         static=operation.static,
                         groups=tuple(name for _, name in operation.groups),
                         tokens_above=operation.tokens_above,
+                        message_bytes_max=hosted_limit(operation.message_bytes_max),
                     )
                 )
             except KeylaneError as error:

@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import Retention
 from ...protocol.errors import OperationForwardError, OperationUnknownError
 from ...protocol.ids import MAX_I64, Subject
+from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.operations import OperationState, StepAction
 from ...protocol.routing import OrderStrategy, Partition, route_table
 from ..cluster.heard import store_heard, unheard_children
@@ -75,7 +76,9 @@ class Operation:
     tokens_above: int = 0
     """Every token of the subject's deleted groups is at most this."""
     changes_settings: bool = False
-    """Whether the subject gets the order strategy and the retention of this operation when the route changes."""
+    """Whether the subject gets the settings of this operation when the route changes."""
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+    """As `order_strategy`."""
 
 
 _claimed = (
@@ -108,6 +111,7 @@ _operation = (
         subjects.c.retention,
         subjects.c.static,
         subjects.c.tokens_above,
+        subjects.c.message_bytes_max,
     )
     .join(subjects, subjects.c.subject_id == operations.c.subject_id)
     .where(operations.c.operation_id == sa.bindparam("of_operation"))
@@ -135,7 +139,10 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         sources=tuple(partition for partition in known if partition.partition_id in checked),
         groups=_named_groups(connection, row.subject_id),
         tokens_above=row.tokens_above,
-        changes_settings=bool(row.new_order_strategy or row.new_retention),
+        changes_settings=bool(
+            row.new_order_strategy or row.new_retention or row.new_message_bytes_max
+        ),
+        message_bytes_max=row.new_message_bytes_max or row.message_bytes_max,
     )
 
 
@@ -374,6 +381,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
         settings = {
             "order_strategy": operation.order_strategy,
             "retention": operation.retention,
+            "message_bytes_max": operation.message_bytes_max,
         }
         connection.execute(_set_subject, here | settings)
         # Brokers were told of no group while time alone counted; they hear of them before a partition is granted.

@@ -22,7 +22,7 @@ import msgspec
 from ...protocol.control import HostPartition, PartitionStatus, Retention
 from ...protocol.errors import InvalidRequestError
 from ...protocol.ids import check_name, partition_name, partition_number
-from ...protocol.limits import TTL_MS_DEFAULT
+from ...protocol.limits import MESSAGE_BYTES_MAX, TTL_MS_DEFAULT
 from ...protocol.queues import start_behind_loss
 from ...protocol.routing import (
     OrderStrategy,
@@ -235,7 +235,8 @@ def _settings(
         own = facts[partition.partition_id]
         parents = [facts[parent] for parent in partition.parents if parent in facts]
         return any(
-            (own.order_strategy, own.retention) != (fact.order_strategy, fact.retention)
+            (own.order_strategy, own.retention, own.message_bytes_max)
+            != (fact.order_strategy, fact.retention, fact.message_bytes_max)
             for fact in parents
         )
 
@@ -253,6 +254,10 @@ def _settings(
     kept = {fact.retention for fact in newest} - {None}
     if len(kept) > 1:
         raise InvalidRequestError("its partitions do not agree on a retention")
+    limits = {fact.message_bytes_max or MESSAGE_BYTES_MAX for fact in newest}
+    if len(limits) > 1:
+        raise InvalidRequestError("its partitions do not agree on a limit of one message")
+    subject.message_bytes_max = limits.pop()
     subject.order_strategy = strategy
     subject.retention = next(iter(kept), None) or Retention.ACKED
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...protocol.control import PartitionStatusList, Retention
+from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.operations import OperationState, StepAction
 from ...protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 
@@ -100,6 +101,7 @@ class RebuiltSubject:
     """Some brokers have dropped their partitions of it: the deletion continues."""
     tokens_above: int = 0
     """Brokers refuse tokens up to this one of its deleted groups."""
+    message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,7 @@ def _store_subject(connection: Connection, subject: RebuiltSubject, route_versio
         "static": subject.static,
         "deleting": subject.deleting,
         "tokens_above": subject.tokens_above,
+        "message_bytes_max": subject.message_bytes_max,
     }
     inserted = sa.insert(subjects).values(row).returning(subjects.c.subject_id)
     subject_id: int = connection.execute(inserted).scalar_one()

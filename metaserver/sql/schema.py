@@ -32,6 +32,8 @@ from sqlalchemy import (
     text,
 )
 
+from ...protocol.limits import MESSAGE_BYTES_MAX
+
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -158,6 +160,13 @@ subjects = Table(
     ),
     Column("retention", String(16), nullable=False, server_default="acked"),
     Column(
+        "message_bytes_max",
+        Integer,
+        nullable=False,
+        server_default=str(MESSAGE_BYTES_MAX),
+        comment="key, value and properties of one message",
+    ),
+    Column(
         "problem",
         String(1024),
         nullable=False,
@@ -233,6 +242,7 @@ operations = Table(
     Column("driven_until", BigInteger, nullable=False, comment="from then on another may"),
     Column("new_order_strategy", String(16), comment="of its subject, once the route has changed"),
     Column("new_retention", String(16), comment="of its subject, once the route has changed"),
+    Column("new_message_bytes_max", Integer, comment="of its subject, once the route has changed"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 

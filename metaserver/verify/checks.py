@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...protocol.control import HostPartition, PartitionStatus, Retention
-from ...protocol.limits import LOGICAL_PARTITIONS
+from ...protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
 from ...protocol.operations import StepAction
 from ...protocol.queues import is_behind_loss
 from ...protocol.routing import Partition, PartitionState
@@ -159,7 +159,7 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
             )
 
 
-_SETTINGS = {"order strategy", "retention"}
+_SETTINGS = {"order strategy", "retention", "bytes of a message"}
 
 
 def _differences(
@@ -188,6 +188,7 @@ def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
         "partitions wanted": subject.partitions_wanted,
         "retention": subject.retention.value,
         "static": subject.static,
+        "bytes of a message": subject.message_bytes_max,
     }
 
 
@@ -204,6 +205,7 @@ def _hosted_facts(facts: HostPartition, subject: SubjectRow) -> dict[str, object
         "partitions wanted": facts.partitions_wanted or subject.partitions_wanted,
         "retention": (facts.retention or subject.retention).value,
         "static": facts.static,
+        "bytes of a message": facts.message_bytes_max or MESSAGE_BYTES_MAX,
     }
 
 

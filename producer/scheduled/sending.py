@@ -277,6 +277,12 @@ class LaterSending:
         assert isinstance(answer, ScheduledCanceled)
         return CancelOutcome(answer.outcome)
 
+    async def wait_for_room(self) -> None:
+        """Wait until another message is taken: fewer bytes than `queue_bytes` wait for brokers."""
+        while self._bytes >= self._settings.queue_bytes:
+            tasks = [future._task for future in self._pending]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
     async def settled(self) -> None:
         """Wait until every message is kept or given up."""
         while self._pending:

@@ -38,6 +38,27 @@ class PostedMessage(NamedTuple):
     value: bytes
     packed_properties: bytes
 
+    @property
+    def size(self) -> int:
+        """Bytes of key, value and properties."""
+        return len(self.key) + len(self.value) + len(self.packed_properties)
+
+
+def check_sizes(messages: Mapping[int, PostedMessage], limit_bytes: int) -> None:
+    """
+    Check messages, by their number in the request, against the limit of their subject.
+
+    Raises:
+        MessageTooLargeError: names the first that is over it.
+    """
+    for number, message in messages.items():
+        if message.size > limit_bytes:
+            raise MessageTooLargeError(
+                f"message {number}: {message.size} bytes of key, value and properties; the subject takes {limit_bytes}",
+                size_bytes=message.size,
+                limit_bytes=limit_bytes,
+            )
+
 
 def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessage]:
     """

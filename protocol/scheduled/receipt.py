@@ -26,10 +26,12 @@ class CancelOutcome(enum.StrEnum):
 
     CANCELED: the message was waiting, and is never delivered; so it is again after a repeated cancel.
     DELIVERED: it is stored in its subject, or on its way there.
+    DROPPED: its time had come, and it is never delivered: its subject was deleted, or takes no message of its size.
     """
 
     CANCELED = "canceled"
     DELIVERED = "delivered"
+    DROPPED = "dropped"
 
 
 class ScheduledList(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,3 +44,26 @@ class CanceledScheduled(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a cancel."""
 
     outcome: CancelOutcome
+
+
+class ScheduledView(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a broker keeps until its time."""
+
+    scheduled_id: str
+    subject: str
+    broker_group: str
+    deliver_at_ms: int
+    """Milliseconds since 1970."""
+    size_bytes: int
+    """In the broker's journal, about."""
+    due: bool
+    """Its time has come: it is on its way, or cannot be stored now."""
+
+
+class ScheduledPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The next messages that a broker delivers, by their times."""
+
+    broker_group: str
+    count: int
+    """All messages that the broker keeps, of the subject that was asked for."""
+    messages: list[ScheduledView]

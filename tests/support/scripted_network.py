@@ -9,7 +9,7 @@ from typing import Any
 from keylane.broker.partition.appends import Duplicate, ProducerState, after_append, decide_append
 from keylane.producer import Producer, ProducerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.batch import check_batch, columns
+from keylane.protocol.batch import check_batch, columns, largest_message
 from keylane.protocol.control import Health
 from keylane.protocol.errors import (
     KeylaneError,
@@ -21,6 +21,8 @@ from keylane.protocol.errors import (
     StaleRouteError,
 )
 from keylane.protocol.frames import Appended
+from keylane.protocol.limits import MESSAGE_BYTES_MAX
+from keylane.protocol.message import message_too_large
 from keylane.protocol.operations import PartitionHistory, SubjectHistory
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.rpc.environment import Environment
@@ -34,6 +36,7 @@ def route_over(
     group: str = "",
     silent: tuple[int, ...] = (),
     static: bool = False,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> Route:
     """
     A route to open partitions (id → logical partitions): all of `group`, or each of a broker group of its own.
@@ -59,6 +62,7 @@ def route_over(
         order_strategy=strategy,
         partitions=partitions,
         static=static,
+        message_bytes_max=message_bytes_max,
     )
 
 
@@ -82,6 +86,8 @@ class ScriptedNetwork:
         """What is known of (partition id, producer id), by which a batch sent again is stored once."""
         self.clashed: set[tuple[int, int]] = set()
         """Those of them that met a batch of another producer."""
+        self.limits: dict[int, int] = {}
+        """Bytes of the largest message that a partition takes."""
         self.unreachable: set[str] = set()
         self.late: asyncio.Event | None = None
         """Refusals wait for it."""
@@ -189,6 +195,9 @@ class ScriptedChannel:
             if self.network.late is not None:
                 await self.network.late.wait()
             raise StaleRouteError
+        limit = self.network.limits.get(request.partition_id)
+        if limit is not None and (size := largest_message(payload, header)) > limit:
+            raise message_too_large(size, limit)
         cut = columns(payload, header)
         stored = self.network.stored.setdefault(request.partition_id, [])
         base = len(stored)

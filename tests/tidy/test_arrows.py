@@ -75,6 +75,7 @@ HOME_OF: dict[str, list[str]] = {
             "protocol/scheduled/deliver_at.py",
             "producer/client.py",
             "producer/scheduled/sending.py",
+            "sync/producer.py",
         ),
     ],
 }

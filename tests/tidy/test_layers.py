@@ -62,6 +62,7 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/group": set(),
     "cli/commands/meta": set(),
     "cli/commands/outbox": set(),
+    "cli/commands/scheduled": set(),
     "cli/commands/queue": set(),
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
     "protocol/codecs": {"protocol/errors"},

@@ -10,7 +10,10 @@ from tidy.tree import FILES, ROOT, Source, imports_of
 
 # folder -> test file under tests/ -> the modules of the folder that it tests
 ELSEWHERE: dict[str, dict[str, str]] = {
-    "admin": {"integration/clients/test_admin.py": "calls client"},
+    "admin": {
+        "integration/clients/test_admin.py": "calls client",
+        "integration/brokers/test_scheduled_ends.py": "scheduled",
+    },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
         "integration/brokers/test_copied_folder.py": "standing",
@@ -22,6 +25,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/broker/store/test_removals.py": "dropped",
         "unit/broker/test_service.py": "facts",
     },
+    "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer"},
     "broker/storage": {
         "crash/test_kill_points.py": "fail_points",
         "integration/brokers/test_broker_files.py": "append_file identity",
@@ -59,6 +63,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/rebuild/test_meta_rebuild.py": "app database verify",
     },
     "cli/commands/outbox": {"integration/outbox/test_outbox.py": "app"},
+    "cli/commands/scheduled": {"integration/brokers/test_scheduled_ends.py": "app messages"},
     "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
     "cli/commands/subject": {"acceptance/test_cli.py": "app describe"},
     "cli/demo": {

@@ -48,11 +48,20 @@ def broker_dump(
     messages: Annotated[
         bool, typer.Option("--messages", help="Show keys, values and properties as well.")
     ] = False,
+    scheduled: Annotated[
+        bool,
+        typer.Option("--scheduled", help="The journal of scheduled messages, in place of the log."),
+    ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Print the records of a data folder, oldest first."""
-    from .folder import dump_folder
+    from .folder import dump_folder, dump_scheduled
 
+    if scheduled and (partition is not None or start):
+        raise typer.BadParameter("goes without --partition and --from", param_hint="--scheduled")
+    if scheduled:
+        dump_scheduled(folder, output, limit=limit, messages=messages)
+        return
     dump_folder(folder, output, partition=partition, start=start, limit=limit, messages=messages)
 
 

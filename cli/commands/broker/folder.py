@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import typer
 
-from ....broker.offline.inspection import inspect_folder, walk_log
+from ....broker.offline.inspection import inspect_folder, walk_log, walk_scheduled
 from ....broker.partition.image import partition_of
 from ....broker.partition.records import decode_body
+from ....broker.scheduled.records import Delivered, Place, Record, Taken, Waits, WaitsForSubject
 from ....broker.storage.fail_points import files_of
 from ....broker.storage.files import RealFiles
 from ....broker.storage.identity import read_identity
@@ -129,6 +130,66 @@ def dump_folder(
             walk_log(files, visit, hole, start=0 if partition is not None else start)
         except _Enough:
             pass
+
+
+def dump_scheduled(folder: Path, form: OutputFormat, *, limit: int, messages: bool) -> None:
+    """Print records of the journal of scheduled messages of a data folder, oldest first, one a line."""
+    printed = 0
+
+    def visit(place: Place, records: list[Record]) -> None:
+        nonlocal printed
+        for record in records:
+            if printed >= limit:
+                raise _Enough
+            printed += 1
+            told = _told(place, record, messages=messages)
+            if form is OutputFormat.JSON:
+                show_json(told)
+            else:
+                rest = {
+                    name: told[name] for name in told if name not in {"segment", "position", "kind"}
+                }
+                fields = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
+                _print(f"{place.segment:>6} {place.position:>10}  {told['kind']:<9}  {fields}")
+
+    with locked_folder(folder, form) as files:
+        problems: list[str] = []
+        with suppress(_Enough):
+            problems = walk_scheduled(files, visit)[1]
+    for problem in problems:
+        damage = {"damage": problem}
+        _print(damage if form is OutputFormat.JSON else printable(f"DAMAGE: {problem}"))
+
+
+def _told(place: Place, record: Record, *, messages: bool) -> dict[str, Any]:
+    """A record of the journal as names and values."""
+    told: dict[str, Any] = {
+        "segment": place.segment,
+        "position": place.position,
+        "kind": "WAITS" if isinstance(record, Waits) else type(record).__name__.upper(),
+    }
+    if not isinstance(record, Waits):
+        ids = record.scheduled_ids if hasattr(record, "scheduled_ids") else (record.scheduled_id,)
+        told["scheduled_ids"] = [each.hex() for each in ids]
+        if isinstance(record, Taken | Delivered):
+            told["delivery"] = record.delivery
+        if isinstance(record, Taken):
+            told |= {"subject": record.subject, "logical": record.logical}
+        return told
+    told |= {
+        "scheduled_ids": [record.scheduled_id.hex()],
+        "subject": record.subject,
+        "deliver_at_ms": record.deliver_at_ms,
+        "sent_at_ns": record.sent_at_ns,
+        "value_bytes": len(record.value),
+    }
+    if isinstance(record, WaitsForSubject):
+        told["subject_id"] = record.subject_id
+    if messages:
+        told["value"] = _text(record.value)
+        if record.packed_properties:
+            told["properties"] = _properties(record.packed_properties)
+    return told
 
 
 def _print(line: object) -> None:

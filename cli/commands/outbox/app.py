@@ -52,7 +52,7 @@ def outbox_redrive(
     prefix: PrefixOption = PREFIX,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Send failed rows again, each before newer ones of its key; a row that was stored is then stored twice."""
+    """Send failed and refused rows again; a failed row that was stored is then stored twice."""
     from ...screen import run
     from .rows import redrive
 
@@ -67,7 +67,7 @@ def outbox_purge(
     prefix: PrefixOption = PREFIX,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Delete failed rows, and let newer rows of their keys be sent."""
+    """Delete failed and refused rows, and let newer rows of the keys of failed ones be sent."""
     from ...screen import run
     from .rows import purge
 

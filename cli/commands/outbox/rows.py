@@ -7,7 +7,9 @@ from ....protocol.text import counted, key_digest, printable, seconds
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
 
-SUBJECT_COLUMNS = ("subject", "waiting#", "recorded#", "failed#", "halted#", "oldest")
+SUBJECT_COLUMNS = (
+    "subject", "waiting#", "recorded#", "failed#", "halted#", "refused#", "oldest",
+)  # fmt: skip
 FAILED_COLUMNS = ("row#", "subject", "key", "why")
 
 
@@ -26,17 +28,19 @@ async def show_status(
             each.recorded,
             each.failed,
             each.halted,
+            each.refused,
             seconds(each.oldest_age_ms),
         )
         for each in status.subjects
     ]
     show_table(make_table(f"{prefix}: {counted(status.rows, 'row')}", SUBJECT_COLUMNS, rows))
-    if status.failed:
+    if status.failed_rows:
         failed = [
             (row.id, row.subject, key_digest(row.key), printable(row.failure))
             for row in status.failed_rows
         ]
-        title = f"{counted(status.failed, 'failed row')}, the first {len(failed)}"
+        failed_rows = counted(status.failed, "failed row")
+        title = f"{failed_rows} and {status.refused} refused, the first {len(failed)}"
         show_table(make_table(title, FAILED_COLUMNS, failed))
     if not status.owner:
         show_line("no process sends: the lease is free")
@@ -52,6 +56,7 @@ def _facts(status: OutboxStatus) -> dict[str, object]:
     return {
         "rows": status.rows,
         "failed": status.failed,
+        "refused": status.refused,
         "oldest_age_ms": status.oldest_age_ms,
         "owner": status.owner,
         "lease_left_ms": status.lease_left_ms,
@@ -69,7 +74,7 @@ def _facts(status: OutboxStatus) -> dict[str, object]:
 async def redrive(
     database_url: str, output: OutputFormat, *, subject: str | None, prefix: str
 ) -> None:
-    """Send failed rows again."""
+    """Send failed and refused rows again."""
     count = await redrive_failed(database_url, subject=subject, prefix=prefix)
     _show_count(output, count, "waits again", "wait again")
 
@@ -77,7 +82,7 @@ async def redrive(
 async def purge(
     database_url: str, output: OutputFormat, *, subject: str | None, prefix: str
 ) -> None:
-    """Delete failed rows."""
+    """Delete failed and refused rows."""
     count = await purge_failed(database_url, subject=subject, prefix=prefix)
     _show_count(output, count, "is deleted", "are deleted")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ....protocol.control import Retention
-from ....protocol.limits import PARTITIONS_MAX
+from ....protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_MIN, PARTITIONS_MAX
 from ....protocol.routing import OrderStrategy
 from ...options import (
     META_DEFAULT,
@@ -26,6 +26,7 @@ subject_app = typer.Typer(
     no_args_is_help=True,
     help="Create, list, describe and delete subjects, and change their partitions.",
 )
+MESSAGE_BYTES_HELP = "Key, value and properties of one message, in bytes."
 PartitionArgument = Annotated[
     int, typer.Argument(metavar="PARTITION", help="Id of an open partition.")
 ]
@@ -61,6 +62,10 @@ def subject_create(
             "time: its age alone counts.",
         ),
     ] = Retention.ACKED,
+    message_bytes_max: Annotated[
+        int,
+        typer.Option(min=MESSAGE_BYTES_MAX_MIN, max=MESSAGE_BYTES_MAX, help=MESSAGE_BYTES_HELP),
+    ] = MESSAGE_BYTES_MAX,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -78,6 +83,7 @@ def subject_create(
         strategy=strategy,
         static=static,
         retention=retention,
+        message_bytes_max=message_bytes_max,
     )
     run(output, created)
 
@@ -117,6 +123,14 @@ def subject_set(
         Retention | None,
         typer.Option(help="acked or time; messages that are stored keep the one they have."),
     ] = None,
+    message_bytes_max: Annotated[
+        int | None,
+        typer.Option(
+            min=MESSAGE_BYTES_MAX_MIN,
+            max=MESSAGE_BYTES_MAX,
+            help=f"{MESSAGE_BYTES_HELP} Larger ones that are stored stay.",
+        ),
+    ] = None,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
     meta: MetaOption = META_DEFAULT,
@@ -125,14 +139,16 @@ def subject_set(
     """Change the settings of a subject while messages flow; the settings that it has already change nothing."""
     from .describe import set_subject
 
-    if order_strategy is None and retention is None:
-        raise typer.BadParameter("give one of them", param_hint="--order-strategy / --retention")
+    if order_strategy is None and retention is None and message_bytes_max is None:
+        settings = "--order-strategy, --retention, --message-bytes-max"
+        raise typer.BadParameter(f"give one of them: {settings}")
     set_subject(
         meta,
         output,
         subject,
         order_strategy=order_strategy,
         retention=retention,
+        message_bytes_max=message_bytes_max,
         dry_run=dry_run,
         wait=wait,
     )

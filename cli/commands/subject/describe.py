@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....admin import Admin, OperationView, PartitionDescription, Retention
+from ....admin import (
+    Admin,
+    OperationView,
+    PartitionDescription,
+    Retention,
+    SubjectDescription,
+    SubjectView,
+)
+from ....protocol.limits import MESSAGE_BYTES_MAX
 from ....protocol.routing import OrderStrategy, Partition
 from ...connection import open_admin
 from ...options import OutputFormat
@@ -23,6 +31,7 @@ async def create_subject(
     strategy: OrderStrategy,
     static: bool,
     retention: Retention,
+    message_bytes_max: int,
 ) -> None:
     """Create a subject and show its partitions.  Raises RefusedError."""
     async with open_admin(meta) as admin:
@@ -32,12 +41,13 @@ async def create_subject(
             order_strategy=strategy,
             static=static,
             retention=retention,
+            message_bytes_max=message_bytes_max,
         )
     if output is OutputFormat.JSON:
         show_json(view)
         return
     ordered = sorted(view.route.partitions, key=lambda partition: partition.range_start)
-    title = _title(subject, strategy, retention, view.route.version, static=static)
+    title = _title(view, view.route.version)
     show_table(make_table(title, COLUMNS, [_cells(partition) for partition in ordered]))
 
 
@@ -48,6 +58,7 @@ def set_subject(
     *,
     order_strategy: OrderStrategy | None,
     retention: Retention | None,
+    message_bytes_max: int | None,
     dry_run: bool,
     wait: bool,
 ) -> None:
@@ -55,7 +66,11 @@ def set_subject(
 
     async def begin(admin: Admin) -> OperationView:
         change = await admin.set_subject(
-            subject, order_strategy=order_strategy, retention=retention, dry_run=dry_run
+            subject,
+            order_strategy=order_strategy,
+            retention=retention,
+            message_bytes_max=message_bytes_max,
+            dry_run=dry_run,
         )
         for name, before in change.before.items():
             now = change.after[name]
@@ -95,13 +110,7 @@ async def describe_subject(meta: str, output: OutputFormat, *, subject: str) -> 
         (*_cells(partition), partition.first_offset, partition.next_offset)
         for partition in described.partitions
     ]
-    title = _title(
-        described.subject,
-        described.order_strategy,
-        described.retention,
-        described.route_version,
-        static=described.static,
-    )
+    title = _title(described, described.route_version)
     show_table(make_table(title, (*COLUMNS, "first#", "next#"), rows))
     for partition in described.partitions:
         if partition.problem:
@@ -119,8 +128,12 @@ def _cells(partition: Partition | PartitionDescription) -> Sequence[object]:
     )
 
 
-def _title(
-    subject: str, strategy: OrderStrategy, retention: Retention, version: int, *, static: bool
-) -> str:
-    kept = "" if retention is Retention.ACKED else f", retention {retention}"
-    return f"{subject}: {strategy}{', static' if static else ''}{kept}, route version {version}"
+def _title(shown: SubjectView | SubjectDescription, version: int) -> str:
+    words = [shown.order_strategy.value]
+    if shown.static:
+        words.append("static")
+    if shown.retention is not Retention.ACKED:
+        words.append(f"retention {shown.retention}")
+    if shown.message_bytes_max < MESSAGE_BYTES_MAX:
+        words.append(f"messages of at most {shown.message_bytes_max} bytes")
+    return f"{shown.subject}: {', '.join(words)}, route version {version}"

@@ -1,6 +1,6 @@
-"""Writes the golden file of the journal of scheduled messages anew: `python tests/golden/scheduled/make_scheduled_goldens.py`.
+"""Writes the golden files of the journal of scheduled messages anew: `python tests/golden/scheduled/make_scheduled_goldens.py`.
 
-A change of the file is a change of what is stored on disks: a decision, never a repair of a test.
+A change of a file is a change of what is stored on disks: a decision, never a repair of a test.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ import json
 from pathlib import Path
 
 from keylane.broker.scheduled.journal import ScheduledJournal, segment_path
-from keylane.broker.scheduled.records import Canceled, Delivered, Record, Taken, Waits
+from keylane.broker.scheduled.records import (
+    Canceled,
+    Delivered,
+    DroppedMessages,
+    Record,
+    Taken,
+    Waits,
+    WaitsForSubject,
+)
 from keylane.protocol.message import pack_properties
 from sim.machines.disk import SimDisk
 
@@ -25,21 +33,37 @@ FRAMES: list[list[Record]] = [
     [Delivered("scheduled-17", (A, B))],
 ]
 
+FILE_2 = Path(__file__).parent / "scheduled_v2.json"
+FRAMES_2: list[list[Record]] = [
+    [
+        WaitsForSubject(
+            A, 1_800_000_000_123, "orders", 1_700_000_000_000_000_001, b"later", b"", 7
+        ),
+        Waits(B, 2**40, "orders", 2**60, b"\x00\xff", b""),
+    ],
+    [Canceled(B)],
+    [DroppedMessages((A,))],
+]
+"""With records of the second format; a frame without them is of the first."""
+FILES = {FILE: FRAMES, FILE_2: FRAMES_2}
 
-def journal_files() -> dict[str, bytes]:
-    """The segments of a journal with every kind of record, by path."""
+
+def journal_files(frames: list[list[Record]]) -> dict[str, bytes]:
+    """The segments of a journal of these frames, by path."""
     disk = SimDisk()
     journal = ScheduledJournal.open(disk, lambda _place, _records: None, segment_bytes=256)
-    for records in FRAMES:
+    for records in frames:
         journal.append(records)
     paths = [segment_path(segment) for segment in journal.segments]
     return {path: disk.pread(path, 0, disk.size(path) or 0) for path in paths}
 
 
 def main() -> None:
-    """Write the file."""
-    lines = {path: data.hex(" ", -32).split(" ") for path, data in journal_files().items()}
-    FILE.write_text(json.dumps(lines, indent=1) + "\n")
+    """Write the files."""
+    for file, frames in FILES.items():
+        files = journal_files(frames)
+        lines = {path: data.hex(" ", -32).split(" ") for path, data in files.items()}
+        file.write_text(json.dumps(lines, indent=1) + "\n")
 
 
 if __name__ == "__main__":

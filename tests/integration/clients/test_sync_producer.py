@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 import keylane
@@ -60,6 +62,61 @@ def test_script_gets_receipts_and_stores_everything(shared_cluster: Cluster, sub
     assert [sent.result().offset for sent in later] == list(range(1, 200))
     assert all(sent.done() for sent in later)
     stored(shared_cluster, subject, {b"k": values})
+
+
+def test_message_is_kept_until_its_time_or_canceled(shared_cluster: Cluster, subject: str):
+    """Its receipt may be asked for after the end of the block; a key and a time that has passed are refused."""
+    now_ms = time.time_ns() // 1_000_000
+    with Producer(shared_cluster.meta, codec=JsonCodec(int)) as producer:
+        far = producer.send(subject, 1, deliver_at=now_ms + 600_000)
+        assert repr(far).startswith("<ScheduledMessage ")
+        receipt = far.result(30)
+        assert (receipt.subject, receipt.deliver_at_ms) == (subject, now_ms + 600_000)
+        for _ in range(2):
+            assert producer.cancel(receipt) is keylane.CancelOutcome.CANCELED
+        due = datetime.now(UTC) + timedelta(seconds=1)
+        soon = producer.send(subject, 2, deliver_at=due, tags=["later"])
+        with pytest.raises(keylane.DeliverAtKeyError):
+            producer.send(subject, 3, key=b"k", deliver_at=due)
+        with pytest.raises(keylane.DeliverAtError):
+            producer.send(subject, 3, deliver_at=1)
+        with pytest.raises(keylane.ScheduledUnknownError):
+            producer.cancel(msgspec.structs.replace(receipt, scheduled_id="00" * 16))
+        with pytest.raises(InvalidRequestError):
+            producer.cancel("receipt")
+    assert soon.done()
+    assert soon.result().durable == "fsync"
+    with pytest.raises(ClosedError):
+        producer.cancel(receipt)
+    until = time.monotonic() + 30
+    while not (values := _values(shared_cluster, subject)):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert values == [b"2"]
+
+
+def test_scheduled_message_that_is_not_awaited_is_told_by_close(shared_cluster: Cluster):
+    with pytest.raises(GivenUpError, match="1 scheduled message was given up"):
+        with Producer(shared_cluster.meta) as producer:
+            producer.send("nowhere-at-all", b"v", deliver_at=time.time_ns() // 1_000_000 + 60_000)
+
+
+def test_send_waits_while_scheduled_messages_fill_the_queue(shared_cluster: Cluster, subject: str):
+    settings = ProducerSettings(queue_bytes=1 << 20)
+    at_ms = time.time_ns() // 1_000_000 + 600_000
+    with Producer(shared_cluster.meta, settings=settings) as producer:
+        sent = [producer.send(subject, bytes(400_000), deliver_at=at_ms) for _ in range(12)]
+        for each in sent:
+            producer.cancel(each.result(30))
+
+
+def _values(cluster: Cluster, subject: str) -> list[bytes]:
+    async def ask() -> list[bytes]:
+        async with keylane.Admin(cluster.meta) as admin:
+            route = (await admin._meta.subject(subject)).route
+        return [each.value for part in (await cluster.log(route)).values() for each in part]
+
+    return asyncio.run(ask())
 
 
 def test_send_all_sends_what_the_caller_iterates(shared_cluster: Cluster, subject: str):

@@ -90,6 +90,7 @@ async def test_command_shows_settings_before_and_after(cluster: Cluster):
     assert again.splitlines() == [
         "s: order_strategy best_tried",
         "s: retention acked",
+        "s: message_bytes_max 1048576",
         "nothing to do",
     ]
     assert "give one of them" in await keylane("set", "s")

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+from keylane import CodecError, Consumer, JsonCodec
 from keylane.outbox import Outbox, OutboxSettings, create_tables, upkeep
 from keylane.protocol.errors import ClosedError, Fate
 from keylane.protocol.operations import OperationKind, Reshape
@@ -36,6 +37,33 @@ async def test_committed_rows_are_stored_in_order_each_once(shared_cluster, engi
                     sent.setdefault(key, []).append(value)
         await drained(engine)
     await shared_cluster.check_history(subject, sent)
+
+
+async def test_values_of_a_codec_are_stored_and_decoded(shared_cluster, engine, subject):
+    """`add`, `add_sync` and `send` encode alike; a consumer with the codec gets the values."""
+    codec = JsonCodec(dict[str, int])
+    async with Outbox(shared_cluster.meta, engine, codec=codec, settings=SETTINGS) as outbox:
+        async with AsyncSession(engine) as session, session.begin():
+            await outbox.add(session, subject, {"n": 0}, key=b"k")
+        async with engine.begin() as connection:
+            await connection.run_sync(
+                lambda sync: outbox.add_sync(sync, subject, {"n": 1}, key=b"k")
+            )
+        await outbox.send(subject, {"n": 2}, key=b"k")
+        with pytest.raises(CodecError):
+            await outbox.send(subject, {"n": object()}, key=b"k")
+        await drained(engine)
+    got: list[dict[str, int]] = []
+    async with (
+        asyncio.timeout(30),
+        Consumer(shared_cluster.meta, subject=subject, group="g", codec=codec) as consumer,
+    ):
+        async for message in consumer:
+            got.append(message.decode())
+            await message.ack()
+            if len(got) == 3:
+                break
+    assert got == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 
 async def test_rows_of_a_rollback_are_never_stored(shared_cluster, engine, subject):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from keylane.broker.scheduled.records import Waits
+from keylane.broker.scheduled.records import Waits, waits_for
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
@@ -115,3 +115,46 @@ async def test_acked_messages_are_stored_once_after_a_crash_at_any_step(seed):
         assert all(count == 1 for count in stored.values()), f"crash at step {crash_at}: {stored}"
         assert acked <= stored.keys(), f"crash at step {crash_at}"
         assert not canceled & stored.keys(), f"crash at step {crash_at}"
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_dropped_messages_harm_no_other_after_a_crash_at_any_step(seed):
+    """Every third is for a deleted subject; the others are stored once, and none of these."""
+    rng = random.Random(seed)
+    for crash_at in range(1 + seed, 100, 6):
+        disk, subjects = SimDisk(), AcceptingSubjects()
+        subjects.deleted = {9}
+        disk.crash_at = crash_at
+        machine = StoppingMachine(disk)
+        acked: set[bytes] = set()
+
+        async def work(machine: StoppingMachine = machine, acked: set[bytes] = acked) -> None:
+            for number in range(MESSAGES):
+                value = b"%d" % number
+                kept = Waits(value.rjust(16, b"-"), CLOCK.wall_ms() + 1, "s", 1, value, b"")
+                await machine.scheduler.schedule([waits_for(kept, 8 + (number % 3 == 0))])
+                acked.add(value)
+            while machine.scheduler.view()["count"]:
+                await asyncio.sleep(0.001)
+
+        tasks = [
+            asyncio.create_task(machine.scheduler.run(subjects, subjects)),
+            asyncio.create_task(work()),
+            asyncio.create_task(machine.stopped.wait()),
+        ]
+        await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        alive = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in alive:
+            task.cancel()
+        await asyncio.gather(*alive, return_exceptions=True)
+        scheduler = StoppingMachine(disk.after_crash(rng)).scheduler
+        assert scheduler.problem == ""
+        async with running(scheduler, subjects):
+            async with asyncio.timeout(20):
+                while scheduler.view()["count"]:
+                    await asyncio.sleep(0.002)
+        stored = Counter(subjects.values)
+        dropped = {b"%d" % number for number in range(0, MESSAGES, 3)}
+        assert all(count == 1 for count in stored.values()), f"crash at step {crash_at}"
+        assert acked - dropped <= stored.keys(), f"crash at step {crash_at}"
+        assert not dropped & stored.keys(), f"crash at step {crash_at}"

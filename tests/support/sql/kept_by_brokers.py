@@ -35,6 +35,7 @@ def status(
     wanted: int = 2,
     static: bool = False,
     name: str = "",
+    message_bytes_max: int = 0,
 ) -> PartitionStatus:
     """A partition as its broker has it; without a `queue`, it is the first of one of its own."""
     partition = Partition(
@@ -64,6 +65,7 @@ def status(
             order_strategy=strategy,
             partitions_wanted=wanted,
             static=static,
+            message_bytes_max=message_bytes_max,
         ),
     )
 

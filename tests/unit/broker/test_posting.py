@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from keylane.broker.posting import MessagePosting
 from keylane.protocol.batch import check_batch
@@ -17,6 +18,7 @@ from keylane.protocol.errors import (
     Fate,
     IdempotencyKeyReusedError,
     KeylaneError,
+    MessageTooLargeError,
     NoPartitionError,
     NotSentError,
     OutcomeUnknownError,
@@ -24,9 +26,11 @@ from keylane.protocol.errors import (
     PartitionUnknownError,
     SequenceGapError,
     StaleRouteError,
+    SubjectDeletedError,
 )
 from keylane.protocol.frames import Append, Appended
 from keylane.protocol.http.idempotency import ASKED
+from keylane.protocol.http.posted import PostedMessage
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.rpc.server import Reply
 from sim.machines.clock import ManualClock
@@ -70,13 +74,22 @@ class ScriptedPeers:
         """Partition and count of each batch."""
         self.sequences: dict[int, int] = {}
         """Sequence of the last batch, by partition."""
+        self.deleted: set[int] = set()
+        """Ids of deleted subjects."""
         self.asked: list[tuple[int, int]] = []
         """Known version and wait of each question for a route."""
 
     async def route_to_send(self, _subject: str) -> Route:
         return self._routes[0]
 
-    async def new_route(self, _subject: str, *, known_version: int = -1, wait_ms: int = 0) -> Route:
+    async def route_of(self, _subject: str, _subject_id: int) -> Route:
+        return self._routes[0]
+
+    async def new_route(
+        self, subject: str, *, known_version: int = -1, wait_ms: int = 0, subject_id: int = 0
+    ) -> Route:
+        if subject_id in self.deleted:
+            raise SubjectDeletedError(subject=subject)
         self.asked.append((known_version, wait_ms))
         if len(self._routes) > 1:
             self._routes.pop(0)
@@ -131,6 +144,31 @@ async def test_messages_of_a_partition_are_one_batch(clock):
         (1, 1),
         (2, 41),
     ]
+
+
+async def test_message_over_the_limit_is_refused_by_the_newest_route(clock):
+    """A route that is out of date refuses nothing; the newest refuses all, before anything is sent."""
+    low = structs.replace(HALVES, message_bytes_max=2)
+    peers = ScriptedPeers(low, HALVES, clock=clock)
+    assert len((await posting(peers, clock)(LOW, HIGH)).receipts) == 2
+    peers = ScriptedPeers(low, low, clock=clock)
+    with pytest.raises(MessageTooLargeError, match="message 0: 3 bytes") as raised:
+        await posting(peers, clock)(LOW, HIGH)
+    assert raised.value.limit_bytes == 2
+    assert peers.calls == []
+
+
+async def test_repeat_is_answered_when_its_messages_are_over_a_lower_limit(clock):
+    """With an idempotency key the sealed partitions are asked first: what they stored before the switch stays stored."""
+    halves = (partition(1, 0, 1024, SEALED), partition(2, 0, 1024))
+    low = structs.replace(route(2, *halves), message_bytes_max=2)
+    peers = ScriptedPeers(low, low, clock=clock)
+    peers.scripts[1] = [Appended(7, "fsync", True)]
+    answer = await posting(peers, clock)(LOW, idempotency_key="again")
+    assert [each.offset for each in answer.receipts] == [7]
+    peers.scripts[1] = [SequenceGapError()]
+    with pytest.raises(MessageTooLargeError):
+        await posting(peers, clock)(LOW, idempotency_key="new")
 
 
 async def test_newer_route_is_waited_for_when_the_partition_is_sealed(clock):
@@ -248,3 +286,23 @@ async def test_fault_of_ours_is_no_refusal(clock):
     peers.call = None  # type: ignore[assignment, method-assign]
     with pytest.raises(TypeError):
         await posting(peers, clock)(LOW)
+
+
+async def test_due_message_is_stored_in_its_own_subject_only(clock):
+    """A route that is out of date leads to partitions that are gone; the newest says that the subject was deleted."""
+    own = structs.replace(HALVES, subject_id=7)
+    peers = ScriptedPeers(own, clock=clock)
+    peers.scripts[1] = [PartitionUnknownError(), Appended(0, "fsync", False)]
+    posting = MessagePosting(peers, clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
+
+    async def store() -> None:
+        message = PostedMessage(b"", b"v", b"")
+        await posting.store("s", [message], sent_at_ns=[1], key="d", logical=3, subject_id=7)
+
+    peers.deleted = {7}
+    with pytest.raises(SubjectDeletedError):
+        await store()
+    peers.deleted.clear()
+    await store()
+    assert peers.calls == [(1, 1), (1, 1)]
+    assert await posting.place("s", 7) in range(1024)

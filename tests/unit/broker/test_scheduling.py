@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from keylane.broker.scheduled.records import Waits
+from keylane.broker.scheduled.agenda import ScheduledEntry
+from keylane.broker.scheduled.records import Place, Waits, WaitsForSubject
 from keylane.broker.scheduling import LATE_MS_MAX, Scheduling
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import (
@@ -17,12 +19,15 @@ from keylane.protocol.errors import (
     InvalidNameError,
     InvalidRequestError,
     MessageTooLargeError,
+    NotSentError,
     SubjectUnknownError,
 )
 from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from keylane.protocol.http.idempotency import IDEMPOTENCY_KEY
 from keylane.protocol.http.posted import CONTENT_TYPE, JSON
+from keylane.protocol.limits import MESSAGE_BYTES_MAX
 from keylane.protocol.message import pack_properties
+from keylane.protocol.routing import OrderStrategy, Route
 from keylane.protocol.scheduled.receipt import CancelOutcome
 from sim.machines.clock import ManualClock
 
@@ -35,10 +40,30 @@ class TrustedFolder:
     asked = accepted = True
 
 
+def limited(message_bytes_max: int) -> Route:
+    """A route that says what its subject takes."""
+    return Route(
+        subject="s",
+        version=1,
+        order_strategy=OrderStrategy.STRICT,
+        partitions=(),
+        message_bytes_max=message_bytes_max,
+    )
+
+
 class KnownSubjects:
-    async def route_to_send(self, subject: str) -> None:
+    known = newest = limited(MESSAGE_BYTES_MAX)
+    silent = False
+
+    async def route_to_send(self, _subject: str) -> Route:
+        return self.known
+
+    async def newest_route(self, subject: str) -> Route:
         if subject == "unknown":
             raise SubjectUnknownError(subject=subject)
+        if self.silent:
+            raise NotSentError("no metaserver answers")
+        return self.newest
 
 
 class RecordedMessages:
@@ -47,9 +72,13 @@ class RecordedMessages:
     def __init__(self) -> None:
         self.kept: list[Waits] = []
         self.canceled: list[bytes] = []
+        self.entries: list[ScheduledEntry] = []
 
     async def schedule(self, messages: list[Waits]) -> None:
         self.kept += messages
+
+    def soonest(self, limit: int, subject: str | None) -> tuple[int, list[ScheduledEntry]]:
+        return len(self.entries), self.entries[:limit]
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
         self.canceled.append(scheduled_id)
@@ -63,11 +92,12 @@ class SchedulingCalls:
         self.messages = RecordedMessages()
         self.read_only = False
         self._drawn = 0
+        self.subjects = KnownSubjects()
         clock = ManualClock()
         clock.wall_ms = lambda: NOW_MS
         self.scheduling = Scheduling(
             self.messages,
-            KnownSubjects(),
+            self.subjects,
             broker_group="g1",
             clock=clock,
             draw=self._draw,
@@ -116,6 +146,52 @@ async def test_frame_is_kept_with_its_message():
     packed = pack_properties({"kind": "reminder"})
     assert await calls.frame(value=b"later", properties=packed) == Scheduled("g1", "fsync")
     assert calls.messages.kept == [Waits(ID, NOW_MS + 1, "s", 17, b"later", packed)]
+
+
+async def test_message_over_the_limit_of_its_subject_is_refused_by_the_newest_route():
+    """The known route may be out of date, and counts only while no metaserver answers."""
+    calls = SchedulingCalls()
+    calls.subjects.known = limited(1_024)
+    await calls.frame(value=bytes(1_025))
+    calls.subjects.newest = limited(2_048)
+    with pytest.raises(MessageTooLargeError):
+        await calls.frame(value=bytes(2_049))
+    with pytest.raises(MessageTooLargeError, match="message 0"):
+        await calls.post(bytes(2_049))
+    calls.subjects.silent = True
+    with pytest.raises(MessageTooLargeError):
+        await calls.frame(value=bytes(1_025))
+    assert len(calls.messages.kept) == 1
+
+
+async def test_message_is_kept_for_the_subject_that_has_the_name_now():
+    """While no metaserver answers it is kept for whichever has the name at its time."""
+    calls = SchedulingCalls()
+    calls.subjects.newest = structs.replace(limited(MESSAGE_BYTES_MAX), subject_id=7)
+    await calls.frame()
+    calls.subjects.silent = True
+    await calls.frame()
+    bound, unbound = calls.messages.kept
+    assert isinstance(bound, WaitsForSubject)
+    assert bound.subject_id == 7
+    assert type(unbound) is Waits
+
+
+async def test_next_messages_are_listed_by_their_times():
+    calls = SchedulingCalls()
+    calls.messages.entries = [
+        ScheduledEntry(ID, NOW_MS + 5, "s", 100, Place(1, 0, 1), NOW_MS + 5),
+        ScheduledEntry(ID, NOW_MS, "s", 100, Place(1, 0, 1), NOW_MS),
+    ]
+    page = await calls.scheduling.soonest(None, {"subject": "s", "limit": "2"})
+    assert [(each.deliver_at_ms - NOW_MS, each.due) for each in page.messages] == [
+        (5, False),
+        (0, True),
+    ]
+    assert (page.count, page.broker_group, page.messages[0].scheduled_id) == (2, "g1", ID.hex())
+    for params in ({"limit": "0"}, {"limit": "1001"}, {"sbuject": "s"}):
+        with pytest.raises(InvalidRequestError):
+            await calls.scheduling.soonest(None, params)
 
 
 async def test_frame_with_a_key_is_refused():

@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.outbox.assignment import Capacity, SubjectRange, assign, capacity_table, closed_ranges
+from keylane.outbox.assignment import (
+    Capacity,
+    SizeLimit,
+    SubjectRange,
+    assign,
+    capacity_table,
+    closed_ranges,
+)
 from keylane.outbox.batches import OutboxRow, SendSession
 from keylane.protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
 
@@ -19,8 +26,15 @@ def two_senders(low: int, high: int) -> list[Capacity | None]:
     return capacity_table([1] * 512 + [2] * 512, capacities, [])
 
 
-def recorded(rows, table, *, halted=(), count=3, size=10_000):
-    return assign(rows, {"s": table}, set(halted), batch_bytes=size, batch_count=count)
+def recorded(rows, table, *, halted=(), count=3, size=10_000, limits=None):
+    return assign(
+        rows,
+        {"s": table},
+        set(halted),
+        limits=limits or {},
+        batch_bytes=size,
+        batch_count=count,
+    )
 
 
 ROWS = st.lists(
@@ -64,8 +78,24 @@ def test_rows_of_a_halted_key_are_named_and_others_are_recorded():
     assert [each.id for each in assigned.batches[0].rows] == [2, 4]
 
 
+def test_row_over_a_confirmed_limit_is_refused_and_newer_rows_of_its_key_go_on():
+    rows = [row(1, size=2_000), row(2, size=10), row(3, key=b"", size=2_000)]
+    assigned = recorded(rows, two_senders(1, 1), limits={"s": SizeLimit(2_000, True)})
+    assert [each.id for batch in assigned.batches for each in batch.rows] == [2, 3]
+    assert assigned.refused == {1: assigned.refused[1]}
+    assert "2001 bytes" in assigned.refused[1]
+    assert not assigned.unconfirmed
+
+
+def test_row_over_an_unconfirmed_limit_waits_with_the_newer_rows_of_its_key():
+    rows = [row(1, size=2_000), row(2, size=10), row(3, key=b"other", size=10)]
+    assigned = recorded(rows, two_senders(1, 1), limits={"s": SizeLimit(1_999, False)})
+    assert [each.id for batch in assigned.batches for each in batch.rows] == [3]
+    assert (assigned.refused, assigned.unconfirmed) == ({}, {"s"})
+
+
 def test_subject_without_a_table_is_named():
-    assigned = assign([row(1)], {}, set(), batch_bytes=1, batch_count=1)
+    assigned = assign([row(1)], {}, set(), limits={}, batch_bytes=1, batch_count=1)
     assert assigned.unknown == {"s"}
     assert not assigned.batches
 

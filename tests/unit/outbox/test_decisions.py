@@ -12,9 +12,9 @@ FLAGS = list(itertools.product((False, True), repeat=3))
 
 
 @pytest.mark.parametrize(("doubtful", "left", "gone"), FLAGS)
-def test_batches_return_when_the_partition_is_sealed(doubtful, left, gone):
-    error = errors.StaleRouteError()
-    assert decide_send_step(error, doubtful=doubtful, left=left, gone=gone) is RETURN
+def test_batches_return_when_the_partition_is_sealed_or_takes_less(doubtful, left, gone):
+    for error in (errors.StaleRouteError(), errors.MessageTooLargeError()):
+        assert decide_send_step(error, doubtful=doubtful, left=left, gone=gone) is RETURN
 
 
 @pytest.mark.parametrize(

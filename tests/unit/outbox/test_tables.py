@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import keylane.outbox.alembic as registered  # noqa: F401 - it registers operations
+from keylane import CodecError, JsonCodec, TextCodec
 from keylane.outbox import (
     Outbox,
     OutboxSettings,
@@ -70,6 +72,7 @@ def do(
     sequence: int = 0,
     sending: bool = False,
     halted=frozenset(),
+    limits=None,
 ) -> RoundOutcome:
     capacity = Capacity(1, SendSession(7, 0), sequence, batches)
     order = RoundOrder(
@@ -79,6 +82,7 @@ def do(
         sending=sending,
         tables={"s": capacity_table([1] * 1024, {1: capacity} if batches else {}, [])},
         halted_keys=set(halted),
+        limits=limits or {},
     )
     with engine.begin() as connection:
         return run_round(connection, TABLES, SETTINGS, order)
@@ -182,6 +186,7 @@ def test_bytes_limit_what_one_round_reads(engine, outbox):
         sending=False,
         tables={"s": capacity_table([1] * 1024, {1: capacity}, [])},
         halted_keys=set(),
+        limits={},
     )
     with engine.begin() as connection:
         outcome = run_round(connection, TABLES, order_settings, order)
@@ -217,6 +222,34 @@ def test_add_refuses_before_it_inserts(engine, outbox, arguments, kind):
     with engine.begin() as connection, pytest.raises(kind):
         outbox.add_sync(connection, **({"subject": "s", "value": b"v", "key": b"k"} | arguments))
     assert count(engine) == 0
+
+
+def test_value_is_encoded_when_the_outbox_has_a_codec(engine):
+    """By subject, too; what cannot be encoded, or is encoded to more than a message may have, is not added."""
+    by_subject = Outbox[Any](META, engine, codec={"orders": JsonCodec(dict[str, int])})
+    with engine.begin() as connection:
+        by_subject.add_sync(connection, "orders", {"id": 7}, key=b"k")
+        by_subject.add_sync(connection, "other", b"bytes")
+        with pytest.raises(InvalidRequestError, match="value must be bytes"):
+            by_subject.add_sync(connection, "other", {"id": 7})
+        with pytest.raises(CodecError):
+            by_subject.add_sync(connection, "orders", {"id": object()})
+    for_all = Outbox(META, engine, codec=TextCodec())
+    with engine.begin() as connection:
+        for_all.add_sync(connection, "s", "text")
+        with pytest.raises(MessageTooLargeError):
+            for_all.add_sync(connection, "s", "x" * ((1 << 20) + 1))
+    with engine.connect() as connection:
+        values = connection.exec_driver_sql(
+            "SELECT value FROM keylane_outbox ORDER BY id"
+        ).scalars()
+        assert [bytes(value) for value in values] == [b'{"id":7}', b"bytes", b"text"]
+
+
+@pytest.mark.parametrize("codec", [7, JsonCodec, {"s": "text"}])
+def test_outbox_refuses_what_is_no_codec(engine, codec):
+    with pytest.raises(ConfigError, match="a codec is"):
+        Outbox(META, engine, codec=codec)
 
 
 async def test_add_takes_only_what_it_can_insert_with(engine, outbox):

@@ -13,12 +13,14 @@ from keylane.protocol.batch import (
     check_lengths,
     columns,
     encode_batch,
+    largest_message,
 )
 from keylane.protocol.errors import CorruptBatchError, MessageTooLargeError
 from keylane.protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, MESSAGE_BYTES_MAX
 from keylane.protocol.record import (
     HEADER_BYTES,
     RECORD_BYTES_MAX,
+    Compression,
     Header,
     Kind,
     Short,
@@ -204,3 +206,20 @@ def test_lengths_that_lie_are_found_without_cutting_the_batch():
     data[HEADER_BYTES + 16] += 1
     with pytest.raises(CorruptBatchError, match="add up"):
         check_lengths(bytes(data), header)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_largest_message_is_found_when_the_batch_is_packed(compression: Compression):
+    """Lengths are not packed, so nothing is unpacked; key, value and properties count together."""
+    data = encode_batch(
+        partition_id=3,
+        sent_at_ns=[1, 2, 3],
+        keys=[b"k" * 100, b"", b"k"],
+        values=[b"v" * 2_000, b"v" * 2_050, b"v"],
+        properties=[b"", b"", b"p" * 2_100],
+        producer_id=1,
+        producer_epoch=1,
+        sequence=0,
+        compression=compression,
+    )
+    assert largest_message(memoryview(b"before" + data), check_batch(data), 6) == 2_102

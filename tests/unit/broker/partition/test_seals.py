@@ -1,7 +1,8 @@
-"""When a partition can be sealed, and what its broker says of that before it is asked to."""
+"""When a partition can be sealed, and what its broker says of that before it is asked to; what an open one refuses."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from keylane.broker.control import BrokerControl
@@ -10,13 +11,16 @@ from keylane.broker.store import group_commit
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     KeylaneError,
+    MessageTooLargeError,
     OverloadedError,
     PartitionInUseError,
+    SequenceGapError,
+    StaleRouteError,
 )
 from keylane.protocol.routing import PartitionState
 from sim.machines.clock import ManualClock
 from sim.machines.disk import SimDisk
-from sim.machines.store import Desk, batch, open_store
+from sim.machines.store import Desk, batch, facts, open_store
 
 
 class Office:
@@ -47,6 +51,33 @@ async def office() -> Office:
     office = Office()
     await office.desk.host()
     return office
+
+
+async def test_partition_refuses_a_larger_message_and_takes_what_fits(office):
+    """After a restart too; a repeat of what is stored is answered, and a sealed partition says so first."""
+    low = msgspec.structs.replace(facts(2), message_bytes_max=1_024)
+    await office.store.host(low)[1]
+    small = batch(partition_id=2, count=50)
+    assert len(small) > 1_024
+    await office.desk.append(small, 2)
+    store = open_store(office.disk, clock=office.clock)
+    desk = Desk(store, office.clock)
+    large = batch(partition_id=2, sequence=50, value=bytes(1_024))
+    with pytest.raises(MessageTooLargeError) as raised:
+        await desk.append(large, 2)
+    assert (raised.value.size_bytes, raised.value.limit_bytes) == (1_024 + 3 + 3, 1_024)
+    assert (await desk.append(small, 2)).duplicate
+    with pytest.raises(SequenceGapError):
+        await desk.append(batch(partition_id=2, sequence=52), 2)
+    await desk.append(batch(partition_id=2, sequence=50), 2)
+    await store.seal(2)[1]
+    with pytest.raises(StaleRouteError):
+        await desk.append(batch(partition_id=2, sequence=52, value=bytes(1_024)), 2)
+
+
+async def test_partition_is_hosted_under_one_limit(office):
+    with pytest.raises(PartitionInUseError):
+        office.store.host(msgspec.structs.replace(facts(1), message_bytes_max=1_024))
 
 
 async def test_broker_that_holds_messages_back_seals(office):

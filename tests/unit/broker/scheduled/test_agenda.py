@@ -10,7 +10,15 @@ from keylane.broker.scheduled.agenda import (
     SETTLED_MAX,
     Agenda,
 )
-from keylane.broker.scheduled.records import Canceled, Delivered, Place, Taken, Waits
+from keylane.broker.scheduled.records import (
+    Canceled,
+    Delivered,
+    DroppedMessages,
+    Place,
+    Taken,
+    Waits,
+    waits_for,
+)
 from keylane.protocol.errors import ScheduledUnknownError
 from keylane.protocol.scheduled.receipt import CancelOutcome
 
@@ -122,6 +130,48 @@ def test_cancel_that_was_not_written_is_undone():
     assert taken(agenda, 10) == [["a"]]
 
 
+def test_dropped_message_is_settled_and_the_others_of_its_delivery_wait():
+    agenda = agenda_of(waits("a", 10), waits("b", 10))
+    taken(agenda, 10)
+    agenda.begin(Taken("d", "s", 0, (number("a"), number("b"))), 1)
+    agenda.give_back([number("b")])
+    agenda.drop([number("a")])
+    assert agenda.is_settling(PLACE.segment)
+    assert not agenda.needs(waits("a", 10), PLACE.segment)
+    agenda.dropped([number("a")])
+    assert not agenda.is_settling(PLACE.segment)
+    assert agenda.cancel(number("a")) is CancelOutcome.DROPPED
+    agenda.free("s")
+    assert taken(agenda, 10) == [["b"]]
+
+
+def test_drop_that_was_not_written_is_undone():
+    agenda = agenda_of(waits("a", 10))
+    taken(agenda, 10)
+    agenda.drop([number("a")])
+    agenda.give_back([number("a")], due_ms=20)
+    agenda.free("s")
+    assert taken(agenda, 20) == [["a"]]
+
+
+def test_messages_for_two_subjects_of_a_name_are_in_two_deliveries():
+    agenda = agenda_of(
+        waits_for(waits("a", 1), 7), waits_for(waits("b", 2), 8), waits_for(waits("c", 3), 8)
+    )
+    assert taken(agenda, 5) == [["a"]]
+    agenda.free("s")
+    assert taken(agenda, 5) == [["b", "c"]]
+
+
+def test_soonest_messages_are_named_by_their_times():
+    agenda = agenda_of(
+        *(waits(f"{each}", 100 - each) for each in range(5)), waits("x", 1, subject="t")
+    )
+    count, entries = agenda.soonest(2, "s")
+    assert (count, [each.deliver_at_ms for each in entries]) == (5, [96, 97])
+    assert agenda.soonest(9)[0] == 6
+
+
 def test_stored_delivery_settles_its_messages():
     agenda = agenda_of(waits("a", 10), waits("b", 10))
     taken(agenda, 10)
@@ -131,6 +181,20 @@ def test_stored_delivery_settles_its_messages():
     assert agenda.bytes == 0
     assert agenda.cancel(number("a")) is DELIVERED
     assert agenda.knows(number("b"))
+
+
+def test_replay_finds_a_dropped_message_of_a_delivery():
+    both = (number("a"), number("b"))
+    agenda = replayed(
+        waits_for(waits("a", 10), 7),
+        waits_for(waits("b", 10), 7),
+        Taken("d", "s", 0, both),
+        DroppedMessages(both[:1]),
+    )
+    assert agenda.cancel(both[0]) is CancelOutcome.DROPPED
+    assert not agenda.deliveries
+    assert agenda.entries[both[1]].subject_id == 7
+    assert taken(agenda, 10) == [["b"]]
 
 
 def replayed(*records: object) -> Agenda:

@@ -118,7 +118,7 @@ def test_frame_at_another_place_is_no_frame():
 
 def test_newer_format_is_refused():
     disk, places = written()
-    overwrite(disk, FIRST, places[2].position, b"KLS2")
+    overwrite(disk, FIRST, places[2].position, b"KLS3")
     with pytest.raises(DataFolderError, match="newer"):
         opened(disk)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keylane.broker.scheduled.journal import segment_path
-from keylane.broker.scheduled.records import Waits
+from keylane.broker.scheduled.records import Waits, waits_for
 from keylane.broker.scheduled.scheduler import Scheduler, open_agenda
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import (
@@ -20,9 +20,11 @@ from keylane.protocol.errors import (
     DiskFullError,
     FlushFailedError,
     KeylaneError,
+    MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
     ScheduleFullError,
+    SubjectDeletedError,
     SubjectUnknownError,
 )
 from keylane.protocol.http.posted import PostedMessage
@@ -60,14 +62,18 @@ class ScriptedSubjects:
         self.errors: list[tuple[KeylaneError, bool]] = []
         """An error, and whether the batch is stored before."""
         self.tries: list[str] = []
+        self.deleted: set[int] = set()
+        """Ids of deleted subjects."""
 
     @property
     def values(self) -> list[bytes]:
         return [value for batch in self.batches.values() for value in batch]
 
-    async def place(self, subject: str) -> int:
+    async def place(self, subject: str, subject_id: int) -> int:
         if subject == "unknown":
             raise SubjectUnknownError(subject=subject)
+        if subject_id in self.deleted:
+            raise SubjectDeletedError(subject=subject)
         return 5
 
     async def store(
@@ -78,6 +84,7 @@ class ScriptedSubjects:
         sent_at_ns: Sequence[int],
         key: str,
         logical: int,
+        subject_id: int,
     ) -> None:
         assert (subject, logical, len(sent_at_ns)) == ("s", 5, len(messages))
         self.tries.append(key)
@@ -316,3 +323,62 @@ async def test_old_segments_are_removed_and_waiting_messages_are_kept():
             for record in journal.read(entry.place)
         )
     assert len(subjects.values) == len(set(subjects.values)) == 500
+
+
+async def test_messages_of_a_deleted_subject_are_dropped_and_told_so(caplog):
+    """Those of a later subject of the name are delivered; the outcome is known after a restart."""
+    subjects, disk = ScriptedSubjects(), SimDisk()
+    scheduler = open_scheduler(disk)
+    subjects.deleted = {7}
+    gone, later = waits_for(message(b"gone"), 7), waits_for(message(b"later", 30), 8)
+    async with running(scheduler, subjects):
+        await scheduler.schedule([gone, later])
+        await until(lambda: scheduler.view()["count"] == 0)
+        assert scheduler.view()["dropped"] == 1
+        assert await scheduler.cancel(gone.scheduled_id) is CancelOutcome.DROPPED
+        assert await scheduler.cancel(later.scheduled_id) is CancelOutcome.DELIVERED
+    assert subjects.values == [b"later"]
+    (line,) = [record.getMessage() for record in caplog.records if "dropped" in record.message]
+    assert line.startswith("1 scheduled message of s dropped")
+    assert gone.scheduled_id.hex() in line
+    scheduler = open_scheduler(disk)
+    assert scheduler.view()["count"] == 0
+    assert await scheduler.cancel(gone.scheduled_id) is CancelOutcome.DROPPED
+    await scheduler.close()
+
+
+@pytest.mark.parametrize("before", [[], [(OutcomeUnknownError("lost"), False)]])
+async def test_subject_that_is_deleted_during_a_delivery_gets_nothing(before):
+    subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
+    subjects.errors = [*before, (SubjectDeletedError("s was deleted"), False)]
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a"), message(b"b")])
+        await until(lambda: scheduler.view()["count"] == 0)
+    assert (subjects.values, scheduler.dropped) == ([], 2)
+
+
+@pytest.mark.parametrize("before", [[], [(OutcomeUnknownError("lost"), False)]])
+async def test_messages_over_the_limit_are_dropped_and_others_delivered(before):
+    subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
+    subjects.errors = [*before, (MessageTooLargeError("3 bytes", limit_bytes=2), False)]
+    large = message(b"abc")
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a"), large, message(b"bc")])
+        await until(lambda: scheduler.view()["count"] == 0)
+        assert await scheduler.cancel(large.scheduled_id) is CancelOutcome.DROPPED
+    assert (sorted(subjects.values), scheduler.dropped) == ([b"a", b"bc"], 1)
+
+
+async def test_message_waits_when_its_drop_cannot_be_written():
+    """As on a full disk: it may be canceled when there is room."""
+    subjects, disk = ScriptedSubjects(), SimDisk()
+    scheduler = open_scheduler(disk)
+    subjects.deleted = {7}
+    gone = waits_for(message(b"gone", 60), 7)
+    async with running(scheduler, subjects):
+        await scheduler.schedule([gone])
+        disk.room = 10
+        await until(lambda: bool(scheduler.view()["late"]))
+        assert (scheduler.view()["count"], scheduler.dropped) == (1, 0)
+        disk.room = None
+        assert await scheduler.cancel(gone.scheduled_id) is CancelOutcome.CANCELED

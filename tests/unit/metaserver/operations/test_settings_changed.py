@@ -13,6 +13,7 @@ from keylane.metaserver.operations.journal import read_operation
 from keylane.metaserver.sql.schema import groups
 from keylane.protocol.control import Join, Retention
 from keylane.protocol.errors import InvalidRequestError, StrategyMismatchError
+from keylane.protocol.limits import MESSAGE_BYTES_MAX
 from keylane.protocol.operations import OperationKind, Reshape, SetSubject
 from keylane.protocol.routing import OrderStrategy
 from support.sql.kept_by_brokers import rebuilt, status
@@ -83,6 +84,35 @@ def test_groups_are_told_again_when_retention_waits_for_them_from_now_on(rows: R
     assert told == [False]
     row = rows.run(find_subject, "s")
     assert row.retention is Retention.ACKED
+
+
+def test_limit_of_a_message_reaches_the_route_with_the_partitions(rows: Rows):
+    ((operation_id, planned),) = rows.begin(setting(message_bytes_max=4_096))
+    assert len(planned.plan.sealed) == 2
+    assert rows.run(read_operation, operation_id).message_bytes_max == 4_096
+    assert rows.run(read_route, "s").message_bytes_max == MESSAGE_BYTES_MAX
+    rows.drive(operation_id)
+    assert rows.run(read_route, "s").message_bytes_max == 4_096
+    ((operation_id, planned),) = rows.begin(
+        setting(message_bytes_max=4_096, retention=Retention.ACKED)
+    )
+    assert (operation_id, planned.plan.sealed) == (0, ())
+    ((operation_id, _),) = rows.begin(setting(retention=Retention.TIME))
+    rows.drive(operation_id)
+    assert rows.run(find_subject, "s").message_bytes_max == 4_096
+
+
+def test_rebuild_takes_the_limit_of_the_newest_partitions():
+    old, new = {"sealed": True}, {"message_bytes_max": 2_048}
+    subject = rebuilt(
+        status(1, 0, 512, **old),
+        status(2, 512, 1024, **old),
+        status(3, 0, 512, parents=(1,), **new),
+        status(4, 512, 1024, parents=(2,), **new),
+    )
+    assert subject.message_bytes_max == 2_048
+    with pytest.raises(InvalidRequestError, match="agree on a limit"):
+        rebuilt(status(1, 0, 512), status(2, 512, 1024, **new))
 
 
 def test_rebuild_takes_the_settings_of_the_newest_partitions():

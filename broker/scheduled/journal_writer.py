@@ -1,0 +1,138 @@
+"""Writes records to the journal of scheduled messages: what waits for the disk is one frame with one sync.
+
+Runs on one event loop; records are written in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...protocol.errors import (
+    BrokerReadOnlyError,
+    CorruptLogError,
+    DiskFullError,
+    FlushFailedError,
+    KeylaneError,
+    StorageError,
+)
+from ..store.group_commit import RunBlocking
+from .journal import ScheduledJournal
+from .records import Place, Record
+
+log = logging.getLogger("keylane.broker")
+
+WRITE_BYTES_MAX = 4 << 20
+"""Bytes of messages from which on a frame takes no more."""
+
+
+@dataclass(slots=True)
+class _Write:
+    """Records that wait for the disk."""
+
+    records: Sequence[Record]
+    size: int
+    done: asyncio.Future[None]
+    then: Callable[[Place], object]
+    undo: Callable[[], object]
+
+
+class JournalWriter:
+    """The one writer of a journal."""
+
+    def __init__(
+        self,
+        journal: ScheduledJournal,
+        run_blocking: RunBlocking,
+        *,
+        written: Callable[[], object],
+    ) -> None:
+        """
+        Args:
+            run_blocking: runs one function at a time, in the order of the calls.
+            written: called after each frame.
+        """
+        self._journal = journal
+        self._run_blocking = run_blocking
+        self._written = written
+        self._queue: deque[_Write] = deque()
+        self._failure = ""
+        """Why nothing is written any more; "" if it is."""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is written; "" if it is."""
+        return self._journal.problems[0] if self._journal.problems else self._failure
+
+    def check(self) -> None:
+        """Raises CorruptLogError or BrokerReadOnlyError if nothing is written."""
+        if self._journal.problems:
+            raise CorruptLogError(f"scheduled messages are not served: {self.problem}")
+        if self._failure:
+            raise BrokerReadOnlyError(f"scheduled messages are not written: {self._failure}")
+
+    def submit(
+        self,
+        records: Sequence[Record],
+        size: int,
+        *,
+        then: Callable[[Place], object] = lambda _place: None,
+        undo: Callable[[], object] = lambda: None,
+    ) -> asyncio.Future[None]:
+        """
+        Have records written in the order of the calls.
+
+        Args:
+            then: called when they are durable, before the future is done.
+            undo: called in its place if they are not written, or may not be durable.
+        """
+        done = asyncio.get_running_loop().create_future()
+        self._queue.append(_Write(records, size, done, then, undo))
+        if self._task is None:
+            self._task = asyncio.create_task(self._write(), name="scheduled messages")
+        return done
+
+    async def _write(self) -> None:
+        while self._queue:
+            writes: list[_Write] = []
+            size = 0
+            while self._queue and (not writes or size + self._queue[0].size <= WRITE_BYTES_MAX):
+                writes.append(self._queue.popleft())
+                size += writes[-1].size
+            records = [record for write in writes for record in write.records]
+            place = Place(0, 0, 0)
+            try:
+                self.check()
+                if records:
+                    place = await self._run_blocking(self._journal.append, records)
+            except KeylaneError as error:
+                self._refuse(writes, error)
+                continue
+            except Exception as error:
+                log.exception("a bug in the broker, while it wrote scheduled messages")
+                self._refuse(writes, FlushFailedError(f"a bug in the broker: {error!r:.200}"))
+                continue
+            for write in writes:
+                write.then(place)
+                write.done.set_result(None)
+            self._written()
+        self._task = None
+
+    def _refuse(self, writes: Sequence[_Write], error: KeylaneError) -> None:
+        """Tell the callers of writes that failed; after most failures of the disk nothing more is written."""
+        if isinstance(error, StorageError) and not isinstance(error, DiskFullError):
+            self._failure = self._failure or error.message
+            log.critical("no scheduled messages until the broker is restarted: %s", error)
+        for write in writes:
+            write.undo()
+            write.done.set_exception(error.copy(error.fate))
+            write.done.exception()  # its caller may be gone
+
+    async def idle(self) -> None:
+        """Wait until what was submitted is written."""
+        if self._task is not None:
+            await asyncio.wait([self._task])

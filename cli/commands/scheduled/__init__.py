@@ -1,0 +1,1 @@
+"""`keylane scheduled`: the commands in `app.py`, and what each does."""
