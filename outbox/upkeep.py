@@ -110,8 +110,9 @@ def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) ->
     count = _count(connection, sa.select(rows.id).order_by(rows.id).limit(COUNTED_MAX + 1))
     counted = count <= COUNTED_MAX
     if not counted:
-        newest_id: int = connection.execute(sa.select(sa.func.max(rows.id))).scalar_one()
-        count = newest_id - oldest.id + 1
+        # Rows that were counted may be sent between two statements, all of them too.
+        newest_id = connection.execute(sa.select(sa.func.max(rows.id))).scalar() or 0
+        count = max(count, newest_id - oldest.id + 1)
     failed = sa.select(rows.id).where(rows.batch_id == FAILED).limit(COUNTED_MAX)
     return OutboxGauges(
         rows=count,

@@ -62,6 +62,19 @@ def test_gauges_go_by_ids_when_rows_are_many(engine, monkeypatch):
     assert gauges(engine) == OutboxGauges(rows=28, counted=False, failed=0, oldest_age_ms=0)
 
 
+def test_gauges_are_told_when_rows_are_sent_while_they_are_counted(engine, monkeypatch):
+    """On PostgreSQL each statement sees what is committed by then."""
+    monkeypatch.setattr(upkeep, "COUNTED_MAX", 10)
+    add(engine, 30)
+
+    @sa.event.listens_for(engine, "before_cursor_execute")
+    def send_all(_connection, cursor, statement, *_args):
+        if "max(" in statement:
+            cursor.execute("DELETE FROM keylane_outbox")
+
+    assert gauges(engine) == OutboxGauges(rows=11, counted=False, failed=0, oldest_age_ms=0)
+
+
 def test_gauges_look_at_no_more_when_there_are_more_rows(engine, monkeypatch):
     monkeypatch.setattr(upkeep, "COUNTED_MAX", 100)
 
