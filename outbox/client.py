@@ -189,8 +189,8 @@ class Outbox(Resident, Generic[V]):
 
         Args:
             subject: need not exist yet; its messages wait until it does.
-            value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).  A row over the limit of its subject is
-                refused when it would be sent, and newer rows of its key go on: see `status`.
+            value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).
+                A row over that is refused when it would be sent, and newer rows of its key go on: see `status`.
             key: the order key; none means any partition, and no order.
             properties: text to text or bytes, up to 64 KiB packed.
 
