@@ -57,14 +57,15 @@ def _freeze() -> None:
 def run_one(seed: int) -> dict[str, Any]:
     """One seed in this process, as plain values."""
     from keylane.checker.findings import Findings
+    from sim.features.world import FIRST_SEED, FeatureWorld
     from sim.machines.database import forget_database
-    from sim.world import Outcome, run_seed
+    from sim.world import Outcome, World, run_seed
 
     _freeze()
     signal.signal(signal.SIGPROF, _too_slow)
     signal.setitimer(signal.ITIMER_PROF, PROCESSOR_SECONDS_MAX)
     try:
-        outcome = run_seed(seed)
+        outcome = run_seed(seed, FeatureWorld if seed >= FIRST_SEED else World)
     except TooSlow as error:
         forget_database()
         outcome = Outcome(seed, Findings(), 0, 0, "", 0.0, problems=[str(error)])
