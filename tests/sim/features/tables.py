@@ -12,36 +12,51 @@ import pyarrow as pa
 from keylane.checker.events import Sent, Settled
 from keylane.producer.client import Producer
 from keylane.protocol.errors import Fate, KeylaneError, RowsGivenUpError
-from sim.actors.clients import ProducerHost
+from keylane.protocol.operations import OperationKind, Reshape
+from sim.actors.clients import SUBJECT, ProducerHost
 from sim.features.feature import Feature
 from sim.swarm import Swarm
 
-ROWS_MAX = 60
+LANES = "abcd"
+ROWS_MAX = 20
 """An error names up to 100 rows."""
 
 
 class TableProducer(ProducerHost):
     """Sends one table after the other, each of several record batches."""
 
+    hurries_until_s = 0.0
+    """Small tables follow each other until then: some meet a partition that is sealed and has no successor yet."""
+
+    @property
+    def _hurries(self) -> bool:
+        return self.loop.now < self.hurries_until_s
+
     async def _send_all(self, producer: Producer, count: int) -> None:
-        rng = self.rng
-        while self._number < count and not (self._closing and self._producer is not None):
-            await self._send_table(producer)
-            await asyncio.sleep(self._pace * rng.choice((0.0, 0.05, 0.3)) * rng.random())
+        """Send tables in several tasks, and single messages beside them: rows meet partitions that refused others."""
+        await asyncio.gather(*(self._send_tables(producer, count, lane) for lane in LANES))
 
-    def burst(self) -> None:
-        """Only tables are sent."""
-
-    async def _send_table(self, producer: Producer) -> None:
+    async def _send_tables(self, producer: Producer, count: int, lane: str) -> None:
         rng = self.rng
-        name = f"{self.name}.{self.starts}"
+        name, number = f"{self.name}.{self.starts}{lane}", 0
+        while number < count and not (self._closing and self._producer is not None):
+            size = rng.randint(1, 3 if self._hurries else ROWS_MAX)
+            await self._send_table(producer, name, range(number, number + size))
+            number += size
+            until_s = self.loop.now + self._pace * rng.choice((0.0, 0.05, 0.3)) * rng.random()
+            while self.loop.now < until_s and not self._hurries:
+                await asyncio.sleep(0.02)
+            if not self._closing:
+                await self._send(producer, rng.choice((0, 1)))
+
+    async def _send_table(self, producer: Producer, name: str, numbers: range) -> None:
+        rng = self.rng
         rows: list[tuple[bytes, bytes]] = []
-        for _ in range(rng.randint(1, ROWS_MAX)):
+        for number in numbers:
             key = rng.choice(self._keys) if rng.random() < 0.95 else b""
-            value = b"%s:%d" % (name.encode(), self._number)
+            value = b"%s:%d" % (name.encode(), number)
             value += b"." * int(self._padding_bytes * rng.random() ** 3)
-            self._record(Sent(value, key, name, self._number, strict=True))
-            self._number += 1
+            self._record(Sent(value, key, name, number, strict=True))
             self.waiting[value] = None
             rows.append((key, value))
         try:
@@ -78,7 +93,7 @@ class TableProducer(ProducerHost):
 
     def _given_up(self, rows: list[tuple[bytes, bytes]], error: RowsGivenUpError) -> None:
         """All other rows are stored; of those that are named, some or none may be."""
-        if not self._closing:
+        if not self._closing and not self._limited:
             self.loop.faults.append(f"a strict subject gives rows up: {error}")
         named = set(error.rows)
         if len(named) != error.messages or error.stored + error.messages != len(rows):
@@ -97,8 +112,30 @@ class Tables(Feature):
 
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
-        return replace(swarm, static=rng.random() < 0.2)
+        return replace(swarm, static=rng.random() < 0.1, messages=60, keys=12)
 
     def build(self) -> None:
-        for number in range(self.rng.choice((1, 2))):
+        self._senders = [
             self.add_producer(TableProducer, f"t{number}")
+            for number in range(self.rng.choice((1, 2)))
+        ]
+
+    async def work(self) -> None:
+        """Resize while tables are on their way, and close producers in the middle of one."""
+        world, rng = self.world, self.rng
+        while not world.faults.healed:
+            await self.pause(1.2)
+            busy = [host for host in self._senders if host.running and host.busy]
+            if not busy:
+                continue
+            world.faults.done += 1
+            if rng.random() < 0.6:
+                count = rng.randint(1, 6)
+                ask = Reshape(kind=OperationKind.RESIZE, subject=SUBJECT, partitions=count)
+                for host in self._senders:
+                    host.hurries_until_s = world.loop.now + 0.5
+                await world._reshape(ask)
+            else:
+                host = rng.choice(busy)
+                host.close()
+                world.loop.after(1.0 + rng.random(), world.faults.restart, host)
