@@ -30,7 +30,7 @@ from sim.actors.creating import SECOND, Creator, is_creating
 from sim.actors.hosts import META_SETTINGS, BrokerHost, Host, MetaHost
 from sim.actors.losing import Loser, for_losses, is_losing
 from sim.actors.operators import Operator, for_operators, is_operated
-from sim.actors.outboxes import Outboxes
+from sim.actors.outboxes import Outboxes, has_outbox
 from sim.actors.poison import owed, unhandled
 from sim.actors.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
 from sim.actors.users import SHARED, Preloaded, Users, for_users
@@ -104,7 +104,7 @@ class World:
         self.producers: list[ProducerHost] = []
         self.consumers: list[ConsumerHost] = []
         self._build()
-        self.outboxes = Outboxes(self, self._meta)
+        self.outboxes = self._add_outboxes()
         self._operator = Process("operator")
         self._operator_meta = MetaClient(SimNetwork(self.internet, self._operator), self._meta)
         self._operations: list[asyncio.Task[None]] = []
@@ -240,6 +240,9 @@ class World:
                     preloaded=self.preloaded,
                 )
             )
+
+    def _add_outboxes(self) -> Outboxes:
+        return Outboxes(self, self._meta, present=has_outbox(self.seed))
 
     def add_dead_group(self) -> None:
         """A consumer of a group of its own: it is killed when it is first granted something."""

@@ -11,9 +11,9 @@ from keylane.checker.judge import check_history
 
 
 def host_of(name: bytes | str) -> str:
-    """The host of a producer's session, or of a value: `p0.2:17` is of p0."""
+    """The host of a producer's session, or of a value: `p0.2:17` is of p0, `u1/3` of an outbox of u1."""
     text = name.decode() if isinstance(name, bytes) else name
-    return text.partition(".")[0]
+    return text.partition(".")[0].partition("/")[0]
 
 
 def seen_from(

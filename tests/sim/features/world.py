@@ -1,6 +1,6 @@
-"""A world in which a feature is at work beside the usual programs, in seeds from FIRST_SEED on.
+"""A world in which a feature is at work beside the usual programs, in seeds from FEATURES_FIRST on.
 
-Every seed has one feature; its number is the seed's distance from FIRST_SEED.  The usual programs of such a world have
+Every seed has one feature; its number is the seed's distance from FEATURES_FIRST.  The usual programs of such a world have
 no habits, and no other seed shares a generator with it.
 """
 
@@ -18,23 +18,35 @@ from keylane.protocol.errors import KeylaneError
 from sim.actors.clients import SUBJECT
 from sim.actors.consumers import ConsumerHost
 from sim.actors.hosts import META_SETTINGS
+from sim.actors.outboxes import Outboxes
 from sim.features.deletions import Deletions
 from sim.features.feature import Feature
 from sim.features.first_sends import MADE, PARTITIONS, FirstSends
 from sim.features.growths import Growths
 from sim.features.later import LaterDeliveries
+from sim.features.relays import RelayedOutboxes, Relays
 from sim.features.scheduling import SchedulingBrokerHost
 from sim.features.tables import Tables
 from sim.features.views import check_view, seen_from
 from sim.machines.logs import Removed
+from sim.run import FEATURES_FIRST
 from sim.service import Service
 from sim.swarm import Swarm
 from sim.world import Outcome, World
 
-FIRST_SEED = 2 * 10**9
 STRIDE = 96
 """Worlds whose seeds are multiples of this do nothing of what only some seeds do: copies, losses, twins, resets."""
 FEATURES: tuple[type[Feature], ...] = (Deletions, Growths, LaterDeliveries, Tables, FirstSends)
+
+
+RELAYS_EVERY = 15
+
+
+def kind_of(number: int) -> type[Feature]:
+    """The feature of a seed: in turn, and in some seeds an outbox."""
+    if number % RELAYS_EVERY == RELAYS_EVERY - 1:
+        return Relays
+    return FEATURES[number % len(FEATURES)]
 
 
 class _Services:
@@ -73,8 +85,8 @@ class FeatureWorld(World):
     )
 
     def __init__(self, seed: int) -> None:
-        self.number = seed - FIRST_SEED
-        self._kind = FEATURES[self.number % len(FEATURES)]
+        self.number = seed - FEATURES_FIRST
+        self._kind = kind_of(self.number)
         self.hosted: dict[int, HostedPartition] = {}
         """What the brokers' disks have at the end."""
         super().__init__(STRIDE * self.number)
@@ -107,6 +119,9 @@ class FeatureWorld(World):
             manners=swarm.manners | {"by_hand": 0.0},
         )
         return kind.plan(plan, rng)
+
+    def _add_outboxes(self) -> Outboxes:
+        return RelayedOutboxes(self, self._meta, present=self._kind is Relays)
 
     @property
     def at_rest(self) -> bool:
@@ -143,7 +158,7 @@ class FeatureWorld(World):
 
     def judge(self, drained_s: float) -> Outcome:
         outcome = super().judge(drained_s)
-        outcome.seed = FIRST_SEED + self.number
+        outcome.seed = FEATURES_FIRST + self.number
         return outcome
 
     def _check(self) -> Findings:
@@ -151,6 +166,7 @@ class FeatureWorld(World):
         findings = Findings()
         mine = self.partitions_of(SUBJECT)
         hosts = {host.name for host in self.producers if host.subject == SUBJECT}
+        hosts |= {host.name for host in self.outboxes.hosts} | {"outbox"}
         check_view(seen_from(self.history, partitions=mine, hosts=hosts), findings)
         self.feature.check(findings, self.hosted)
         self.loop.faults += self.feature.problems

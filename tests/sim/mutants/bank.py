@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sim.actors import outboxes
-from sim.features import world as features_world
 from sim.mutants import (
     of_brokers,
     of_consumers,
@@ -16,6 +15,7 @@ from sim.mutants import (
     of_users,
 )
 from sim.mutants.mutant import Mutant
+from sim.run import FEATURES_FIRST
 
 MUTANTS = {
     breaks.__name__: Mutant(breaks)
@@ -36,7 +36,7 @@ FIRST_SEEDS = {
     breaks.__name__: first
     for room, first in (
         (of_outbox, outboxes.FIRST_SEED),
-        (of_features, features_world.FIRST_SEED),
+        (of_features, FEATURES_FIRST),
     )
     for breaks in room.BREAKS
 }
