@@ -1,6 +1,6 @@
 """A world in which a feature is at work beside the usual programs, in seeds from FEATURES_FIRST on.
 
-Every seed has one feature; its number is the seed's distance from FEATURES_FIRST.  The usual programs of such a world have
+Every seed has one feature, see `kind_of`; its number is the seed's distance from FEATURES_FIRST.  The usual programs of such a world have
 no habits, and no other seed shares a generator with it.
 """
 
