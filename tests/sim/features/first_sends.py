@@ -1,4 +1,4 @@
-"""Several producers send the first messages of a subject that nobody has created, while metaservers die: it is one."""
+"""Several producers send the first messages of a subject that is not created yet, while metaservers die: it is one."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ async def test_close_gives_up_messages_when_their_broker_is_away():
 
 
 async def test_table_is_given_up_when_its_producer_is_closed_before_the_first_route():
-    """It had waited for ever for a route that nobody asks for any more."""
+    """It had waited for ever for a route that is asked for no more."""
 
     async def never(*_args: object, **_fields: object) -> None:
         await asyncio.Event().wait()
