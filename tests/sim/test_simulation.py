@@ -133,12 +133,8 @@ SAMPLE = (
     "recorded_batches_wait_behind_new_ones",
     "rows_deleted_before_the_ack",
     "lease_token_is_not_checked",
-    # One of each feature.
     "forgotten_groups_are_remembered",
-    "second_half_counts_on",
     "deliveries_are_not_noted",
-    "rows_of_a_partition_run_backwards",
-    "first_messages_do_not_wait_for_each_other",
 )
 """`make proof` hunts all."""
 MORE_SEEDS = 400
