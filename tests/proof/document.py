@@ -55,7 +55,8 @@ The same programs and faults, in seeds from 2 * 10^9 on; each seed has one of th
 * messages for a later delivery, some of them canceled: each accepted one comes once, not before its time, a canceled one
   never;
 * tables of rows sent by producers that resizes and closes interrupt: the order of each key, and what the call says of them;
-* first messages of a subject that is not created yet, by three producers at once: it is one subject.
+* first messages of a subject that is not created yet, by three producers at once: it is one subject;
+* two programs with one outbox, frozen in turn, so that each wakes up when the other has taken over: the order of the commits.
 
 The judges read what was sent and told, the disks, and what handlers saw; the database only for the ids of groups and routes.
 `make sim WORLD=features SEEDS=100` runs some.
