@@ -313,8 +313,6 @@ class SubjectSender:
 
     async def _die(self, error: KeylaneError) -> None:
         self._on_dead(self)
-        self._refusal = error
-        self._routed.set()
         await self._give_up_all(error)
         self._executors.clear()
 
@@ -579,6 +577,8 @@ class SubjectSender:
         await self._give_up_all(NoPartitionError(CLOSED))
 
     async def _give_up_all(self, error: KeylaneError) -> None:
+        self._refusal = error
+        self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
         for executor in self.executors:

@@ -18,8 +18,8 @@ HEAD = """
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
 Of seeds that were run on several versions the latest rows stay; faults that a share found, and how they were mended, are in the log
 of commits.  Runs of real processes all stay.
-`make proof SEEDS=2000 FIRST=4000 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
-`make proof RANDOM=2000 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
+`make proof SEEDS=2000 FIRST=4000 FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
+`make proof RANDOM=2000 FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
 with which `DRAWING=` gives the same seeds again, and the digest of their list.
 
 One checker (`checker/`) judges the simulation, the runs of real processes and the demo.
@@ -39,6 +39,27 @@ own, and have keys that fail for ever; in one seed of eight, silent brokers give
 anew, old messages removed; in one of sixteen, a disk lost for good whose loss an operator accepts; in another one of
 sixteen, a broker that dies around the creation of a second subject and stays away until that is open.
 Then everything is healed and has to drain.  `make sim SEED=k` replays one seed.
+
+| date | version | seeds | faults | events | violations | seconds |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
+FEATURES = """
+## Features at work
+
+The same programs and faults, in seeds from 2 * 10^9 on; each seed has one of these beside a usual subject:
+
+* a subject and its consumer group deleted and created anew under the same names, with programs that were frozen meanwhile:
+  nothing sent to the deleted one is in the new one, no progress is taken over, no partition id is used again, and no broker
+  has a partition of the deleted one at the end;
+* a static subject given more queues: each queue keeps its number, its logic offsets and its first half;
+* messages for a later delivery, some of them canceled: each accepted one comes once, not before its time, a canceled one
+  never;
+* tables of rows sent by producers that resizes and closes interrupt: the order of each key, and what the call says of them;
+* first messages of a subject that is not created yet, by three producers at once: it is one subject;
+* two programs with one outbox, frozen in turn, so that each wakes up when the other has taken over: the order of the commits.
+
+The judges read what was sent and told, the disks, and what handlers saw; the database only for the ids of groups and routes.
+`make sim WORLD=features SEEDS=100` runs some.
 
 | date | version | seeds | faults | events | violations | seconds |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -96,6 +117,7 @@ def document(shares: str) -> str:
     text += f"\nMachine: {'; '.join(machines)}.\n"
     for title, name, row in (
         (SIMULATION, "simulation", _simulated),
+        (FEATURES, "features", _simulated),
         (PROCESSES, "processes", _performed),
         (KILLS, "kills", _killed),
         (MUTANTS, "mutants", _hunted),
@@ -123,7 +145,7 @@ def document(shares: str) -> str:
 
 def _summary(read: list[dict[str, Any]]) -> str:
     """The page in five lines."""
-    sims = [share["simulation"] for share in read if "simulation" in share]
+    sims = [share[name] for share in read for name in ("simulation", "features") if name in share]
     version = next((share["version"] for share in reversed(read) if "processes" in share), "")
     runs = [
         share["processes"] for share in read if "processes" in share and share["version"] == version

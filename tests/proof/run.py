@@ -32,7 +32,7 @@ from proof.second_opinion import second_opinion
 from proof.stage import Stage
 from proof.story import Story, StoryResult
 from sim.mutants.bank import MUTANTS
-from sim.run import MUTANT_SEEDS_MAX, draw_seeds, hunts, outcomes_of
+from sim.run import FEATURES_FIRST, MUTANT_SEEDS_MAX, draw_seeds, hunts, outcomes_of
 
 CYCLE = (4, 8, 3, 2)
 KEYS = 10_000
@@ -162,6 +162,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--random", type=int, default=0, help="seeds drawn at random, instead")
+    parser.add_argument("--features", type=int, default=4_000, help="seeds with a feature at work")
     parser.add_argument("--drawing", type=int, help="the number of an earlier drawing")
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
     parser.add_argument("--cycles", type=int, default=20, help="of resizes of real processes")
@@ -178,6 +179,7 @@ def main() -> int:
     }
     parts: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
         "simulation": (bool(args.seeds or args.random), _simulation(args)),
+        "features": (bool(args.features), _features(args)),
         "mutants": (bool(args.limit), lambda: hunt_mutants(args.limit, args.workers)),
         "kills": (bool(args.kills), lambda: kill_everywhere(2 * args.workers)),
         "processes": (bool(args.cycles), lambda: run_processes(args.cycles, args.story)),
@@ -202,13 +204,23 @@ def _simulation(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     return lambda: run() | {"first": args.first}
 
 
+def _features(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
+    """Run seeds that have a feature at work, with numbers from `first` on."""
+    first = FEATURES_FIRST + args.first
+    seeds = range(first, first + args.features)
+    run = partial(simulate, seeds, args.workers, seconds=args.seconds)
+    return lambda: run() | {"first": first}
+
+
 def _tell(share: dict[str, Any]) -> int:
     """The last line, as of `make sim`; the exit status."""
-    sim, process = share.get("simulation", {}), share.get("processes", {})
+    sims = [share.get(name, {}) for name in ("simulation", "features")]
+    process = share.get("processes", {})
     mutants = share.get("mutants", {}).get("found", [])
     caught = sum(mutant["caught"] for mutant in mutants)
     harmless = sum(not process[name] for name in process if name.startswith("control"))
-    line = {name: sim.get(name, 0) for name in ("seeds", "faults", "events", "violations")}
+    names = ("seeds", "faults", "events", "violations")
+    line = {name: sum(sim.get(name, 0) for sim in sims) for name in names}
     judged = process.get("judge", {}).get("findings", {})
     line["violations"] += share.get("kills", {}).get("failed", 0)
     line["violations"] += sum(process.get("counts", {}).values()) + harmless + sum(judged.values())

@@ -28,6 +28,10 @@ NICE = 10
 MUTANT_SEEDS_MAX = 2_000
 RANDOM_SEEDS = range(10**6, 10**9)
 """The range from which random seeds are drawn."""
+FEATURES_FIRST = 2 * 10**9
+"""Seeds from here on have a feature at work; see `features/world.py`."""
+FEATURES_SHARE = 5
+"""Where all kinds of seeds are run, one of this many further ones has a feature."""
 OUT_OF_DATE = ("TypeError", "AttributeError", "NameError", "ImportError")
 """Errors of a mutant whose target has changed: it has to be mended, it was not caught."""
 NO_CATCH = tuple(
@@ -57,14 +61,15 @@ def _freeze() -> None:
 def run_one(seed: int) -> dict[str, Any]:
     """One seed in this process, as plain values."""
     from keylane.checker.findings import Findings
+    from sim.features.world import FeatureWorld
     from sim.machines.database import forget_database
-    from sim.world import Outcome, run_seed
+    from sim.world import Outcome, World, run_seed
 
     _freeze()
     signal.signal(signal.SIGPROF, _too_slow)
     signal.setitimer(signal.ITIMER_PROF, PROCESSOR_SECONDS_MAX)
     try:
-        outcome = run_seed(seed)
+        outcome = run_seed(seed, FeatureWorld if seed >= FEATURES_FIRST else World)
     except TooSlow as error:
         forget_database()
         outcome = Outcome(seed, Findings(), 0, 0, "", 0.0, problems=[str(error)])
@@ -137,9 +142,17 @@ def pool(workers: int) -> ProcessPoolExecutor:
     )
 
 
-def outcomes(first: int, count: int, workers: int) -> Iterator[dict[str, Any]]:
-    """The outcomes of the seeds `[first, first + count)`, as they come."""
-    return outcomes_of(range(first, first + count), workers)
+def seeds_of(world: str, first: int, count: int) -> list[int]:
+    """
+    Seeds to run.
+
+    Args:
+        world: "usual", "features" (where `first` counts from FEATURES_FIRST on), or "all": of features a share besides.
+    """
+    begin = first if first >= FEATURES_FIRST else FEATURES_FIRST + first
+    usual = [] if world == "features" else list(range(first, first + count))
+    more = {"usual": 0, "features": count, "all": count // FEATURES_SHARE}[world]
+    return usual + list(range(begin, begin + more))
 
 
 def outcomes_of(seeds: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
@@ -182,6 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=0, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--world", default="usual", choices=("usual", "features", "all"))
     parser.add_argument("--seed", type=int, help="only this one, with its trace")
     parser.add_argument("--mutants", default="", help="1 for all, or names with commas between")
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
@@ -193,9 +207,10 @@ def main() -> int:
     args = _arguments()
     began = time.perf_counter()
     total = {"seeds": 0, "faults": 0, "events": 0, "violations": 0}
+    seeds = seeds_of(args.world, args.first, args.seeds)
     if args.seed is not None:
-        args.first, args.seeds = args.seed, 1
-    for outcome in outcomes(args.first, args.seeds, args.workers) if args.seeds else ():
+        seeds = [args.seed]
+    for outcome in outcomes_of(seeds, args.workers) if seeds else ():
         total["seeds"] += 1
         for name in ("faults", "events", "violations"):
             total[name] += outcome[name]

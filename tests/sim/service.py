@@ -43,8 +43,12 @@ class Service:
     takes to expire and a silent broker to be found, each by a clock that drifts, and `PATIENCE_S`.
     """
 
-    def __init__(self, brokers: Sequence[BrokerHost], groups: list[str], *, ttl_ms: int) -> None:
+    def __init__(
+        self, brokers: Sequence[BrokerHost], groups: list[str], *, ttl_ms: int, subject: str = ""
+    ) -> None:
+        """`subject`: look at its partitions alone; at all of them by default."""
         self._brokers = brokers
+        self._subject = subject
         self.groups = groups
         self.limit_s = 1.1 * (ttl_ms + META_SETTINGS.broker_ttl_ms) / 1000 + PATIENCE_S
         self._since: dict[tuple[str, int], tuple[int, float]] = {}
@@ -66,7 +70,9 @@ class Service:
     def _hosted(self) -> Iterator[HostedPartition]:
         for broker in self._brokers:
             if broker.running and broker.store is not None:
-                yield from broker.store.state.partitions.values()
+                for partition in broker.store.state.partitions.values():
+                    if self._subject in {"", partition.facts.subject}:
+                        yield partition
 
     @property
     def drained(self) -> bool:

@@ -11,13 +11,16 @@ import pytest
 from sim.machines.calls import WINDOW_S, CallRates
 from sim.mutants.bank import MUTANTS
 from sim.mutants.catches import CATCHES
-from sim.run import hunts, outcomes_of, pool, run_one
+from sim.run import FEATURES_FIRST, hunts, outcomes_of, pool, run_one, seeds_of
 
 SEEDS = 100
 """`make proof` runs 20,000 and more."""
 OUTBOX_SEEDS = 10
 """With an outbox, from FIRST_SEED on; `make sim FIRST=1000000000` runs more."""
 SEEDS_SAMPLE = 20
+FEATURES_SAMPLE = tuple(FEATURES_FIRST + number for number in (0, 1, 2, 3, 4, 14))
+"""One seed of each feature; `make sim WORLD=features` runs more."""
+FEATURES = range(FEATURES_FIRST, FEATURES_FIRST + 60)
 FOUND = (
     424, 1011, 1148, 1617, 2653, 7062, 11073, 13821, 5_000_846,
     32_523_450, 362_143_117, 574_455_097, 777_000_041, 777_000_126, 777_000_152, 777_000_181, 889_618_588,
@@ -45,6 +48,32 @@ def test_seeds_end_without_an_anomaly(seeds):
     """Order, durability and exclusivity hold through every fault, and everything drains after it."""
     bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
     assert not bad, "\n\n".join(bad)
+
+
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(FEATURES_SAMPLE, id="sample"),
+        pytest.param(
+            tuple(seed for seed in FEATURES if seed not in FEATURES_SAMPLE),
+            id="rest",
+            marks=pytest.mark.whole,
+        ),
+    ],
+)
+def test_features_keep_their_promises_when_programs_die(seeds):
+    """Deletions, growths, later deliveries, tables, first messages, and programs that share an outbox."""
+    bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
+    assert not bad, "\n\n".join(bad)
+
+
+def test_seeds_with_a_feature_are_a_share_of_all():
+    """`make sim` runs them after the usual ones; `WORLD` chooses."""
+    assert seeds_of("usual", 5, 10) == list(range(5, 15))
+    assert seeds_of("features", 5, 2) == [FEATURES_FIRST + 5, FEATURES_FIRST + 6]
+    assert seeds_of("features", FEATURES_FIRST + 5, 1) == [FEATURES_FIRST + 5]
+    assert seeds_of("all", 5, 10) == [*range(5, 15), FEATURES_FIRST + 5, FEATURES_FIRST + 6]
 
 
 @pytest.mark.timeout(600)
@@ -103,6 +132,9 @@ SAMPLE = (
     "left_partition_is_no_barrier",
     "recorded_batches_wait_behind_new_ones",
     "rows_deleted_before_the_ack",
+    "lease_token_is_not_checked",
+    "forgotten_groups_are_remembered",
+    "deliveries_are_not_noted",
 )
 """`make proof` hunts all."""
 MORE_SEEDS = 400

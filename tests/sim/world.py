@@ -18,6 +18,7 @@ from keylane.checker.events import Abandoned, Event, Ranged, Stored
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
 from keylane.consumer.pulling.pull_client import PullClient
+from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
@@ -26,10 +27,10 @@ from keylane.rpc.client import MetaClient
 from sim.actors.clients import SUBJECT, ProducerHost
 from sim.actors.consumers import ConsumerHost
 from sim.actors.creating import SECOND, Creator, is_creating
-from sim.actors.hosts import BrokerHost, Host, MetaHost
+from sim.actors.hosts import META_SETTINGS, BrokerHost, Host, MetaHost
 from sim.actors.losing import Loser, for_losses, is_losing
 from sim.actors.operators import Operator, for_operators, is_operated
-from sim.actors.outboxes import Outboxes
+from sim.actors.outboxes import Outboxes, has_outbox
 from sim.actors.poison import owed, unhandled
 from sim.actors.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
 from sim.actors.users import SHARED, Preloaded, Users, for_users
@@ -78,19 +79,13 @@ class Outcome:
 class World:
     """Every host of one seed."""
 
+    broker_kind: type[BrokerHost] = BrokerHost
+    meta_settings: MetaserverSettings = META_SETTINGS
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.swarm: Swarm = draw(self.rng)
-        if is_operated(seed):
-            self.swarm = for_operators(seed, self.swarm)
-        elif is_retaining(seed):
-            self.swarm = for_retention(seed, self.swarm)
-        if is_copied(seed):
-            self.swarm = for_copies(self.swarm)
-        if is_losing(seed):
-            self.swarm = for_losses(self.swarm)
-        self.swarm = for_users(seed, self.swarm)
+        self.swarm: Swarm = self._plan(draw(self.rng))
         self.preloaded = Preloaded()
         self.poison: set[bytes] = set()
         """Keys whose handlers fail."""
@@ -109,7 +104,7 @@ class World:
         self.producers: list[ProducerHost] = []
         self.consumers: list[ConsumerHost] = []
         self._build()
-        self.outboxes = Outboxes(self, self._meta)
+        self.outboxes = self._add_outboxes()
         self._operator = Process("operator")
         self._operator_meta = MetaClient(SimNetwork(self.internet, self._operator), self._meta)
         self._operations: list[asyncio.Task[None]] = []
@@ -128,6 +123,19 @@ class World:
             groups.append(SHARED)
         self.service = Service(self.brokers, groups, ttl_ms=self.swarm.ttl_ms)
         self.idleness = Idleness()
+
+    def _plan(self, swarm: Swarm) -> Swarm:
+        """The plan of this seed, out of what it has drawn."""
+        seed = self.seed
+        if is_operated(seed):
+            swarm = for_operators(seed, swarm)
+        elif is_retaining(seed):
+            swarm = for_retention(seed, swarm)
+        if is_copied(seed):
+            swarm = for_copies(swarm)
+        if is_losing(seed):
+            swarm = for_losses(swarm)
+        return for_users(seed, swarm)
 
     @property
     def hosts(self) -> list[Host]:
@@ -185,13 +193,14 @@ class World:
                     address=address,
                     slow_s=self.rng.choice((0.0, 0.005, 0.1)),
                     expires="retention_bytes" in self.swarm.broker,
+                    settings=self.meta_settings,
                 )
             )
 
     def _add_brokers(self) -> None:
         for index in range(2):
             self.brokers.append(
-                BrokerHost(
+                self.broker_kind(
                     self.internet,
                     self._machine(f"b{index}"),
                     f"b{index}",
@@ -231,6 +240,9 @@ class World:
                     preloaded=self.preloaded,
                 )
             )
+
+    def _add_outboxes(self) -> Outboxes:
+        return Outboxes(self, self._meta, present=has_outbox(self.seed))
 
     def add_dead_group(self) -> None:
         """A consumer of a group of its own: it is killed when it is first granted something."""
@@ -498,8 +510,13 @@ class World:
         for event in (*gone, *read_log(store, partition_id, first, partition.readable_offset)):
             self.record(event)
 
+    def _check(self) -> Findings:
+        """What the history shows."""
+        return check_history(self.history)
+
     def judge(self, drained_s: float) -> Outcome:
         self.read_logs(quiet=drained_s >= 0)
+        findings = self._check()
         problems = [
             f"{type(fault).__name__}: {fault}" if isinstance(fault, BaseException) else fault
             for fault in self.loop.faults
@@ -507,7 +524,6 @@ class World:
         ]
         problems += self.service.problems.values()
         problems += self.idleness.problems.values()
-        findings = check_history(self.history)
         if drained_s < 0 and not findings.total:
             findings.note("starvation", f"not drained after {DRAIN_S} s")
         return Outcome(
@@ -522,11 +538,11 @@ class World:
         )
 
 
-def run_seed(seed: int) -> Outcome:
+def run_seed(seed: int, kind: type[World] = World) -> Outcome:
     """Build, run and judge one seed."""
     logging.getLogger("keylane").setLevel(logging.CRITICAL + 1)
     gc.disable()
-    world = World(seed)
+    world = kind(seed)
     try:
         drained_s = -1.0
         try:

@@ -178,6 +178,7 @@ class SendingProgram:
             sending=any(lane.batches for lane in self.lanes.values()),
             tables=self.tables(),
             halted_keys=self.halted_keys,
+            limits={},
         )
 
     def apply(self, outcome: RoundOutcome) -> None:

@@ -25,6 +25,7 @@ from keylane.protocol.errors import (
     QueueFullError,
 )
 from keylane.protocol.ids import Subject
+from keylane.protocol.message import Receipt
 from keylane.protocol.routing import Partition, Route
 from keylane.rpc.environment import Environment
 from sim.actors.elsewhere import Calls, Visitor, calls_of_producer
@@ -41,6 +42,10 @@ TWINS_ID = 1 << 60
 
 class ProducerHost(Host):
     """Sends bursts of messages over a few keys until it is told to stop."""
+
+    subject = SUBJECT
+    gives_up: tuple[type[KeylaneError], ...] = (DeliveryTimeoutError, KeyHaltedError)
+    """Errors of messages that need not be stored, because a user asked for that."""
 
     def __init__(
         self,
@@ -97,6 +102,8 @@ class ProducerHost(Host):
         """For what another thread asks of the producer."""
         self.on_lost: Callable[[AcceptedAsLostError, Process, float], None] | None = None
         """Told when a message was sent that may be lost, if a disk may be."""
+        self.on_receipt: Callable[[bytes, Receipt], None] | None = None
+        """Told of each receipt."""
         self._limits = copy.copy(self.rng)
         """How long messages may take."""
         self._limited = 0.05 if self._limits.random() < 0.3 else 0.0
@@ -126,7 +133,7 @@ class ProducerHost(Host):
         if self._producer is None:
             return {}
         key = self._abroad.choice(self._keys)
-        return calls_of_producer(self._producer, SUBJECT, key, self._last, self._abroad)
+        return calls_of_producer(self._producer, self.subject, key, self._last, self._abroad)
 
     def close(self) -> None:
         """Close the producer at once; unsent messages are given up."""
@@ -310,7 +317,7 @@ class ProducerHost(Host):
             if self._closing or self._openings != opening:
                 return
             try:
-                future = producer.send(SUBJECT, value, key=key, timeout_ms=self._time_limit())
+                future = producer.send(self.subject, value, key=key, timeout_ms=self._time_limit())
                 self._watch_routes(producer, name)
             except QueueFullError:
                 await producer.drain()
@@ -334,7 +341,7 @@ class ProducerHost(Host):
 
     def _watch_routes(self, producer: Producer, name: str) -> None:
         """Note each route at the moment in which it is followed, when that is another one."""
-        sender = producer._senders[Subject(SUBJECT)]
+        sender = producer._senders[Subject(self.subject)]
         if sender is self._watched:
             return
         self._watched = sender
@@ -378,7 +385,7 @@ class ProducerHost(Host):
         try:
             receipt = await future
         except KeylaneError as error:
-            asked = isinstance(error, DeliveryTimeoutError | KeyHaltedError)
+            asked = isinstance(error, self.gives_up)
             # A twin under one id may fence messages that have no answer yet: their fate stays unknown, and the error says so.
             asked = asked or (self._twins and isinstance(error, ProducerFencedError))
             told = ("withdrawn", "gone") if self._closing or asked else ("not done", "unknown")
@@ -391,6 +398,8 @@ class ProducerHost(Host):
                 await asyncio.sleep(0.05)
                 producer.resume(error)
         else:
+            if self.on_receipt is not None:
+                self.on_receipt(value, receipt)
             place, twice = (receipt.partition_id, receipt.offset), receipt.duplicate == "possible"
             self._record(Settled(value, "stored", *place, receipt.reordered, twice))
             if receipt.reordered:

@@ -30,6 +30,8 @@ from support.observation import Telling, dropped, ended, started
 class ConsumerHost(Host):
     """Handles messages, at times slowly, at times with a failure; joins, leaves and crashes on request."""
 
+    subject = SUBJECT
+
     def __init__(
         self,
         *args: Any,
@@ -80,6 +82,8 @@ class ConsumerHost(Host):
         self._in_hand: Message | None = None
         """What the body of an iteration is in."""
         self._iterating = self._stopped = False
+        self.on_message: Callable[[Message], None] | None = None
+        """Told of each message that a handler begins with."""
         self._lives = 0
         """How often it was opened."""
 
@@ -188,7 +192,7 @@ class ConsumerHost(Host):
             rng = random.Random(self._rng.getrandbits(64))
         return Consumer(
             self._meta,
-            subject=SUBJECT,
+            subject=self.subject,
             group=self.group,
             handler=handler,
             name=self.name,
@@ -254,6 +258,8 @@ class ConsumerHost(Host):
     def _started(self, message: Message, *, ours: bool = False) -> None:
         if self._shared:  # no order, no owner: it counts what was handled
             return
+        if self.on_message is not None:
+            self.on_message(message)
         clock_ns = self.machine.boot_ns()
         event = started(
             message, group=self.group, clock_ns=clock_ns, ours=ours, left_ms=self._left_ms

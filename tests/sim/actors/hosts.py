@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from keylane.broker.control import BrokerControl
 from keylane.broker.registration import Registration
 from keylane.broker.retention.loop import Cleaning
@@ -109,9 +111,16 @@ class MetaHost(Host):
     """One metaserver process over a shelf that it may share with another."""
 
     def __init__(
-        self, *args: Any, shelf: Shelf, address: str, slow_s: float, expires: bool
+        self,
+        *args: Any,
+        shelf: Shelf,
+        address: str,
+        slow_s: float,
+        expires: bool,
+        settings: MetaserverSettings = META_SETTINGS,
     ) -> None:
         super().__init__(*args)
+        self._settings = settings
         self._expires = expires
         self.address = address
         self._shelf = shelf
@@ -132,30 +141,30 @@ class MetaHost(Host):
         self._shelf.run(
             adopt_boot,
             (f"boot {self.machine.boots}",),
-            {"broker_ttl_ms": META_SETTINGS.broker_ttl_ms},
+            {"broker_ttl_ms": self._settings.broker_ttl_ms},
             durable=True,
         )
         self._shelf.boot = self.machine.boots
-        catalogue = Catalogue(database, SimNetwork(self.internet, self.process), META_SETTINGS)
+        catalogue = Catalogue(database, SimNetwork(self.internet, self.process), self._settings)
         network = SimNetwork(self.internet, self.process)
         announcer = Announcer(
             database,
             network,
-            META_SETTINGS,
+            self._settings,
             catalogue=catalogue,
             holder=f"{self.name}.{self.starts}",
         )
-        groups = GroupService(database, META_SETTINGS, announce=announcer.announce)
+        groups = GroupService(database, self._settings, announce=announcer.announce)
         operations = self._operations(database, network, catalogue, groups)
 
         async def health() -> Health:
-            await catalogue.brokers()
-            return Health(program="metaserver", ready=True)
+            details = {"brokers": to_builtins(await catalogue.brokers())}
+            return Health(program="metaserver", ready=True, details=details)
 
         resetter = ResetService(
             database,
             network,
-            META_SETTINGS,
+            self._settings,
             holder=f"{self.name}.{self.starts}",
             after_step=self._stepped,
         )
@@ -172,7 +181,7 @@ class MetaHost(Host):
             database,
             groups,
             catalogue,
-            META_SETTINGS,
+            self._settings,
             operations,
             duties=duties,
             removals=removals,
@@ -186,7 +195,7 @@ class MetaHost(Host):
         return OperationDriver(
             database,
             network,
-            META_SETTINGS,
+            self._settings,
             catalogue=catalogue,
             groups=groups,
             driver=f"{self.name}.{self.starts}",
@@ -196,7 +205,7 @@ class MetaHost(Host):
 
     def _duties(self, database: Any, network: SimNetwork, catalogue: Catalogue) -> tuple[Any, ...]:
         holder = f"{self.name}.{self.starts}"
-        expirer = Expirer(database, network, META_SETTINGS, catalogue=catalogue, holder=holder)
+        expirer = Expirer(database, network, self._settings, catalogue=catalogue, holder=holder)
         return (expirer.run_once,)
 
     def _stepped(self, step: str) -> None:
@@ -225,6 +234,9 @@ class MetaHost(Host):
 
 class BrokerHost(Host):
     """A broker with its disk."""
+
+    commits: frozenset[str] = frozenset({"_write"})
+    """The blocking functions that make something durable."""
 
     def __init__(
         self,
@@ -321,12 +333,18 @@ class BrokerHost(Host):
                 self._record(event)
             return answer, data
 
+        self._begin_more(store, service, registration, network)
         routes = [self._watched(route) for route in control.routes()]
         listener = Listener(self.process, machine, routes, handle)
         self.internet.listen(self.address, listener)
         self.spawn(registration.run(), self.process.context.copy())
         if "retention_bytes" in self._settings:
             self.spawn(self._clean(store), self.process.context.copy())
+
+    def _begin_more(
+        self, store: Store, service: BrokerService, registration: Registration, network: SimNetwork
+    ) -> None:
+        """Begin what only some brokers do."""
 
     def _heartbeat(
         self, store: Store, identity: FolderIdentity, opening: Opening
@@ -458,7 +476,7 @@ class BrokerHost(Host):
 
     def _committed(self, function: Callable[..., Any]) -> None:
         """The host may die right after a sync, before any caller is answered."""
-        if self.crash_after_commits is None or function.__name__ != "_write":
+        if self.crash_after_commits is None or function.__name__ not in self.commits:
             return
         self.crash_after_commits -= 1
         if self.crash_after_commits <= 0:

@@ -137,6 +137,13 @@ class UserHost(Host):
         drainer = None if self._outbox is None or not self.running else self._outbox._drainer
         return drainer is not None and drainer.token is not None
 
+    @property
+    def is_sending(self) -> bool:
+        """True while it believes to have the lease, and batches are on their way."""
+        drainer = None if self._outbox is None else self._outbox._drainer
+        senders = [] if drainer is None else drainer.senders.values()
+        return self.sends and any(sender.batches for sender in senders)
+
     def start(self) -> None:
         process = self.new_process()
         self.spawn(self._run(), process.context.copy())
@@ -228,10 +235,10 @@ class UserHost(Host):
 class Outboxes:
     """The programs of a seed and what befalls them; none in seeds without an outbox."""
 
-    def __init__(self, world: World, meta: list[str]) -> None:
+    def __init__(self, world: World, meta: list[str], *, present: bool) -> None:
         self._world = world
         self.hosts: list[UserHost] = []
-        if not has_outbox(world.seed):
+        if not present:
             return
         self._rng = rng = random.Random(f"outboxes {world.seed}")
         self._database = UserDatabase(world.loop, world.record)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sim.actors.outboxes import FIRST_SEED
+from sim.actors import outboxes
 from sim.mutants import (
     of_brokers,
     of_consumers,
+    of_features,
     of_metaservers,
     of_operators,
     of_outbox,
@@ -14,6 +15,7 @@ from sim.mutants import (
     of_users,
 )
 from sim.mutants.mutant import Mutant
+from sim.run import FEATURES_FIRST
 
 MUTANTS = {
     breaks.__name__: Mutant(breaks)
@@ -26,8 +28,16 @@ MUTANTS = {
         of_retention,
         of_users,
         of_outbox,
+        of_features,
     )
     for breaks in room.BREAKS
 }
-FIRST_SEEDS = {breaks.__name__: FIRST_SEED for breaks in of_outbox.BREAKS}
+FIRST_SEEDS = {
+    breaks.__name__: first
+    for room, first in (
+        (of_outbox, outboxes.FIRST_SEED),
+        (of_features, FEATURES_FIRST),
+    )
+    for breaks in room.BREAKS
+}
 """Where the hunt for a mutant begins, if not with seed 0."""

@@ -7,6 +7,7 @@ import logging
 import time
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from keylane.producer import ProducerSettings
@@ -314,3 +315,24 @@ async def test_close_gives_up_messages_when_their_broker_is_away():
     assert (told.value.details, told.value.fate) == ({"messages": 1, "unknown": 0}, Fate.NOT_DONE)
     with pytest.raises(NoPartitionError, match="closed"):
         await future
+
+
+async def test_table_is_given_up_when_its_producer_is_closed_before_the_first_route():
+    """It had waited for ever for a route that is asked for no more."""
+
+    async def never(*_args: object, **_fields: object) -> None:
+        await asyncio.Event().wait()
+
+    network = ScriptedNetwork()
+    producer = producer_on(network)
+    await producer.__aenter__()
+    network.control = never  # type: ignore[method-assign]
+    sending = asyncio.create_task(
+        producer.send_arrow("s", pa.table({"value": [b"0"]}), value="value")
+    )
+    await eventually(lambda: bool(producer._senders))
+    await producer.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(NoPartitionError, match="closed"):
+            await sending
+    assert not network.stored

@@ -1,0 +1,75 @@
+"""A broker that keeps scheduled messages too, as brokers do in production."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from keylane.broker.peers import Peers
+from keylane.broker.posting import MessagePosting
+from keylane.broker.registration import Registration
+from keylane.broker.scheduled.scheduler import Scheduler
+from keylane.broker.scheduling import Scheduling
+from keylane.broker.service import BrokerService
+from keylane.broker.store.store import Store
+from keylane.protocol.frames import CancelScheduled, Schedule
+from sim.actors.hosts import BrokerHost
+from sim.machines.network import SimNetwork
+
+SEGMENT_BYTES = 2_000
+"""Of the journal: it turns and is cleaned within a seed."""
+
+
+class SchedulingBrokerHost(BrokerHost):
+    """See the module."""
+
+    commits = BrokerHost.commits | {"append"}
+    scheduler: Scheduler | None = None
+
+    def _begin_more(
+        self, store: Store, service: BrokerService, registration: Registration, network: SimNetwork
+    ) -> None:
+        rng = random.Random(f"{self.name} scheduled {self.starts}")
+        self._turn = asyncio.Lock()
+        scheduler = self.scheduler = Scheduler.open(
+            self.disk,
+            clock=self.machine,
+            rng=random.Random(rng.getrandbits(64)),
+            run_blocking=self._one_by_one,
+            broker_group=self.group,
+            count_max=10_000,
+            bytes_max=1 << 24,
+            segment_bytes=SEGMENT_BYTES,
+        )
+        peers = Peers(service, self.group, self._meta, network)
+        posting = MessagePosting(peers, clock=self.machine, rng=rng)
+        scheduling = Scheduling(
+            scheduler,
+            peers,
+            broker_group=self.group,
+            clock=self.machine,
+            draw=rng.getrandbits,
+            standing=registration,
+            check_writable=lambda: store.commit.check_room(0),
+        )
+        service.answer(Schedule, scheduling.schedule)
+        service.answer(CancelScheduled, scheduling.cancel)
+        self.spawn(scheduler.run(posting, registration), self.process.context.copy())
+
+    async def _one_by_one(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Run `function` as the only thread of a pool does: in the order of the calls, whether its caller waits or not."""
+        return await asyncio.shield(asyncio.ensure_future(self._in_turn(function, *args)))
+
+    async def _in_turn(self, function: Callable[..., Any], *args: Any) -> Any:
+        async with self._turn:
+            return await self._blocking(function, *args)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether scheduled messages, or deliveries of them, are left; unknown, and so True, while it is down."""
+        scheduler = self.scheduler if self.running else None
+        return scheduler is None or bool(
+            scheduler._agenda.entries or scheduler._agenda.deliveries or scheduler._queue
+        )

@@ -1,0 +1,181 @@
+"""A world in which a feature is at work beside the usual programs, in seeds from FEATURES_FIRST on.
+
+Every seed has one feature, see `kind_of`; its number is the seed's distance from FEATURES_FIRST.  The usual programs of such a world have
+no habits, and no other seed shares a generator with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+from keylane.broker.partition.partition import HostedPartition
+from keylane.broker.store.store import Store
+from keylane.checker.findings import Findings
+from keylane.protocol.errors import KeylaneError
+from sim.actors.clients import SUBJECT
+from sim.actors.consumers import ConsumerHost
+from sim.actors.hosts import META_SETTINGS
+from sim.actors.outboxes import Outboxes
+from sim.features.deletions import Deletions
+from sim.features.feature import Feature
+from sim.features.first_sends import MADE, PARTITIONS, FirstSends
+from sim.features.growths import Growths
+from sim.features.later import LaterDeliveries
+from sim.features.relays import RelayedOutboxes, Relays
+from sim.features.scheduling import SchedulingBrokerHost
+from sim.features.tables import Tables
+from sim.features.views import check_view, seen_from
+from sim.machines.logs import Removed
+from sim.run import FEATURES_FIRST
+from sim.service import Service
+from sim.swarm import Swarm
+from sim.world import Outcome, World
+
+STRIDE = 96
+"""Worlds whose seeds are multiples of this do nothing of what only some seeds do: copies, losses, twins, resets."""
+FEATURES: tuple[type[Feature], ...] = (Deletions, Growths, LaterDeliveries, Tables, FirstSends)
+
+
+RELAYS_EVERY = 15
+
+
+def kind_of(number: int) -> type[Feature]:
+    """The feature of a seed: in turn, and in some seeds an outbox."""
+    if number % RELAYS_EVERY == RELAYS_EVERY - 1:
+        return Relays
+    return FEATURES[number % len(FEATURES)]
+
+
+class _Services:
+    """The consumer groups of several subjects, as one `Service`."""
+
+    def __init__(self, services: list[Service]) -> None:
+        self._services = services
+        self.limit_s = max(service.limit_s for service in services)
+
+    @property
+    def drained(self) -> bool:
+        return all(service.drained for service in self._services)
+
+    @property
+    def problems(self) -> dict[Any, str]:
+        return {
+            (index, who): problem
+            for index, service in enumerate(self._services)
+            for who, problem in service.problems.items()
+        }
+
+    def look(self, now_s: float) -> None:
+        for service in self._services:
+            service.look(now_s)
+
+    def expect(self, group: str) -> None:
+        self._services[0].expect(group)
+
+
+class FeatureWorld(World):
+    """Every host of one such seed."""
+
+    broker_kind = SchedulingBrokerHost
+    meta_settings = replace(
+        META_SETTINGS, auto_create=f"{MADE}*", auto_create_partitions=PARTITIONS
+    )
+
+    def __init__(self, seed: int) -> None:
+        self.number = seed - FEATURES_FIRST
+        self._kind = kind_of(self.number)
+        self.hosted: dict[int, HostedPartition] = {}
+        """What the brokers' disks have at the end."""
+        super().__init__(STRIDE * self.number)
+        self.seed = STRIDE * self.number
+        self.feature = self._kind(self)
+        self.feature.build()
+        service: Any = _Services(
+            [
+                Service(self.brokers, ["group0"], ttl_ms=self.swarm.ttl_ms, subject=SUBJECT),
+                *self.feature.services(),
+            ]
+        )
+        self.service = service
+
+    def _plan(self, swarm: Swarm) -> Swarm:
+        rng = random.Random(f"features {self.number}")
+        kind = self._kind
+        plan = replace(
+            swarm,
+            faults=(swarm.faults | kind.faults) - kind.never,
+            strict=True,
+            static=False,
+            groups=1,
+            consumers=rng.choice((1, 2)),
+            producers=1,
+            keys=rng.choice((1, 3, 6)),
+            messages=rng.choice((10, 30)),
+            fault_s=rng.choice((5.0, 8.0)),
+            gap_s=rng.choice((0.4, 1.0)),
+            manners=swarm.manners | {"by_hand": 0.0},
+        )
+        return kind.plan(plan, rng)
+
+    def _add_outboxes(self) -> Outboxes:
+        return RelayedOutboxes(self, self._meta, present=self._kind is Relays)
+
+    @property
+    def at_rest(self) -> bool:
+        return super().at_rest and self.feature.idle
+
+    def add_consumer(
+        self, kind: type[ConsumerHost] = ConsumerHost, *, group: str = ""
+    ) -> ConsumerHost:
+        host = super().add_consumer(kind, group=group)
+        host.on_message = None if "feature" not in vars(self) else self.feature.on_message
+        return host
+
+    def _start_deeds(self) -> None:
+        self._operator_does(self.feature.work())
+
+    def _drained(self) -> bool:
+        return super()._drained() and self.feature.drained
+
+    async def live(self) -> float:
+        drained_s = await super().live()
+        while drained_s >= 0:
+            try:
+                await self._in_operator(self.feature.look())
+                break
+            except KeylaneError:
+                await asyncio.sleep(0.2)
+        return drained_s
+
+    def _read_log(
+        self, store: Store, partition_id: int, partition: HostedPartition, removed: Removed
+    ) -> None:
+        self.hosted[partition_id] = partition
+        super()._read_log(store, partition_id, partition, removed)
+
+    def judge(self, drained_s: float) -> Outcome:
+        outcome = super().judge(drained_s)
+        outcome.seed = FEATURES_FIRST + self.number
+        return outcome
+
+    def _check(self) -> Findings:
+        self.feature.settle()
+        findings = Findings()
+        mine = self.partitions_of(SUBJECT)
+        hosts = {host.name for host in self.producers if host.subject == SUBJECT}
+        hosts |= {host.name for host in self.outboxes.hosts} | {"outbox"}
+        check_view(seen_from(self.history, partitions=mine, hosts=hosts), findings)
+        self.feature.check(findings, self.hosted)
+        self.loop.faults += self.feature.problems
+        return findings
+
+    def partitions_of(self, subject: str) -> set[int]:
+        """The ids of the subject's partitions on the brokers' disks at the end."""
+        return {
+            partition_id
+            for partition_id, partition in self.hosted.items()
+            if partition.facts.subject == subject
+        }

@@ -1,0 +1,265 @@
+"""Bugs of deletions, growths, later deliveries, tables and first messages."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from keylane.broker import control as broker_control
+from keylane.broker.scheduled.agenda import Agenda
+from keylane.broker.scheduled.records import Place, Taken
+from keylane.broker.scheduled.scheduler import Scheduler
+from keylane.metaserver.catalogue import service as catalogue_service
+from keylane.metaserver.groups import sessions as groups_sessions
+from keylane.metaserver.operations import journal as operations_journal
+from keylane.metaserver.operations import plan as operations_plan
+from keylane.metaserver.removals import begin as removals_begin
+from keylane.metaserver.sql.schema import partition_parents, partitions
+from keylane.producer import arrow as producer_arrow
+from keylane.protocol.errors import Fate, KeylaneError, SubjectUnknownError
+from keylane.protocol.scheduled.receipt import CancelOutcome
+from keylane.rpc.client import MetaClient
+from sim.mutants.mutant import Breaks, Patches
+
+
+# ── deletions ─────────────────────────────────────────────────────────────────────────────────────────
+def dropped_partitions_stay(patches: Patches) -> None:
+    """A broker says that it has dropped a partition, and keeps it."""
+    patches.set(
+        broker_control, "drop_partition", lambda store, _partition_id, _ask: store.commit.flushed()
+    )
+
+
+def forgotten_groups_are_remembered(patches: Patches) -> None:
+    """A broker says that it has forgotten a group, and keeps its progress."""
+    patches.set(
+        broker_control,
+        "forget_group",
+        lambda store, _partition, ask: (ask.token, store.commit.flushed()),
+    )
+
+
+def senders_follow_the_name(patches: Patches) -> None:
+    """A producer asks for the route by the subject's name alone."""
+
+    def route(self: Any, subject: str, **kwargs: Any) -> Any:
+        return real(self, subject, **(kwargs | {"subject_id": 0}))
+
+    real = patches.set(MetaClient, "route", route)
+
+
+def later_groups_begin_with_the_first_token(patches: Patches) -> None:
+    """A group's tokens begin anew under a name that was deleted."""
+
+    def open_subject(connection: Any, name: str) -> Any:
+        return replace(real(connection, name), tokens_above=0)
+
+    real = patches.set(groups_sessions, "open_subject_row", open_subject)
+
+
+def names_are_free_before_brokers_dropped(patches: Patches) -> None:
+    """A deletion ends without its brokers."""
+
+    def plan(connection: Any, chosen: Any, *, group_id: int = 0, token: int = 0) -> None:
+        if group_id:
+            real(connection, chosen, group_id=group_id, token=token)
+
+    real = patches.set(removals_begin, "plan_removals", plan)
+
+
+# ── growths ───────────────────────────────────────────────────────────────────────────────────────────
+def first_half_begins_anew(patches: Patches) -> None:
+    """A queue that is cut counts from 0 again."""
+    patches.set(operations_journal, "set_logic_starts", lambda _connection, _children: None)
+
+
+def second_half_counts_on(patches: Patches) -> None:
+    """A new queue counts on where the queue stood that was cut."""
+
+    def set_starts(connection: Any, children: Any) -> None:
+        real(connection, children)
+        parent, child = partitions.alias("parent"), partitions.alias("child")
+        rows = connection.execute(
+            sa.select(child.c.partition_id, parent.c.logic_start, parent.c.end_offset)
+            .select_from(partition_parents)
+            .join(parent, parent.c.partition_id == partition_parents.c.parent_id)
+            .join(child, child.c.partition_id == partition_parents.c.partition_id)
+            .where(partition_parents.c.partition_id.in_(children), child.c.queue != parent.c.queue)
+        ).all()
+        for row in rows:
+            here = partitions.c.partition_id == row.partition_id
+            start = row.logic_start + row.end_offset
+            connection.execute(sa.update(partitions).where(here).values(logic_start=start))
+
+    real = patches.set(operations_journal, "set_logic_starts", set_starts)
+
+
+def halves_change_their_numbers(patches: Patches) -> None:
+    """The second half of a queue keeps its number."""
+
+    def cut(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
+        real(subject, ranges, queue)
+        last = max(ranges)
+        ranges[queue], ranges[last] = ranges[last], ranges[queue]
+
+    real = patches.set(operations_plan, "_cut", cut)
+
+
+# ── later deliveries ──────────────────────────────────────────────────────────────────────────────────
+def scheduled_told_before_durable(patches: Patches) -> None:
+    """A message for later is accepted while it is being written."""
+
+    async def keep(self: Any, messages: Any, size: int) -> None:
+        writing = asyncio.ensure_future(real(self, messages, size))
+        await asyncio.sleep(0)
+        if writing.done():
+            await writing
+
+    real = patches.set(Scheduler, "_keep", keep)
+
+
+def cancel_told_before_durable(patches: Patches) -> None:
+    """A cancel is answered while it is being written."""
+
+    async def cancel(self: Any, scheduled_id: bytes) -> CancelOutcome:
+        writing = asyncio.ensure_future(real(self, scheduled_id))
+        await asyncio.sleep(0)
+        return await writing if writing.done() else CancelOutcome.CANCELED
+
+    real = patches.set(Scheduler, "cancel", cancel)
+
+
+def deliveries_are_not_noted(patches: Patches) -> None:
+    """A delivery begins before its key is durable; after a crash it has another one."""
+
+    def submit(self: Any, records: Any, size: int, **kwargs: Any) -> Any:
+        if not any(isinstance(record, Taken) for record in records):
+            return real(self, records, size, **kwargs)
+        kwargs["then"](Place(1, 0, 0))
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    real = patches.set(Scheduler, "_submit", submit)
+
+
+def unknown_deliveries_are_given_back(patches: Patches) -> None:
+    """A delivery without an answer is taken for one that was refused, and made again under another key."""
+
+    class Refusing:
+        def __init__(self, target: Any) -> None:
+            self.place, self._target = target.place, target
+
+        async def store(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                await self._target.store(*args, **kwargs)
+            except KeylaneError as error:
+                raise error.copy(Fate.NOT_DONE) from error
+
+    async def store(self: Any, delivery: Any, messages: Any, target: Any, *args: Any, **kwargs: Any) -> None:  # fmt: skip
+        await real(self, delivery, messages, Refusing(target), *args, **kwargs)
+
+    real = patches.set(Scheduler, "_store", store)
+
+
+def repeats_are_kept_again(patches: Patches) -> None:
+    """A message for later that comes a second time, after its delivery, is a new one."""
+    patches.set(Agenda, "knows", lambda self, scheduled_id: scheduled_id in self.entries)
+
+
+def due_before_the_time(patches: Patches) -> None:
+    """Messages are delivered up to a second early."""
+
+    def take(self: Any, now_ms: int) -> Any:
+        return real(self, now_ms + 1_000)
+
+    real = patches.set(Agenda, "take", take)
+
+
+# ── tables ────────────────────────────────────────────────────────────────────────────────────────────
+def rows_of_a_partition_run_backwards(patches: Patches) -> None:
+    """The rows of a block that go to one partition are sorted the wrong way round."""
+
+    def order(self: Any, keys: Any, rows: int) -> Any:
+        ordered, bounds = real(self, keys, rows)
+        if ordered is None:
+            return ordered, bounds
+        parts = [ordered[start:end][::-1] for start, end in pairwise(bounds)]
+        return np.concatenate(parts), bounds
+
+    real = patches.set(producer_arrow._RowExecutors, "order", order)
+
+
+def rows_given_up_count_as_stored(patches: Patches) -> None:
+    async def count(self: Any, future: Any, row: int) -> None:
+        try:
+            await real(self, future, row)
+        finally:
+            if self._given_up.pop(row, None) is not None:
+                self._stored += 1
+
+    real = patches.set(producer_arrow.TableSending, "_count", count)
+
+
+def held_rows_are_left_out(patches: Patches) -> None:
+    """Rows whose partition is not open now count as sent."""
+
+    async def send(self: Any, block: Any, rows: Any) -> None:
+        self._stored += len(rows)
+
+    patches.set(producer_arrow.TableSending, "_send_by_row", send)
+
+
+# ── first messages ────────────────────────────────────────────────────────────────────────────────────
+def creation_opens_before_all_is_hosted(patches: Patches) -> None:
+    """A subject is opened although a broker has not answered."""
+
+    async def host_all(self: Any, row: Any, planned: Any) -> str:
+        await real(self, row, planned)
+        return ""
+
+    real = patches.set(catalogue_service.Catalogue, "_host_all", host_all)
+
+
+def first_messages_do_not_wait_for_each_other(patches: Patches) -> None:
+    """While one first message creates the subject, the others are refused."""
+
+    async def complete(self: Any, row: Any) -> None:
+        if row.subject_id in running:
+            raise SubjectUnknownError(subject=row.name)
+        running.add(row.subject_id)
+        try:
+            await real(self, row)
+        finally:
+            running.discard(row.subject_id)
+
+    running: set[int] = set()
+    real = patches.set(catalogue_service.Catalogue, "_complete", complete)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    dropped_partitions_stay,
+    forgotten_groups_are_remembered,
+    senders_follow_the_name,
+    later_groups_begin_with_the_first_token,
+    names_are_free_before_brokers_dropped,
+    first_half_begins_anew,
+    second_half_counts_on,
+    halves_change_their_numbers,
+    scheduled_told_before_durable,
+    cancel_told_before_durable,
+    deliveries_are_not_noted,
+    unknown_deliveries_are_given_back,
+    repeats_are_kept_again,
+    due_before_the_time,
+    rows_of_a_partition_run_backwards,
+    rows_given_up_count_as_stored,
+    held_rows_are_left_out,
+    creation_opens_before_all_is_hosted,
+    first_messages_do_not_wait_for_each_other,
+)
