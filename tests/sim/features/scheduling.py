@@ -71,5 +71,5 @@ class SchedulingBrokerHost(BrokerHost):
         """Whether scheduled messages, or deliveries of them, are left; unknown, and so True, while it is down."""
         scheduler = self.scheduler if self.running else None
         return scheduler is None or bool(
-            scheduler._agenda.entries or scheduler._agenda.deliveries or scheduler._queue
+            scheduler._agenda.entries or scheduler._agenda.deliveries or scheduler._writer._queue
         )

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from keylane.broker import control as broker_control
 from keylane.broker.scheduled.agenda import Agenda
+from keylane.broker.scheduled.journal_writer import JournalWriter
 from keylane.broker.scheduled.records import Place, Taken
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.metaserver.catalogue import service as catalogue_service
@@ -145,7 +146,7 @@ def deliveries_are_not_noted(patches: Patches) -> None:
         done.set_result(None)
         return done
 
-    real = patches.set(Scheduler, "_submit", submit)
+    real = patches.set(JournalWriter, "submit", submit)
 
 
 def unknown_deliveries_are_given_back(patches: Patches) -> None:
