@@ -221,7 +221,7 @@ edges, blob = pa.py_buffer(np.array([0, 1, 3, 6], np.int64)), pa.py_buffer(b"abb
 column = pa.Array.from_buffers(pa.large_binary(), 3, [None, edges, blob])
 table = pa.Table.from_arrays([column, column], names=["key", "value"])
 (block,) = ArrowSource(table, key="key", value="value").blocks()
-assert not block.refused()
+assert not block.refused(1 << 20)
 assert block.take(np.array([2, 0])).values.row(0) == b"ccc"
 assert "pandas" not in sys.modules
 """
