@@ -4,7 +4,7 @@ A route is asked for when it is needed: at the first row of a subject, and after
 A partition that was sealed meanwhile refuses, so an outdated route costs one call and no order.
 
 When a subject is deleted, nothing is stored in its partitions any more.  Rows that were not sent wait for a later
-subject of its name, which another program has to create: `auto_create` would undo the deletion.
+subject of its name, which an operator has to create: no message creates a deleted name again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..rpc.client import MetaClient
 
 log = logging.getLogger("keylane.outbox")
 _NO_SUBJECT = (SubjectDeletedError, SubjectUnknownError)
-_DELETED = "the subject was deleted: its rows wait until another program creates one of this name"
+_DELETED = "the subject was deleted: its rows wait until an operator creates one of this name"
 
 
 @dataclass(slots=True)
@@ -104,8 +104,6 @@ class OutboxRoutes:
         return known
 
     async def _route(self, subject: str, known: KnownRoute) -> Route:
-        if subject in self._deleted:
-            return await self._meta.route(subject)
         subject_id = 0 if known.route is None else known.route.subject_id
         return await self._meta.route_to_send(subject, subject_id=subject_id)
 

@@ -56,6 +56,7 @@ from .settings import ProducerSettings
 from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 
 log = logging.getLogger("keylane.producer")
+NOT_OPEN = "the producer is not open; use: async with Producer(...)"
 NO_LIMIT = 1 << 62  # bytes: more than any queue has
 _hash = xxhash.xxh3_64_intdigest
 
@@ -167,7 +168,6 @@ class Producer(ScheduledCancels, Generic[V]):
         self._rng = self._environment.new_rng()
         self._identity = Identity(self._environment.draw_identity)
         self._senders = {}
-        self._sent_to: set[str] = set()  # not created again: they may have been deleted
         self._budget = SendBudget(self._settings.queue_bytes)
         self._scheduled = LaterSending(
             meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=self._environment.draw_identity,
@@ -220,7 +220,7 @@ class Producer(ScheduledCancels, Generic[V]):
         Queue a message, behind those of its key that were sent before.
 
         Args:
-            subject: an existing subject.
+            subject: an existing subject, or one that the metaserver creates for its first message (`auto_create`).
             value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
             deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
@@ -245,13 +245,13 @@ class Producer(ScheduledCancels, Generic[V]):
             KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume` first.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
+        if deliver_at is not None or self._budget.bytes >= self._queue_bytes:
+            again = partial(self.send, subject, value, key=key, properties=properties, tags=tags)
+            return self._send_aside(partial(again, queue=queue, timeout_ms=timeout_ms), deliver_at)
         try:
             sender = self._senders[subject]
         except (KeyError, TypeError):  # the first message of the subject, or not a name
             sender = self._new_sender(subject)
-        if deliver_at is not None or self._budget.bytes >= self._queue_bytes:
-            again = partial(self.send, subject, value, key=key, properties=properties, tags=tags)
-            return self._send_aside(partial(again, queue=queue, timeout_ms=timeout_ms), deliver_at)
         if get_ident() != self._thread:  # two threads would corrupt a batch; or there is a codec
             value = self._encoded(subject, value)
         if type(value) is not bytes or type(key) is not bytes:
@@ -324,7 +324,8 @@ class Producer(ScheduledCancels, Generic[V]):
         """Send a message for later, or queue one over the limit, which raises QueueFullError if this task may not."""
         self._home.check()
         if deliver_at is not None:
-            assert self._scheduled is not None
+            if not self._open or self._scheduled is None:
+                raise ClosedError(NOT_OPEN)
             return self._scheduled.send(*send.args, **send.keywords, deliver_at=deliver_at)
         budget, task = self._budget, asyncio.current_task()
         if not budget.may_exceed(task):
@@ -340,15 +341,13 @@ class Producer(ScheduledCancels, Generic[V]):
     def _new_sender(self, subject: str) -> SubjectSender:
         self._home.check()
         if not self._open or self._meta is None or self._identity is None:
-            raise ClosedError("the producer is not open; use: async with Producer(...)")
+            raise ClosedError(NOT_OPEN)
         check_name("subject", subject)
         sender = self._senders[subject] = SubjectSender(
             subject, order_strategy=self._order_strategy, meta=self._meta,
             broker_at=self._connections.broker_at, identity=self._identity, settings=self._settings,
             clock=self._clock, rng=self._rng, budget=self._budget, on_dead=self._forget,
-            may_create=subject not in self._sent_to,
         )  # fmt: skip
-        self._sent_to.add(subject)
         return sender
 
     def _forget(self, sender: SubjectSender) -> None:

@@ -64,7 +64,6 @@ class SubjectSender:
         rng: random.Random,
         budget: SendBudget,
         on_dead: Callable[[SubjectSender], None],
-        may_create: bool,
     ) -> None:
         self.subject = subject
         self.table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
@@ -84,7 +83,6 @@ class SubjectSender:
         self._rng = rng
         self._budget = budget
         self._on_dead = on_dead
-        self._first_route = meta.route_to_send if may_create else meta.route
         self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
         self._outdated: int | None = None
@@ -289,7 +287,7 @@ class SubjectSender:
         urgent = self._refresh.is_set() or self._lacks_a_broker()
         self._refresh.clear()
         if known is None:
-            return await self._first_route(
+            return await self._meta.route_to_send(
                 self.subject, wait_ms=URGENT_WAIT_MS, order_strategy=self._order_strategy
             )
         ask = partial(

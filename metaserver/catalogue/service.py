@@ -63,6 +63,7 @@ from ..cluster.brokers import (
 from ..cluster.heard import groups_missed
 from ..cluster.lost_database import database_lost, is_empty
 from ..cluster.queues import read_queues
+from ..cluster.removals import name_was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import (
     find_subject,
@@ -275,7 +276,8 @@ class Catalogue:
 
         Raises:
             InvalidNameError
-            SubjectUnknownError: `auto_create` does not allow it.
+            SubjectUnknownError: `auto_create` does not allow it, or an earlier subject of the name was deleted: programs
+                that go on sending would undo that.
             KeylaneError: as `create` raises them.
         """
         try:
@@ -287,6 +289,10 @@ class Catalogue:
         if row is not None:  # another call is creating it, maybe with other settings
             await self._complete(row)
             return await self.subject(name)
+        if await self._database.read(name_was_deleted, name):
+            raise SubjectUnknownError(
+                f"subject {name!r} was deleted, so that no message creates it again", subject=name
+            )
         partitions = self._settings.auto_create_partitions
         create = CreateSubject(
             subject=name, partitions=partitions, order_strategy=ask.order_strategy

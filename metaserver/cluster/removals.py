@@ -233,6 +233,12 @@ def was_deleted(
     return connection.execute(sa.select(sa.exists().where(named))).scalar_one()
 
 
+def name_was_deleted(connection: Connection, subject: str) -> bool:
+    """Return whether a subject of this name is gone."""
+    named = sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE)
+    return connection.execute(sa.select(sa.exists().where(named))).scalar_one()
+
+
 def removals_left(connection: Connection, subject_id: int, group_id: int = WHOLE) -> int:
     """Count the partitions that brokers still have to drop, or on which they still have to forget the group."""
     count = (

@@ -164,24 +164,24 @@ async def test_settings_are_set_at_both_metaservers_at_once_while_messages_flow(
 async def test_first_messages_at_both_metaservers_create_one_subject_while_others_flow(
     pair: Cluster, admins: tuple[Admin, Admin]
 ):
-    """Many producers at once; after a deletion the same, with other ids."""
+    """Many producers at once, twice; the ids of a deleted one are not used again."""
     await pair.create("steady-3", partitions=4)
     ids: set[int] = set()
     async with Load(pair.addresses, "steady-3") as load:
-        for _ in range(2):
+        for name in ("made.once", "made.again"):
 
-            async def send(number: int) -> None:
+            async def send(number: int, name: str = name) -> None:
                 async with Producer(pair.addresses[number % 2]) as producer:
-                    await producer.send("made.once", b"v", key=b"%d" % number)
+                    await producer.send(name, b"v", key=b"%d" % number)
 
             await asyncio.gather(*map(send, range(8)))
-            views = [await admin.describe_subject("made.once") for admin in admins]
+            views = [await admin.describe_subject(name) for admin in admins]
             assert views[0] == views[1]
             made = {partition.partition_id for partition in views[0].partitions}
             assert len(made) == 3
             assert not made & ids
             ids |= made
-            await pair.check_history("made.once", {b"%d" % number: [b"v"] for number in range(8)})
-            await delete_subject(pair.addresses, "made.once")
+            await pair.check_history(name, {b"%d" % number: [b"v"] for number in range(8)})
+            await delete_subject(pair.addresses, name)
         await end_of(load)
     assert (await admins[1].verify()).ok

@@ -54,7 +54,7 @@ async def test_rows_follow_to_the_next_subject_of_the_name_when_theirs_is_delete
                 for name in (subject, "outbox-beside"):
                     await add(sqlite, outbox, name, b"%d" % number, key)
                 sent[key].append(b"%d" % number)
-        await told(outbox, subject, "until another program creates one of this name")
+        await told(outbox, subject, "until an operator creates one of this name")
         async with asyncio.timeout(20):
             while await rows_left(sqlite) > len(KEYS) * 5:
                 await asyncio.sleep(0.02)
