@@ -23,7 +23,6 @@ from ..protocol.errors import (
     ConfigError,
     Fate,
     InvalidRequestError,
-    KeyHaltedError,
     KeylaneError,
     MessageTooLargeError,
     RowsGivenUpError,
@@ -262,7 +261,8 @@ class TableSending:
     Sends the rows of one source and keeps count of what became of them.
 
     Args:
-        sender: the sender of the subject, asked for anew with each block.
+        sender: the sender of the subject.  When it ends, because the subject is deleted or the producer closed, the rows
+            that are left are given up: a later subject of the name gets none of them.
         send: queues one message of the subject, by value and key.
         drain: waits for room in the producer's queue.
         draw: returns a random number of the given bits, for the partition of rows without a key.
@@ -271,7 +271,7 @@ class TableSending:
     def __init__(
         self,
         *,
-        sender: Callable[[], SubjectSender],
+        sender: SubjectSender,
         send: Callable[[bytes, bytes], SendFuture],
         drain: Callable[[], Awaitable[None]],
         draw: Callable[[int], int],
@@ -306,7 +306,7 @@ class TableSending:
             RowsGivenUpError: rows were given up.
         """
         self._partial = partial
-        await self._sender().routed()  # the route has the limit of a row
+        await self._sender.routed()  # the route has the limit of a row
         if source.in_memory:
             if not partial:
                 await self._check(source.blocks())
@@ -327,7 +327,7 @@ class TableSending:
     async def _check(self, blocks: Iterable[Block]) -> None:
         """Raises RowsRefusedError if a row of `blocks`, the next ones, cannot be sent."""
         row = self._row
-        limit = self._sender().message_bytes_max
+        limit = self._sender.message_bytes_max
         refused: dict[int, str] = {}
         for block in blocks:
             refused |= {row + index: why for index, why in block.refused(limit).items()}
@@ -346,10 +346,14 @@ class TableSending:
         rows = np.arange(self._row, self._row + len(block))
         self._row += len(block)
         await asyncio.sleep(0)
-        await self._drain()
-        await self._settle(waits=False)
-        sender = self._sender()
-        await sender.routed()
+        sender = self._sender
+        try:
+            await self._drain()
+            await self._settle(waits=False)
+            sender.check_alive()
+        except KeylaneError as error:  # rows before these may be stored
+            self._given_up |= dict.fromkeys(rows.tolist(), error)
+            return
         refused = block.refused(sender.message_bytes_max)
         if refused:
             for index in sorted(refused):
@@ -409,11 +413,14 @@ class TableSending:
 
     async def _send_by_row(self, block: Block, rows: I64) -> None:
         for index, row in enumerate(rows.tolist()):
-            await self._drain()
             key = b"" if block.keys is None else block.keys.row(index)
             try:
+                await self._drain()
+                self._sender.check_alive()
                 self._messages.append((self._send(block.values.row(index), key), row))
-            except (KeyHaltedError, MessageTooLargeError) as error:
+            except (
+                KeylaneError
+            ) as error:  # its key is halted, it is too large now, or nothing is sent any more
                 self._given_up[row] = error
 
     async def _settle(self, *, waits: bool) -> None:

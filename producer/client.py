@@ -460,7 +460,7 @@ class Producer(ScheduledCancels, Generic[V]):
         Raises:
             RowsRefusedError: rows cannot be sent: nothing of the source was sent; of a RecordBatchReader, the record
                 batches before are stored or on their way.
-            RowsGivenUpError: rows were given up after they were queued.
+            RowsGivenUpError: rows were given up after the first were queued; it says how many are stored.
             InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text; nothing was sent.
             SubjectUnknownError, StrategyMismatchError: nothing was sent.
             ConfigError: pyarrow or numpy is not installed, or the producer has a partitioner.
@@ -474,12 +474,9 @@ class Producer(ScheduledCancels, Generic[V]):
 
         rows = ArrowSource(source, key=key, value=value)
 
-        def sender() -> SubjectSender:
-            self._home.check()
-            return self._senders.get(subject) or self._new_sender(subject)
-
+        self._home.check()
         return await TableSending(
-            sender=sender,
+            sender=self._senders.get(subject) or self._new_sender(subject),
             send=lambda value, key: self._send_encoded(subject, value, key=key),
             drain=self.drain,
             draw=self._rng.getrandbits,

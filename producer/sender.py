@@ -164,6 +164,10 @@ class SubjectSender:
             KeylaneError: the metaserver refuses one.
         """
         await self._routed.wait()
+        self.check_alive()
+
+    def check_alive(self) -> None:
+        """Raises KeylaneError, why nothing is sent any more."""
         if self._refusal is not None:
             raise self._refusal.copy(Fate.NOT_DONE)
 

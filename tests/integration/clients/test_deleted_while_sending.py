@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import aiohttp
 import pyarrow as pa
@@ -78,6 +78,35 @@ async def test_table_is_given_up_when_its_subject_is_deleted(shared_cluster: Clu
     if isinstance(error, RowsGivenUpError):  # its row was queued when the subject went
         assert (error.rows, error.messages) == ([0], 1)
     check(error.__cause__ if isinstance(error, RowsGivenUpError) else error)
+
+
+async def test_later_rows_of_a_table_are_given_up_when_its_subject_is_deleted(
+    shared_cluster: Cluster,
+):
+    """The error says how many are stored, and a later subject of the name gets none of the others."""
+    meta, subject = shared_cluster.meta, "deleted-stream"
+    await shared_cluster.create(subject)
+    loop = asyncio.get_running_loop()
+    schema = pa.schema([("k", pa.binary()), ("v", pa.binary())])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        """Read in a thread; between its two batches the subject is deleted and created anew."""
+        yield pa.record_batch({"k": [b"k"] * 3, "v": [b"before"] * 3}, schema=schema)
+        deleted = delete_subject(meta, subject)
+        asyncio.run_coroutine_threadsafe(deleted, loop).result(60)
+        asyncio.run_coroutine_threadsafe(shared_cluster.create(subject), loop).result(60)
+        yield pa.record_batch({"k": [b"k"] * 2, "v": [b"after"] * 2}, schema=schema)
+
+    async with Producer(meta) as producer:
+        await producer.send(subject, b"first", key=b"k")
+        with pytest.raises(RowsGivenUpError) as raised:
+            await producer.send_arrow(
+                subject, pa.RecordBatchReader.from_batches(schema, batches()), key="k", value="v"
+            )
+        assert (raised.value.stored, raised.value.rows) == (3, [3, 4])
+        assert isinstance(raised.value.__cause__, GONE)
+        await producer.send(subject, b"next", key=b"k")
+    await shared_cluster.check_history(subject, {b"k": [b"next"]})
 
 
 async def test_script_is_told_when_its_subject_is_deleted(shared_cluster: Cluster):

@@ -65,10 +65,8 @@ class TableProducer(ProducerHost):
             )
         except RowsGivenUpError as error:
             self._given_up(rows, error)
-        except KeylaneError as error:  # before the first row, or while some were on their way
-            self._settle_rows(
-                rows, "gone" if error.fate is Fate.UNKNOWN or len(rows) > 1 else "withdrawn"
-            )
+        except KeylaneError as error:  # before the first row
+            self._settle_rows(rows, "gone" if error.fate is Fate.UNKNOWN else "withdrawn")
         else:
             if receipt.stored != len(rows) or receipt.refused:
                 self.loop.faults.append(f"{receipt!r} for {len(rows)} rows")
