@@ -62,7 +62,7 @@ class RecordPlan(NamedTuple):
     unknown: set[str]
     """Subjects whose route has not been asked for."""
     refused: dict[int, str]
-    """Rows that are never sent, by id, with the reason."""
+    """Rows that are refused, by id, with the reason."""
     unconfirmed: set[str]
     """Subjects with a row over a limit that is not confirmed."""
 

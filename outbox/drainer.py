@@ -158,7 +158,7 @@ class Drainer:
         for subject in outcome.unconfirmed:
             self._confirm(subject)
         for row_id, why in outcome.refused.items():
-            log.error("row %d is never sent: %s", row_id, why)
+            log.error("row %d is refused, and is sent only if it is redriven: %s", row_id, why)
         if outcome.more or outcome.inherited:
             self.wake()
 
@@ -202,12 +202,20 @@ class Drainer:
             task.add_done_callback(lambda _: self._confirming.pop(subject, None))
 
     async def _ask_limit(self, subject: str) -> None:
-        known = await self.follow(subject)
-        if known.problem:
-            await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
-        else:
-            self._confirmed.add(subject)
+        for attempt in itertools.count(1):
+            known = await self.follow(subject)
+            if not known.problem:
+                break
+            await self._wait_for_route(subject, known, attempt)
+            if self.token is None:
+                return
+        self._confirmed.add(subject)
         self.wake()
+
+    async def _wait_for_route(self, subject: str, known: KnownRoute, attempt: int) -> None:
+        level = logging.WARNING if attempt == WARN_AT else logging.DEBUG
+        log.log(level, "rows of %s wait: %s", subject, known.problem)
+        await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
 
     def _barriers_known(self, subject: str) -> bool:
         """True unless a partition has unsettled batches and its range is not known."""
@@ -315,9 +323,7 @@ class Drainer:
             known = await self.follow(subject)
             if self._is_routed(subject):
                 return
-            level = logging.WARNING if attempt == WARN_AT else logging.DEBUG
-            log.log(level, "rows of %s wait: %s", subject, known.problem)
-            await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+            await self._wait_for_route(subject, known, attempt)
             if self.token is None:  # another process sends: the next lease asks for the route again
                 self._routes.known.pop(subject, None)
                 return
@@ -327,7 +333,7 @@ class Drainer:
         """Why rows wait, by subject."""
         routes = {
             subject: self._routes.known[subject].problem
-            for subject in self._learning
+            for subject in (*self._learning, *self._confirming)
             if subject in self._routes.known
         }
         senders = {

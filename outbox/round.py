@@ -59,7 +59,7 @@ class RoundOutcome:
     inherited: bool = False
     """The lease was taken, and `recorded` are batches of an earlier holder."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Rows that are never sent, by id, with the reason."""
+    """Rows that are refused, by id, with the reason."""
     unconfirmed: set[str] = field(default_factory=set)
     """Subjects with a row over a limit that has to be asked for again."""
     more: bool = False

@@ -25,6 +25,8 @@ class OutboxGauges(msgspec.Struct, frozen=True, kw_only=True):
     """`rows` is exact."""
     failed: int
     """Rows that no broker can tell of, counted up to 10,000."""
+    refused: int = 0
+    """Rows over the limit of their subject, counted up to 10,000."""
     oldest_age_ms: int
     """Of the row with the lowest id; 0 if there is none."""
 
@@ -41,7 +43,7 @@ class SubjectRows(msgspec.Struct, frozen=True, kw_only=True):
     halted: int = 0
     """Behind a failed row of their key."""
     refused: int = 0
-    """Over the limit of their subject; never sent."""
+    """Over the limit of their subject: not sent, unless they are redriven."""
     oldest_age_ms: int = 0
 
 
@@ -113,11 +115,15 @@ def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) ->
         # Rows that were counted may be sent between two statements, all of them too.
         newest_id = connection.execute(sa.select(sa.func.max(rows.id))).scalar() or 0
         count = max(count, newest_id - oldest.id + 1)
-    failed = sa.select(rows.id).where(rows.batch_id == FAILED).limit(COUNTED_MAX)
+    failed, refused = (
+        sa.select(rows.id).where(rows.batch_id == state).limit(COUNTED_MAX)
+        for state in (FAILED, REFUSED)
+    )
     return OutboxGauges(
         rows=count,
         counted=counted,
         failed=_count(connection, failed),
+        refused=_count(connection, refused),
         oldest_age_ms=max(0, now_ns - oldest.added_at_ns) // 1_000_000,
     )
 

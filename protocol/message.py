@@ -91,6 +91,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
         Raises:
             LeaseLostError: another consumer owns the partition now, and the message is delivered to it again.
+            InvalidRequestError: the message was given back, and comes again.
             ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:

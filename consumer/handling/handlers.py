@@ -67,7 +67,7 @@ async def await_result(result: object) -> None:
 
     Raises:
         HandlerTypeError: `result` is a generator, or awaitables deeper than AWAITED_MAX.
-        Retry: it is, or was awaited to, NACK.
+        Retry: it is, or was awaited to, NACK or a Retry.
         BaseException: raised by the awaitable.
     """
     for _ in range(AWAITED_MAX):
@@ -86,8 +86,10 @@ async def await_result(result: object) -> None:
         raise HandlerTypeError(
             f"handler returned the {kind} {result!r:.80}, which is never iterated"
         )
-    if result is NACK:
+    if result is NACK or result is Retry:
         raise Retry
+    if isinstance(result, Retry):  # returned like NACK, and meant as raised
+        raise result
 
 
 async def _ended(future: asyncio.Future[object]) -> object:

@@ -34,6 +34,15 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
         """Milliseconds until the next try; None: the pauses of the consumer's settings."""
 
 
+def only_retry(error: BaseException) -> Retry | None:
+    """The Retry of a group of nothing else, as a TaskGroup raises it: the one with the longest wait; else None."""
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    asked = [only_retry(each) or each for each in error.exceptions]
+    retries = [each for each in asked if isinstance(each, Retry)]
+    return max(retries, key=lambda each: each.wait_ms or 0) if len(retries) == len(asked) else None
+
+
 class _Nack:
     def __repr__(self) -> str:
         return "keylane.NACK"

@@ -33,7 +33,7 @@ from .handlers import Handler, await_result, is_async
 from .lanes import Lanes
 from .log_throttle import LogLine, LogThrottle, name_of
 from .retries import Retries
-from .retry import Retry
+from .retry import Retry, only_retry
 
 log = logging.getLogger("keylane.consumer")
 
@@ -286,6 +286,7 @@ class Workers:
             return False
         wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
         reason = None
+        error = only_retry(error) or error
         if isinstance(error, Retry):
             wait_ms, reason = wait_ms if error.wait_ms is None else error.wait_ms, error.reason
         kind = type(error).__qualname__

@@ -136,6 +136,8 @@ class PullClient:
         """The next message of a key waits for the ack of the one before."""
         self._taken: set[int] = set()
         """Offsets that iteration gave to the user and the user has not acked."""
+        self._given_back: set[int] = set()
+        """Offsets that the user gave back, and was not given again."""
         self.in_lanes: set[int] = set()
         """Those of them whose ack lets the next message of a key be handed out."""
         self._in_flight = MessagesInFlight(
@@ -219,6 +221,12 @@ class PullClient:
     def taken(self, message: Message) -> None:
         """Note that the iteration gave the message to the user, who will ack it."""
         self._taken.add(message.offset)
+        if self._given_back:
+            self.given_again(message)
+
+    def given_again(self, message: Message) -> None:
+        """Note that the user has a message again that was given back."""
+        self._given_back.discard(message.offset)
 
     def check_takes_ack(self, message: Message) -> None:
         """
@@ -242,6 +250,15 @@ class PullClient:
                 self.left_hand(message)
             if self.acks_each and not await self.acked():
                 self.check_takes_ack(message)
+        elif self._given_back:
+            self.check_not_given_back(message)
+
+    def check_not_given_back(self, message: Message) -> None:
+        """Raises InvalidRequestError: the user gave the message back, and it comes again."""
+        if message.offset in self._given_back:
+            raise InvalidRequestError(
+                f"message {message.offset} of partition {self.partition_id} was given back; ack it when it comes again"
+            )
 
     async def acked(self) -> bool:
         """
@@ -268,6 +285,7 @@ class PullClient:
             )
         self._owner.nack(message, after_s)
         taken.remove(message.offset)
+        self._given_back.add(message.offset)
         self.in_lanes.discard(message.offset)
 
     def left_hand(self, message: Message) -> None:

@@ -53,6 +53,7 @@ class HandOut:
     def taken(self, message: Message) -> None:
         """Note that the iteration gave the message to the user, who will ack it."""
         self._taken.add(message.offset)
+        self.client.given_again(message)
 
     async def ack(self, message: Message) -> None:
         """Take the user's ack; a second ack does nothing.  Raises LeaseLostError."""
@@ -63,6 +64,8 @@ class HandOut:
             self.client.left_hand(message)
             if self.client.acks_each and not await self.client.acked():
                 self.client.check_takes_ack(message)
+        else:
+            self.client.check_not_given_back(message)
 
     async def nack(self, message: Message, after_s: float) -> None:
         """Take a message back from the user.  Raises InvalidRequestError, LeaseLostError, ConfigError."""

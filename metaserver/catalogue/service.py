@@ -42,6 +42,7 @@ from ...protocol.errors import (
     NotEnoughBrokersError,
     NotSentError,
     PartitionInUseError,
+    SubjectExistsError,
     SubjectUnknownError,
 )
 from ...protocol.ids import Subject, check_name
@@ -285,10 +286,6 @@ class Catalogue:
         except SubjectUnknownError:
             if not self._settings.creates(name):
                 raise
-        row = await self._database.read(find_subject, name)
-        if row is not None:  # another call is creating it, maybe with other settings
-            await self._complete(row)
-            return await self.subject(name)
         if await self._database.read(name_was_deleted, name):
             raise SubjectUnknownError(
                 f"subject {name!r} was deleted, so that no message creates it again", subject=name
@@ -297,7 +294,13 @@ class Catalogue:
         create = CreateSubject(
             subject=name, partitions=partitions, order_strategy=ask.order_strategy
         )
-        view = await self.create(create)
+        try:
+            view = await self.create(create)
+        except SubjectExistsError:  # another call is creating it, with other settings
+            row = await self._database.read(find_subject, name)
+            if row is not None:
+                await self._complete(row)
+            return await self.subject(name)
         log.info("subject %s was created by its first message", name)
         return view
 

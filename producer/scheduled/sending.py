@@ -347,7 +347,8 @@ class ScheduledCancels(Resident):
         Have a message that was sent with `deliver_at` never delivered, durably.  A repeat is harmless.
 
         Returns:
-            CANCELED, or DELIVERED if the message is in its subject, or on its way there.
+            CANCELED; DELIVERED if the message is in its subject, or on its way there; DROPPED if its subject was
+            deleted, or takes no message of its size.
 
         Raises:
             ScheduledUnknownError: the broker does not know the message, or no longer.

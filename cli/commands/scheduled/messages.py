@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import typer
+
+from ....admin.scheduled import ScheduledMessages
 from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...connection import open_admin
@@ -14,12 +17,18 @@ COLUMNS = ("id", "subject", "deliver at", "broker group", "bytes#", "")
 async def list_scheduled(
     meta: str, output: OutputFormat, *, subject: str | None, limit: int, broker: str | None
 ) -> None:
-    """Show the messages that are delivered next."""
+    """Show the messages that are delivered next; status 1 if a broker could not be asked."""
     async with open_admin(broker or meta) as admin:
         listed = await admin.list_scheduled(subject=subject, limit=limit, broker=broker)
     if output is OutputFormat.JSON:
         show_json(listed)
-        return
+    else:
+        _show(listed)
+    if listed.problems:  # a broker that was not asked may have more
+        raise typer.Exit(1)
+
+
+def _show(listed: ScheduledMessages) -> None:
     rows = [
         (
             each.scheduled_id,

@@ -106,17 +106,17 @@ async def test_waiting_messages_are_listed_by_subject_and_canceled_by_id(cluster
         Admin(cluster.meta) as admin,
     ):
         receipts = [
-            await keep(producer, "listed", b"%d" % each, 600_000 - each) for each in range(8)
+            await keep(producer, "listed", b"%d" % each, 600_000 - each) for each in range(32)
         ]
         listed = await admin.list_scheduled(subject="listed", limit=3)
-        assert (listed.count, listed.problems) == (8, {})
+        assert (listed.count, listed.problems) == (32, {})
         assert [each.scheduled_id for each in listed.messages] == [
             each.scheduled_id for each in sorted(receipts, key=lambda each: each.deliver_at_ms)[:3]
         ]
         assert {each.broker_group for each in receipts} == {"g1", "g2"}
         alone = await admin.list_scheduled(subject="listed", broker=cluster.brokers[0].address)
         assert {each.broker_group for each in alone.messages} == {"g1"}
-        assert 0 < alone.count < 8
+        assert 0 < alone.count < 32
         assert (await admin.list_scheduled(subject="nothing")).count == 0
         first = receipts[0].scheduled_id
         for _ in range(2):
@@ -128,20 +128,22 @@ async def test_waiting_messages_are_listed_by_subject_and_canceled_by_id(cluster
                 await admin.cancel_scheduled(wrong)
         with pytest.raises(InvalidRequestError):
             await admin.list_scheduled(limit=0)
-        assert (await admin.list_scheduled(subject="listed")).count == 7
+        assert (await admin.list_scheduled(subject="listed")).count == 31
 
     async def keylane(*words: str) -> str:
         done = await asyncio.to_thread(run_keylane, "scheduled", *words)
         return done.stdout + done.stderr
 
     shown = await keylane("list", "--subject", "listed", "--meta", cluster.meta, "-o", "json")
-    assert json.loads(shown)["count"] == 7
+    assert json.loads(shown)["count"] == 31
     table = await keylane("list", "--limit", "1", "--broker", cluster.brokers[0].address)
     assert "scheduled messages, the first 1" in table
     second = receipts[1].scheduled_id
     assert f"{second}: canceled" in await keylane("cancel", second, "--meta", cluster.meta)
     unknown = await keylane("cancel", "00" * 16, "--meta", cluster.meta)
     assert "ScheduledUnknownError" in unknown
+    silent = await asyncio.to_thread(run_keylane, "scheduled", "list", "--broker", "127.0.0.1:1")
+    assert (silent.returncode, "is not listed" in silent.stdout) == (1, True)
 
 
 def test_dump_shows_the_journal_of_scheduled_messages(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.handling.retry import NACK, Retry
+from keylane.consumer.handling.retry import NACK, Retry, only_retry
 from keylane.protocol.errors import ConfigError
 from keylane.protocol.message import Message
 from support.handling import Client, in_virtual_time, virtual_loop, workers_of
@@ -68,6 +68,31 @@ def test_message_is_tried_again_when_its_handler_returns_nack(wrapped):
     assert [each[:2] for each in tries] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert acked == [0, 1]
     assert 0.4 <= tries[1][2] - tries[0][2] <= 1.2
+
+
+@pytest.mark.parametrize("returned", [Retry, Retry(after_s=0.5)])
+def test_message_is_tried_again_when_its_handler_returns_a_retry(returned):
+    """Meant as raised: it must not count as handled."""
+    tries, acked = run(lambda message: returned if message.attempt == 1 else None, b"a")
+    assert [each[:2] for each in tries] == [(0, 1), (0, 2)]
+    assert acked == [0]
+
+
+def test_seconds_count_when_a_task_group_raises_them():
+    """The longest of the group; a group with another error is an error."""
+
+    async def ask(after_s: float) -> None:
+        raise Retry(after_s=after_s)
+
+    async def handle(message: Message) -> None:
+        if message.attempt == 1:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ask(20))
+                group.create_task(ask(40))
+
+    tries, _ = run(handle, b"a")
+    assert round(tries[1][2] - tries[0][2]) == 40
+    assert only_retry(ExceptionGroup("", [Retry(), ValueError()])) is None
 
 
 def test_reason_is_logged_without_a_traceback(caplog):
