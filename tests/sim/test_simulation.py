@@ -17,7 +17,7 @@ SEEDS = 100
 """`make proof` runs 20,000 and more."""
 OUTBOX_SEEDS = 10
 """With an outbox, from FIRST_SEED on; `make sim FIRST=1000000000` runs more."""
-SEEDS_SAMPLE = 20
+SEEDS_SAMPLE = 12
 FEATURES_SAMPLE = tuple(FEATURES_FIRST + number for number in (0, 1, 2, 3, 4, 14))
 """One seed of each feature; `make sim WORLD=features` runs more."""
 FEATURES = range(FEATURES_FIRST, FEATURES_FIRST + 60)
