@@ -26,7 +26,7 @@ from ...protocol.errors import OtherTaskError
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ...rpc.race import Race
-from ..pulling.pull_client import PullClient
+from ..pulling.pull_client import PullClient, client_of
 from .log_throttle import LogThrottle
 from .nacked import Nacked
 from .retry import wait_ms_of
@@ -114,7 +114,7 @@ class Stream:
                     raise StopAsyncIteration
                 message = self._nacked.take(self._boot_ns()) if self._nacked else None
                 if message is not None:
-                    _client_of(message).in_lanes.add(message.offset)
+                    client_of(message).in_lanes.add(message.offset)
                 elif self._waiting:
                     message = self._waiting.popleft()
                     if self._nacked and self._nacked.hold(message):
@@ -268,11 +268,6 @@ class Stream:
         self._closed = True
         self._waiting.clear()
         self._work.set()
-
-
-def _client_of(message: Message) -> PullClient:
-    client: PullClient = message.delivery.client  # type: ignore[union-attr]
-    return client
 
 
 _NEXT = Stream.next.__code__

@@ -28,7 +28,7 @@ from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
-from ..pulling.pull_client import PullClient
+from ..pulling.pull_client import PullClient, client_of
 from .handlers import Handler, await_result, is_async
 from .lanes import Lanes
 from .log_throttle import LogLine, LogThrottle, name_of
@@ -296,7 +296,7 @@ class Workers:
         self._log_line(line, error)
         due_ns = now_ns + wait_ms * 1_000_000
         self._retries.wait(message, due_ns)
-        _client_of(message).add_retrying(1)
+        client_of(message).add_retrying(1)
         self._wake_at(due_ns, now_ns)
         return True
 
@@ -314,7 +314,7 @@ class Workers:
         due = self._retries.take(now_ns, others_wait=others_wait)
         for message in due:
             message.attempt += 1
-            _client_of(message).add_retrying(-1)
+            client_of(message).add_retrying(-1)
         if due:
             self._lanes.put_first(due)
             self._work.set()
@@ -406,7 +406,7 @@ class Workers:
         late = [
             worker
             for worker in self._workers
-            if worker.message and _client_of(worker.message) is client
+            if worker.message and client_of(worker.message) is client
         ]
         for worker in late:
             worker.cancel_handler()
@@ -436,12 +436,6 @@ class Workers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _client_of(message: Message) -> PullClient:
-    """The pull client that handed `message` out."""
-    client: PullClient = message.delivery.client  # type: ignore[union-attr]
-    return client
 
 
 def _closes_coroutines(error: BaseException) -> bool:

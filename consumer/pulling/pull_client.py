@@ -528,6 +528,12 @@ class PullClient:
             _release(self._ack_waiters, durable=not self._acks)
 
 
+def client_of(message: Message) -> PullClient:
+    """The pull client that handed `message` out."""
+    client: PullClient = message.delivery.client  # type: ignore[union-attr]
+    return client
+
+
 def _release(waiters: list[asyncio.Future[bool]], *, durable: bool) -> None:
     for waiter in waiters:
         if not waiter.done():
