@@ -2,7 +2,7 @@
 
 from .client import Assignment, Consumer
 from .handling.handlers import Handler
-from .handling.retry import NACK, Retry
+from .handling.not_acked import NACK, Retry
 from .pulling.queue_reader import QueueProgress, QueueReader, QueueSlice
 from .settings import AckMode, ConsumerSettings
 

@@ -18,7 +18,7 @@ from typing import Any
 from ...protocol.codecs.codec import V
 from ...protocol.errors import HandlerTypeError
 from ...protocol.message import Message
-from .retry import NACK, Retry
+from .not_acked import NACK, Retry
 
 Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
 AWAITED_MAX = 10

@@ -29,7 +29,7 @@ from ...rpc.race import Race
 from ..pulling.pull_client import PullClient, client_of
 from .log_throttle import LogThrottle
 from .nacked import Nacked
-from .retry import wait_ms_of
+from .not_acked import wait_ms_of
 
 log = logging.getLogger("keylane.consumer")
 

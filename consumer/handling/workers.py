@@ -32,8 +32,8 @@ from ..pulling.pull_client import PullClient, client_of
 from .handlers import Handler, await_result, is_async
 from .lanes import Lanes
 from .log_throttle import LogLine, LogThrottle, name_of
+from .not_acked import Retry, only_retry
 from .retries import Retries
-from .retry import Retry, only_retry
 
 log = logging.getLogger("keylane.consumer")
 

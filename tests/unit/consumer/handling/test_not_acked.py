@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.handling.retry import NACK, Retry, only_retry
+from keylane.consumer.handling.not_acked import NACK, Retry, only_retry
 from keylane.protocol.errors import ConfigError
 from keylane.protocol.message import Message
 from support.handling import Client, in_virtual_time, virtual_loop, workers_of
