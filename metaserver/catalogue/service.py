@@ -64,9 +64,9 @@ from ..cluster.brokers import (
 from ..cluster.heard import groups_missed
 from ..cluster.lost_database import database_lost, is_empty
 from ..cluster.queues import read_queues
-from ..cluster.removals import name_was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import (
+    check_not_deleted,
     find_subject,
     open_subject,
     plan_subject,
@@ -277,19 +277,18 @@ class Catalogue:
 
         Raises:
             InvalidNameError
-            SubjectUnknownError: `auto_create` does not allow it, or an earlier subject of the name was deleted: programs
-                that go on sending would undo that.
+            SubjectUnknownError: `auto_create` does not allow it, or an operator creates it just now.
+            SubjectDeletedError: the earlier subject of the name was deleted, or is being deleted: programs that go on
+                sending would undo that.
             KeylaneError: as `create` raises them.
         """
         try:
             return await self.subject(name)
         except SubjectUnknownError:
-            if not self._settings.creates(name):
+            if await self._database.read(check_not_deleted, name) or not self._settings.creates(
+                name
+            ):
                 raise
-        if await self._database.read(name_was_deleted, name):
-            raise SubjectUnknownError(
-                f"subject {name!r} was deleted, so that no message creates it again", subject=name
-            )
         partitions = self._settings.auto_create_partitions
         create = CreateSubject(
             subject=name, partitions=partitions, order_strategy=ask.order_strategy

@@ -37,7 +37,7 @@ from ..sql.schema import partitions, subjects
 from .brokers import lock_brokers, writable_groups
 from .lost_database import check_not_lost
 from .partitions import subject_partitions
-from .removals import being_deleted, was_deleted
+from .removals import being_deleted, name_was_deleted, was_deleted
 from .rows import SubjectRow
 
 SERVED = (PartitionState.OPEN, PartitionState.SEALED)
@@ -108,6 +108,22 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
     elif row.problem:
         raise CreationFailedError(row.problem, subject=name)
     raise SubjectUnknownError(subject=name)
+
+
+def check_not_deleted(connection: Connection, name: str) -> bool:
+    """
+    Return whether an earlier subject of the name was deleted, and a later one is planned or open.
+
+    Raises:
+        SubjectDeletedError: it was deleted, and no later one was created.
+    """
+    deleted = name_was_deleted(connection, name)
+    if deleted and find_subject(connection, name) is None:
+        raise SubjectDeletedError(
+            f"subject {name!r} was deleted, so that no message creates it again: that is an operator's to do",
+            subject=name,
+        )
+    return deleted
 
 
 def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: int) -> SubjectRow:

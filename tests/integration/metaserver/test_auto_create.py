@@ -96,8 +96,9 @@ async def test_producer_is_refused_when_the_subject_has_another_strategy(file_cl
 async def test_message_does_not_create_a_deleted_subject_again(file_cluster: Cluster):
     """A program that goes on sending would undo the deletion, or one that is restarted; an operator may create it."""
     meta, subject = file_cluster.meta, "made.deleted"
-    gone = (SubjectDeletedError, SubjectUnknownError)
+    gone = SubjectDeletedError
     later = datetime.now(UTC) + timedelta(hours=1)
+    url = f"http://{file_cluster.brokers[0].address}/v1/subjects/{subject}/messages"
     async with Producer(meta) as producer, Admin(meta) as admin:
         await producer.send(subject, b"v", key=b"k")
         await delete_subject(meta, subject)
@@ -107,8 +108,12 @@ async def test_message_does_not_create_a_deleted_subject_again(file_cluster: Clu
         with pytest.raises(gone):
             await producer.send(subject, b"v", deliver_at=later)
         async with Producer(meta) as newer:
-            with pytest.raises(SubjectUnknownError):
+            with pytest.raises(gone, match="an operator's to do") as refused:
                 await newer.send(subject, b"v", key=b"k")
+            assert "keylane subject create" in refused.value.hint
+        async with aiohttp.ClientSession() as session, session.post(url, data=b"v") as posted:
+            answer = await posted.json()
+            assert (posted.status, answer["name"]) == (410, "SubjectDeletedError")
         assert subject not in [each.subject for each in await admin.list_subjects()]
         await admin.create_subject(subject)
         await producer.send(subject, b"v", key=b"k")

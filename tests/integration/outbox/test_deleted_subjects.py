@@ -92,8 +92,11 @@ async def test_rows_that_may_be_stored_fail_when_their_subject_is_deleted(
             await begun(cluster.meta, "s")
         broker.restart()
         await deleting
-        await cluster.create("s", partitions=1)
-        async with outbox:
+        async with outbox:  # no later subject of the name exists
+            async with asyncio.timeout(20):
+                while not (await outbox.status()).failed:
+                    await asyncio.sleep(0.05)
+            await cluster.create("s", partitions=1)
             await outbox.send("s", b"other", key=b"other")
             await add(sqlite, outbox, "s", b"newer", b"k")
             async with asyncio.timeout(20):

@@ -15,7 +15,12 @@ from keylane.metaserver.cluster.removals import (
     note_removed,
     pending_removals,
 )
-from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.cluster.subjects import (
+    check_not_deleted,
+    open_subject,
+    plan_subject,
+    read_route,
+)
 from keylane.metaserver.groups.lease_rows import note_drained, settle_group
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import finish_round
@@ -194,6 +199,17 @@ def test_rows_of_a_subject_go_when_every_broker_has_dropped_its_partitions(rows:
         subject_id=deletion.subject_id
     )
     assert rows.run(read_route, "t") == route
+
+
+def test_deleted_name_is_told_from_one_that_never_was_until_it_is_planned_again(rows: DeletionRows):
+    assert not rows.run(check_not_deleted, "t")
+    rows.create("t", 1)
+    rows.run(begin_subject_deletion, "t", FORCE_SUBJECT)
+    rows.remove(rows.pending())
+    with pytest.raises(SubjectDeletedError, match="no message creates it again"):
+        rows.run(check_not_deleted, "t")
+    rows.run(plan_subject, CreateSubject(subject="t"), subjects_max=10)
+    assert rows.run(check_not_deleted, "t")
 
 
 def test_subject_whose_partitions_change_is_not_deleted(rows: DeletionRows):
