@@ -78,6 +78,7 @@ __all__ = [
     "OutboxNewerError",
     "OutboxOlderError",
     "OutboxRowFailedError",
+    "OutboxSubjectExistsError",
     "OutcomeUnknownError",
     "OverloadedError",
     "PartitionInUseError",

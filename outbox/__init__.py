@@ -1,9 +1,9 @@
 """The outbox: messages written in the user's own transactions, sent after commit, in order, each once."""
 
-from .admin import create_tables, outbox_status, purge_failed, redrive_failed
+from .admin import create_tables, outbox_status, purge_failed, purge_waiting, redrive_failed
 from .client import Outbox
 from .settings import OutboxSettings
-from .upkeep import FailedRow, OutboxGauges, OutboxStatus, SubjectRows
+from .upkeep import FailedRow, OutboxGauges, OutboxStatus, RefusedRow, RowChange, SubjectRows
 
 __all__ = [
     "FailedRow",
@@ -11,9 +11,12 @@ __all__ = [
     "OutboxGauges",
     "OutboxSettings",
     "OutboxStatus",
+    "RefusedRow",
+    "RowChange",
     "SubjectRows",
     "create_tables",
     "outbox_status",
     "purge_failed",
+    "purge_waiting",
     "redrive_failed",
 ]

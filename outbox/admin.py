@@ -1,16 +1,26 @@
-"""Calls for operators and migrations, on an engine or the URL of a database; no metaserver is asked."""
+"""Calls for operators and migrations, on an engine or the URL of a database; only `purge_waiting` asks a metaserver."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection
 
+from ..protocol.address import addresses_of
 from ..protocol.clock import SystemClock
+from ..protocol.errors import (
+    OutboxSubjectExistsError,
+    SubjectDeletedError,
+    SubjectUnknownError,
+)
+from ..protocol.ids import check_name
+from ..rpc.client import MetaClient
+from ..rpc.connections import Connections, clean_up
 from .database import EngineOrUrl, OutboxDatabase
+from .settings import OutboxSettings
 from .tables import DEFAULT_PREFIX, OutboxTables
-from .upkeep import OutboxStatus, purge, read_status, redrive
+from .upkeep import OutboxStatus, RowChange, purge, purge_unsent, read_status, redrive
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,35 +52,99 @@ async def outbox_status(
 
 
 async def redrive_failed(
-    engine_or_url: EngineOrUrl, *, subject: str | None = None, prefix: str = DEFAULT_PREFIX
-) -> int:
+    engine_or_url: EngineOrUrl,
+    *,
+    subject: str | None = None,
+    dry_run: bool = False,
+    prefix: str = DEFAULT_PREFIX,
+) -> RowChange:
     """
     Send failed rows again, each before newer ones of its key: a row that was stored is then stored twice.
 
     Refused rows are sent again, too, behind what was sent of their keys meanwhile.
 
+    Args:
+        subject: only its rows.
+        dry_run: change nothing, tell what would be.
+
     Returns:
-        The number of failed and refused rows.
+        The numbers of failed and of refused rows.
 
     Raises:
         As `outbox_status`.
     """
-    return await _run(engine_or_url, prefix, redrive, subject=subject)
+    return await _run(engine_or_url, prefix, redrive, subject=subject, dry_run=dry_run)
 
 
 async def purge_failed(
-    engine_or_url: EngineOrUrl, *, subject: str | None = None, prefix: str = DEFAULT_PREFIX
-) -> int:
+    engine_or_url: EngineOrUrl,
+    *,
+    subject: str | None = None,
+    dry_run: bool = False,
+    prefix: str = DEFAULT_PREFIX,
+) -> RowChange:
     """
     Delete failed and refused rows, and let newer rows of the keys of failed ones be sent.
 
+    Args:
+        subject: only its rows.
+        dry_run: change nothing, tell what would be.
+
     Returns:
-        The number of failed and refused rows.
+        The numbers of failed and of refused rows.
 
     Raises:
         As `outbox_status`.
     """
-    return await _run(engine_or_url, prefix, purge, subject=subject)
+    return await _run(engine_or_url, prefix, purge, subject=subject, dry_run=dry_run)
+
+
+async def purge_waiting(
+    meta: str | Iterable[str],
+    engine_or_url: EngineOrUrl,
+    *,
+    subject: str,
+    force: bool = False,
+    dry_run: bool = False,
+    prefix: str = DEFAULT_PREFIX,
+) -> RowChange:
+    """
+    Delete rows that were never sent, of a subject that does not exist: they wait for one of its name.
+
+    Args:
+        meta: `host:port` of a metaserver, which knows whether the subject exists; or several, as of `Outbox`.
+        subject: the rows' subject.  Those that are halted behind a failed row are deleted as well, failed rows are not.
+        force: also if the subject exists; the metaserver is not asked.
+        dry_run: change nothing, tell what would be.
+
+    Returns:
+        The numbers of waiting and of halted rows.
+
+    Raises:
+        OutboxSubjectExistsError: the subject exists: its rows are sent.
+        InvalidNameError
+        NotSentError, OutcomeUnknownError: no metaserver answers; nothing was deleted.
+        As `outbox_status`.
+    """
+    check_name("subject", subject)
+    addresses = addresses_of(meta)
+    if not force:
+        await _check_absent(addresses, subject)
+    return await _run(engine_or_url, prefix, purge_unsent, subject=subject, dry_run=dry_run)
+
+
+async def _check_absent(addresses: list[str], subject: str) -> None:
+    """Raises OutboxSubjectExistsError."""
+    timeout_ms = OutboxSettings().call_timeout_ms
+    connections = Connections(None, timeout_ms=timeout_ms, what="outbox")
+    network = connections.open()
+    try:
+        await MetaClient(network, addresses, timeout_ms=timeout_ms).subject(subject)
+    except (SubjectUnknownError, SubjectDeletedError):
+        return
+    finally:
+        await clean_up(connections.close())
+    raise OutboxSubjectExistsError(subject=subject)
 
 
 async def _run(

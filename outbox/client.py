@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any, Generic, Self
 
 from sqlalchemy.engine import Connection
@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from ..protocol.address import addresses_of
 from ..protocol.codecs.by_subject import checked_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
-from ..protocol.errors import InvalidRequestError
+from ..protocol.errors import Fate, InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.message import check_message_size, pack_properties
@@ -28,7 +28,7 @@ from ..rpc.environment import Environment
 from ..rpc.home import Resident
 from .commits import CommitWatch
 from .database import EngineOrUrl, OutboxDatabase, Transactions
-from .drainer import Drainer
+from .drainer import Drainer, stopped
 from .routes import OutboxRoutes
 from .rows import insert_of
 from .settings import OutboxSettings
@@ -133,6 +133,7 @@ class Outbox(Resident, Generic[V]):
 
         Raises:
             OtherLoopError: it was opened in another event loop.
+            InternalError: it had stopped sending, of a bug of keylane; it is closed.
         """
         if not self._connections.home.here:
             return
@@ -148,6 +149,8 @@ class Outbox(Resident, Generic[V]):
             await self._routes.close()
         await self._connections.close()
         await self._database.close()
+        if drainer is not None and drainer.fault is not None:
+            raise stopped(drainer.fault)
 
     async def status(self) -> OutboxStatus:
         """
@@ -171,11 +174,20 @@ class Outbox(Resident, Generic[V]):
 
     @property
     def waiting(self) -> dict[str, str]:
-        """Why rows wait that this process is to send, by subject; empty while all is sent."""
-        return {} if self._drainer is None else self._drainer.problems
+        """
+        Why rows wait that this process is to send, by subject; empty while all is sent.
+
+        Raises:
+            InternalError: this outbox has stopped sending, of a bug of keylane.
+        """
+        if self._drainer is None:
+            return {}
+        if self._drainer.fault is not None:
+            raise stopped(self._drainer.fault)
+        return self._drainer.problems
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────
-    async def add(
+    def add(
         self,
         target: AsyncSession | AsyncConnection,
         subject: str,
@@ -183,9 +195,10 @@ class Outbox(Resident, Generic[V]):
         *,
         key: bytes = b"",
         properties: Mapping[str, str | bytes] | None = None,
-    ) -> int:
+        tags: Collection[str] = (),
+    ) -> Coroutine[Any, Any, int]:
         """
-        Add a message in the transaction of `target`.
+        Add a message in the transaction of `target`; to be awaited.
 
         Args:
             subject: need not exist yet; its messages wait until it does.
@@ -193,12 +206,14 @@ class Outbox(Resident, Generic[V]):
                 A row over that is refused when it would be sent, and newer rows of its key go on: see `status`.
             key: the order key; none means any partition, and no order.
             properties: text to text or bytes, up to 64 KiB packed.
+            tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
 
         Returns:
             The id of the row.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was added.
+            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: at the call, also if it is not
+                awaited; nothing was added.
             OutboxMissingError: the tables do not exist; what the database does to the transaction is its own.
             SQLAlchemyError: as the database raised it.
         """
@@ -207,7 +222,9 @@ class Outbox(Resident, Generic[V]):
                 f"add takes an AsyncSession or an AsyncConnection, not a {type(target).__name__}; "
                 "add_sync takes a Session or a Connection"
             )
-        row = self._row(subject, value, key, properties)
+        return self._add(target, self._row(subject, value, key, properties, tags))
+
+    async def _add(self, target: AsyncSession | AsyncConnection, row: dict[str, Any]) -> int:
         try:
             result: Any = await target.execute(self._insert, row)
         except SQLAlchemyError as error:
@@ -224,13 +241,14 @@ class Outbox(Resident, Generic[V]):
         *,
         key: bytes = b"",
         properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
     ) -> int:
         """As `add`, for a Session or a Connection, in any thread."""
         if not isinstance(target, Session | Connection):
             raise InvalidRequestError(
                 f"add_sync takes a Session or a Connection, not a {type(target).__name__}"
             )
-        row = self._row(subject, value, key, properties)
+        row = self._row(subject, value, key, properties, tags)
         try:
             result: Any = target.execute(self._insert, row)
         except SQLAlchemyError as error:
@@ -244,6 +262,7 @@ class Outbox(Resident, Generic[V]):
         *,
         key: bytes = b"",
         properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
     ) -> None:
         """
         Add a message in a transaction of its own, and wait until it is stored by a broker.
@@ -255,11 +274,14 @@ class Outbox(Resident, Generic[V]):
             MessageTooLargeError: also if the subject takes less; the row stays in the table, refused.
             OutboxRowFailedError: no broker can tell whether it is stored.
             StorageError: the database does not answer; the message may be added.
+            InternalError: this outbox has stopped sending, of a bug of keylane; by its `fate` the message may be added.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the
                 `fate` is UNKNOWN: the message is in the table.
         """
         self._connections.home.check()
-        row = self._row(subject, value, key, properties)
+        if self._drainer is not None and self._drainer.fault is not None:
+            raise stopped(self._drainer.fault).copy(Fate.NOT_DONE)
+        row = self._row(subject, value, key, properties, tags)
         row_id = await self._database.run(self._insert_row, row)
         if self._drainer is not None:  # it may have been closed meanwhile
             self._drainer.wake()
@@ -269,7 +291,12 @@ class Outbox(Resident, Generic[V]):
         return _row_id(connection.execute(self._insert, row))
 
     def _row(
-        self, subject: str, value: V, key: bytes, properties: Mapping[str, str | bytes] | None
+        self,
+        subject: str,
+        value: V,
+        key: bytes,
+        properties: Mapping[str, str | bytes] | None,
+        tags: Collection[str] = (),
     ) -> dict[str, Any]:
         check_name("subject", subject)
         data = encode_for(self._codec, subject, value)
@@ -278,7 +305,7 @@ class Outbox(Resident, Generic[V]):
             if type(given) is not bytes:
                 tip = f": use {name}.encode()" if isinstance(given, str) else ""
                 raise InvalidRequestError(f"{name} must be bytes, not {type(given).__name__}{tip}")
-        packed = pack_properties(properties)
+        packed = pack_properties(properties, tags)
         check_message_size(len(key), len(data), len(packed))
         drawn = self._environment.draw_identity(LOGICAL_PARTITIONS.bit_length() - 1)
         return {

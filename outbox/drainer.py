@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable
 from itertools import groupby
 
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import Fate, InternalError, KeylaneError
 from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..rpc.client import BrokerClient
 from ..rpc.identity import DrawBits
@@ -69,9 +69,11 @@ class Drainer:
         """Subjects whose route was asked for since a row over their limit was read."""
         self._confirming: dict[str, asyncio.Task[None]] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
+        self.fault: BaseException | None = None
+        """The bug of which one of its tasks died.  It sends nothing more; its lease ends by its time."""
         self._begin_session()
         self._task = asyncio.create_task(self._run(), name="outbox")
-        self._task.add_done_callback(_tell_of_a_fault)
+        self._task.add_done_callback(self.note_fault)
 
     def _begin_session(self) -> None:
         """Be a new producer to the brokers: batches of the earlier one are other processes' business."""
@@ -85,11 +87,21 @@ class Drainer:
         """Look for waiting rows now."""
         self._wake.set()
 
+    def note_fault(self, task: asyncio.Task[None]) -> None:
+        """See `SenderOwner.note_fault`."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.critical("an outbox has stopped sending: open it again", exc_info=error)
+        if self.fault is None:
+            self.fault = error
+            self._waiters.end(stopped(error).copy(Fate.UNKNOWN))
+        self.wake()
+
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
         attempt = 0
         self.wake()
-        while not self._closing:
+        while not self._closing and self.fault is None:
             try:
                 if await self._is_due():
                     await self._round()
@@ -109,7 +121,7 @@ class Drainer:
             if self.token is None
             else min(settings.rescan_ms, settings.lease_ms // 3)
         ):
-            return not self._closing
+            return not self._closing and self.fault is None
         return self.token is not None or await self._database.run(rows.any_unsettled, self._tables)
 
     async def _pause(self, wait_ms: int) -> bool:
@@ -200,6 +212,7 @@ class Drainer:
             task = asyncio.create_task(self._ask_limit(subject), name=f"outbox limit {subject}")
             self._confirming[subject] = task
             task.add_done_callback(lambda _: self._confirming.pop(subject, None))
+            task.add_done_callback(self.note_fault)
 
     async def _ask_limit(self, subject: str) -> None:
         for attempt in itertools.count(1):
@@ -307,6 +320,7 @@ class Drainer:
             task = asyncio.create_task(self._ask_until_routed(subject), name=f"outbox {subject}")
             self._learning[subject] = task
             task.add_done_callback(lambda _: self._learning.pop(subject, None))
+            task.add_done_callback(self.note_fault)
 
     def _is_routed(self, subject: str) -> bool:
         known = self._routes.known.get(subject)
@@ -346,7 +360,7 @@ class Drainer:
         """Finish the transaction under way, and release the lease; what is not settled is another process's."""
         self._closing = True
         self.wake()
-        await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
         tasks = [*self._learning.values(), *self._confirming.values()]
         for task in tasks:
             task.cancel()
@@ -360,6 +374,11 @@ class Drainer:
                 log.info("outbox: the lease ends by its time: %s", error)
 
 
-def _tell_of_a_fault(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("an outbox has stopped sending: open it again", exc_info=error)
+def stopped(fault: BaseException) -> InternalError:
+    """The error of an outbox whose task died of a bug."""
+    error = InternalError(
+        f"the outbox has stopped sending, of a fault of its own: {fault!r:.200}; its rows stay, and are sent by any "
+        "outbox that is opened on its tables",
+    )
+    error.__cause__ = fault
+    return error

@@ -49,6 +49,10 @@ class SenderOwner(Protocol):
         """Ask for the newest route of a subject, and tell its senders."""
         ...
 
+    def note_fault(self, task: asyncio.Task[None]) -> None:
+        """A task has ended: if it died of a bug, nothing more is sent, and callers are told."""
+        ...
+
 
 class PartitionSender:
     """The batches of one partition, and the task that sends them."""
@@ -90,6 +94,7 @@ class PartitionSender:
         self._attempt = 0
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"outbox {subject} {partition_id}")
+        self._task.add_done_callback(owner.note_fault)
 
     @property
     def open(self) -> bool:

@@ -1,6 +1,10 @@
-"""What operators ask of an outbox's tables: how many rows wait, and what becomes of failed ones.  I/O: SQL."""
+"""What operators ask of an outbox's tables: how many rows wait, and what becomes of those not sent.  I/O: SQL."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from itertools import starmap
 
 import msgspec
 import sqlalchemy as sa
@@ -14,6 +18,11 @@ RECORDED = 1
 """Of rows in any batch, where rows are counted."""
 COUNTED_MAX = 10_000
 """Rows that gauges count."""
+_SETTLED = (FAILED, REFUSED)
+"""Not sent again by themselves."""
+_UNSENT = (WAITING, HALTED)
+"""Never sent, and in no batch."""
+_STATE_NAMES = {FAILED: "failed", REFUSED: "refused", WAITING: "waiting", HALTED: "halted"}
 
 
 class OutboxGauges(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +57,7 @@ class SubjectRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedRow(msgspec.Struct, frozen=True):
-    """A row that may be stored, and no broker can tell; or one that was refused, and is not."""
+    """A row that may be stored, and no broker can tell."""
 
     id: int
     subject: str
@@ -56,11 +65,36 @@ class FailedRow(msgspec.Struct, frozen=True):
     failure: str
 
 
+class RefusedRow(msgspec.Struct, frozen=True):
+    """A row that is not stored, because it is over the limit of its subject."""
+
+    id: int
+    subject: str
+    key: bytes
+    refusal: str
+
+
+class RowChange(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rows a call has sent again or deleted, or would, by what they were."""
+
+    failed: int = 0
+    refused: int = 0
+    waiting: int = 0
+    halted: int = 0
+
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.failed + self.refused + self.waiting + self.halted
+
+
 class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables say."""
 
     subjects: tuple[SubjectRows, ...]
     failed_rows: tuple[FailedRow, ...]
+    """The first of them."""
+    refused_rows: tuple[RefusedRow, ...]
     """The first of them."""
     owner: str
     """The process that sends; empty while no process needs to."""
@@ -156,12 +190,6 @@ def read_status(
         .where(_of(tables, subject))
         .group_by(rows.subject, state)
     ).all()
-    failed = connection.execute(
-        sa.select(rows.id, rows.subject, rows.order_key, rows.failure)
-        .where(rows.batch_id.in_([FAILED, REFUSED]), _of(tables, subject))
-        .order_by(rows.id)
-        .limit(LISTED_MAX)
-    )
     lease = tables.lease.c
     owner, until_ms, now_ms, token = connection.execute(
         sa.select(lease.owner, lease.until_ms, database_ms(), lease.token)
@@ -171,13 +199,26 @@ def read_status(
             _subject_rows(name, [row[1:] for row in counts if row[0] == name], now_ns)
             for name in sorted({row[0] for row in counts})
         ),
-        failed_rows=tuple(
-            FailedRow(row_id, name, bytes(key), why or "") for row_id, name, key, why in failed
-        ),
+        failed_rows=tuple(starmap(FailedRow, _first(connection, tables, FAILED, subject))),
+        refused_rows=tuple(starmap(RefusedRow, _first(connection, tables, REFUSED, subject))),
         owner=owner if until_ms else "",
         lease_left_ms=max(0, until_ms - now_ms),
         token=token,
     )
+
+
+def _first(
+    connection: Connection, tables: OutboxTables, state: int, subject: str | None
+) -> list[tuple[int, str, bytes, str]]:
+    """Id, subject, key and reason of the first rows in a state."""
+    rows = tables.rows.c
+    selected = connection.execute(
+        sa.select(rows.id, rows.subject, rows.order_key, rows.failure)
+        .where(rows.batch_id == state, _of(tables, subject))
+        .order_by(rows.id)
+        .limit(LISTED_MAX)
+    )
+    return [(row_id, name, bytes(key), why or "") for row_id, name, key, why in selected]
 
 
 def _subject_rows(subject: str, counts: list[tuple[int, int, int]], now_ns: int) -> SubjectRows:
@@ -194,46 +235,109 @@ def _subject_rows(subject: str, counts: list[tuple[int, int, int]], now_ns: int)
     )
 
 
-def redrive(connection: Connection, tables: OutboxTables, *, subject: str | None = None) -> int:
+def redrive(
+    connection: Connection,
+    tables: OutboxTables,
+    *,
+    subject: str | None = None,
+    dry_run: bool = False,
+) -> RowChange:
     """
     Send failed rows again, each before newer ones of its key: a row that was stored is then stored twice.
 
     Refused rows are sent again, too, behind what was sent of their keys meanwhile.
 
+    Args:
+        dry_run: count alone.
+
     Returns:
-        The number of failed and refused rows.
+        The numbers of failed and of refused rows.
 
     Raises:
         As `read_status`.
     """
+    if dry_run:
+        return _counted(connection, tables, _SETTLED, subject)
     tables.check(connection)
     pass_token(connection, tables)
-    count = sum(_set_state(connection, tables, state, subject) for state in (FAILED, REFUSED))
-    _set_state(connection, tables, HALTED, subject)
-    return count
+    change = _changed(partial(_let_wait, connection, tables, subject), _SETTLED)
+    _let_wait(connection, tables, subject, HALTED)
+    return change
 
 
-def purge(connection: Connection, tables: OutboxTables, *, subject: str | None = None) -> int:
+def purge(
+    connection: Connection,
+    tables: OutboxTables,
+    *,
+    subject: str | None = None,
+    dry_run: bool = False,
+) -> RowChange:
     """
     Delete failed and refused rows, and let newer rows of the keys of failed ones be sent.
 
+    Args:
+        dry_run: count alone.
+
     Returns:
-        The number of failed and refused rows.
+        The numbers of failed and of refused rows.
 
     Raises:
         As `read_status`.
     """
+    if dry_run:
+        return _counted(connection, tables, _SETTLED, subject)
     tables.check(connection)
     pass_token(connection, tables)
-    failed = tables.rows.c.batch_id.in_([FAILED, REFUSED])
-    count = connection.execute(sa.delete(tables.rows).where(failed, _of(tables, subject))).rowcount
-    _set_state(connection, tables, HALTED, subject)
-    return count
+    change = _changed(partial(_delete, connection, tables, subject), _SETTLED)
+    _let_wait(connection, tables, subject, HALTED)
+    return change
 
 
-def _set_state(
-    connection: Connection, tables: OutboxTables, state: int, subject: str | None
-) -> int:
+def purge_unsent(
+    connection: Connection, tables: OutboxTables, *, subject: str, dry_run: bool = False
+) -> RowChange:
+    """
+    Delete rows of a subject that wait, or are halted behind a failed row: none of them was ever sent.
+
+    Args:
+        dry_run: count alone.
+
+    Returns:
+        The numbers of waiting and of halted rows.
+
+    Raises:
+        As `read_status`.
+    """
+    if dry_run:
+        return _counted(connection, tables, _UNSENT, subject)
+    tables.check(connection)
+    pass_token(connection, tables)
+    return _changed(partial(_delete, connection, tables, subject), _UNSENT)
+
+
+def _counted(
+    connection: Connection, tables: OutboxTables, states: Collection[int], subject: str | None
+) -> RowChange:
+    tables.check(connection)
+    state = tables.rows.c.batch_id
+    counts = connection.execute(
+        sa.select(state, sa.func.count())
+        .where(state.in_(states), _of(tables, subject))
+        .group_by(state)
+    )
+    return RowChange(**{_STATE_NAMES[each]: count for each, count in counts})
+
+
+def _changed(change: Callable[[int], int], states: Iterable[int]) -> RowChange:
+    return RowChange(**{_STATE_NAMES[state]: change(state) for state in states})
+
+
+def _delete(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:
+    doomed = tables.rows.c.batch_id == state
+    return connection.execute(sa.delete(tables.rows).where(doomed, _of(tables, subject))).rowcount
+
+
+def _let_wait(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:
     return connection.execute(
         sa.update(tables.rows)
         .where(tables.rows.c.batch_id == state, _of(tables, subject))

@@ -61,10 +61,14 @@ class RowWaiters:
                 self._tell(row.id, why)
 
     def close(self) -> None:
-        """Tell all callers that nothing is sent here any more."""
+        """Tell all callers that the outbox is closed."""
         text = "the outbox was closed; the message is in its table, and is sent later"
+        self.end(ClosedError(text).copy(Fate.UNKNOWN))
+
+    def end(self, error: KeylaneError) -> None:
+        """Tell all callers that nothing is sent here any more."""
         for future in self._waiting.values():
-            _end(future, ClosedError(text).copy(Fate.UNKNOWN))
+            _end(future, error.copy(error.fate))
 
     def _refuse(self, row_id: int, why: str) -> None:
         future = self._waiting.get(row_id)

@@ -28,6 +28,7 @@
     │   ├── AcceptedAsLostError                            raised by the client; its fate is UNKNOWN
     │   ├── OutboxMissingError, OutboxOlderError, OutboxNewerError    the tables of an outbox
     │   ├── OutboxRowFailedError                           its fate is UNKNOWN
+    │   ├── OutboxSubjectExistsError                       waiting rows stay while their subject exists
     │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError, CodecError     raised by the client

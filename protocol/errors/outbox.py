@@ -1,4 +1,4 @@
-"""What an outbox refuses: tables that cannot be used, rows that may be stored.  Pure."""
+"""What an outbox refuses: tables that cannot be used, rows that may be stored or are wanted.  Pure."""
 
 from __future__ import annotations
 
@@ -47,3 +47,12 @@ class OutboxRowFailedError(RefusedError):
     summary = "no broker can tell whether the row is stored"
     hint = "keylane outbox status shows failed rows; redrive sends them again, purge gives them up."
     row_id = Detail(int)
+
+
+class OutboxSubjectExistsError(RefusedError):
+    """Waiting rows are not deleted while their subject exists."""
+
+    code = 1234
+    summary = "the subject exists, so that its rows are sent"
+    hint = "Nothing was deleted.  With --force (force=True) messages that were never sent are deleted all the same."
+    subject = Detail(str)

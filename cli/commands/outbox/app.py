@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ...options import OutputFormat, OutputOption
+from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, YesOption
 
 outbox_app = typer.Typer(
-    no_args_is_help=True, help="Look at the outbox in a user's database, and at its failed rows."
+    no_args_is_help=True, help="Look at the outbox in a user's database, and at what is not sent."
 )
 DatabaseOption = Annotated[
     str,
@@ -37,7 +37,7 @@ def outbox_status(
     prefix: PrefixOption = PREFIX,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show how many rows wait, the oldest age, failed rows with the reason, and which process sends."""
+    """Show how many rows wait, the oldest age, failed and refused rows with the reason, and which process sends."""
     from ...screen import run
     from .rows import show_status
 
@@ -64,11 +64,42 @@ def outbox_purge(
     *,
     database_url: DatabaseOption,
     subject: SubjectOption = None,
+    waiting: Annotated[
+        bool,
+        typer.Option("--waiting", help="Rows never sent, of a subject that does not exist."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --waiting: also of a subject that exists.")
+    ] = False,
+    meta: MetaOption = META_DEFAULT,
     prefix: PrefixOption = PREFIX,
+    yes: YesOption = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Delete failed and refused rows, and let newer rows of the keys of failed ones be sent."""
-    from ...screen import run
-    from .rows import purge
+    """
+    Delete failed and refused rows, and let newer rows of the keys of failed ones be sent.
 
-    run(output, purge(database_url, output, subject=subject, prefix=prefix))
+    With --waiting delete the rows of a deleted subject that were never sent: waiting and halted ones.  It says first
+    what is deleted, and asks on a terminal; elsewhere --waiting needs --yes.
+    """
+    from ...screen import run
+    from .purging import purge, purge_unsent
+
+    if waiting:
+        run(
+            output,
+            purge_unsent(
+                meta,
+                database_url,
+                output,
+                subject=subject,
+                force=force,
+                prefix=prefix,
+                yes=yes,
+            ),
+        )
+    else:
+        run(
+            output,
+            purge(database_url, output, subject=subject, force=force, prefix=prefix, yes=yes),
+        )

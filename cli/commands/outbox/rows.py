@@ -1,8 +1,8 @@
-"""`keylane outbox` status, redrive, purge: rows that wait, and rows that failed."""
+"""`keylane outbox` status and redrive: rows that wait, failed, or were refused."""
 
 from __future__ import annotations
 
-from ....outbox import OutboxStatus, outbox_status, purge_failed, redrive_failed
+from ....outbox import OutboxStatus, RowChange, outbox_status, redrive_failed
 from ....protocol.text import counted, key_digest, printable, seconds
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
@@ -10,7 +10,7 @@ from ...screen import make_table, show_json, show_line, show_table
 SUBJECT_COLUMNS = (
     "subject", "waiting#", "recorded#", "failed#", "halted#", "refused#", "oldest",
 )  # fmt: skip
-FAILED_COLUMNS = ("row#", "subject", "key", "why")
+LISTED_COLUMNS = ("row#", "subject", "key", "why")
 
 
 async def show_status(
@@ -34,14 +34,14 @@ async def show_status(
         for each in status.subjects
     ]
     show_table(make_table(f"{prefix}: {counted(status.rows, 'row')}", SUBJECT_COLUMNS, rows))
-    if status.failed_rows:
-        failed = [
-            (row.id, row.subject, key_digest(row.key), printable(row.failure))
-            for row in status.failed_rows
-        ]
-        failed_rows = counted(status.failed, "failed row")
-        title = f"{failed_rows} and {status.refused} refused, the first {len(failed)}"
-        show_table(make_table(title, FAILED_COLUMNS, failed))
+    _show_listed(
+        counted(status.failed, "failed row"),
+        [(row.id, row.subject, row.key, row.failure) for row in status.failed_rows],
+    )
+    _show_listed(
+        counted(status.refused, "refused row"),
+        [(row.id, row.subject, row.key, row.refusal) for row in status.refused_rows],
+    )
     if not status.owner:
         show_line("no process sends: the lease is free")
     elif status.lease_left_ms:
@@ -50,6 +50,12 @@ async def show_status(
         show_line(
             f"{printable(status.owner)} has the lease and is silent: any outbox takes it over"
         )
+
+
+def _show_listed(title: str, listed: list[tuple[int, str, bytes, str]]) -> None:
+    rows = [(row_id, name, key_digest(key), printable(why)) for row_id, name, key, why in listed]
+    if rows:
+        show_table(make_table(f"{title}, the first {len(rows)}", LISTED_COLUMNS, rows))
 
 
 def _facts(status: OutboxStatus) -> dict[str, object]:
@@ -68,6 +74,10 @@ def _facts(status: OutboxStatus) -> dict[str, object]:
             {"id": row.id, "subject": row.subject, "key": key_digest(row.key), "why": row.failure}
             for row in status.failed_rows
         ],
+        "refused_rows": [
+            {"id": row.id, "subject": row.subject, "key": key_digest(row.key), "why": row.refusal}
+            for row in status.refused_rows
+        ],
     }
 
 
@@ -75,20 +85,23 @@ async def redrive(
     database_url: str, output: OutputFormat, *, subject: str | None, prefix: str
 ) -> None:
     """Send failed and refused rows again."""
-    count = await redrive_failed(database_url, subject=subject, prefix=prefix)
-    _show_count(output, count, "waits again", "wait again")
+    change = await redrive_failed(database_url, subject=subject, prefix=prefix)
+    show_change(output, change, "waits again", "wait again")
 
 
-async def purge(
-    database_url: str, output: OutputFormat, *, subject: str | None, prefix: str
-) -> None:
-    """Delete failed and refused rows."""
-    count = await purge_failed(database_url, subject=subject, prefix=prefix)
-    _show_count(output, count, "is deleted", "are deleted")
+def rows_of(change: RowChange) -> str:
+    """As "1 failed row and 2 refused rows"; "0 rows" if there are none."""
+    parts = [
+        counted(count, f"{state} row")
+        for state in change.__struct_fields__
+        if (count := getattr(change, state))
+    ]
+    return " and ".join(parts) or "0 rows"
 
 
-def _show_count(output: OutputFormat, count: int, becomes: str, become: str) -> None:
+def show_change(output: OutputFormat, change: RowChange, becomes: str, become: str) -> None:
+    """Show which rows a command has changed."""
     if output is OutputFormat.JSON:
-        show_json({"failed_rows": count})
+        show_json({state: getattr(change, state) for state in change.__struct_fields__})
     else:
-        show_line(f"{counted(count, 'failed row')} {becomes if count == 1 else become}")
+        show_line(f"{rows_of(change)} {becomes if change.rows == 1 else become}")

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane import Admin, Producer, RowsRefusedError
 from keylane.errors import InvalidRequestError, MessageTooLargeError, SubjectExistsError
-from keylane.outbox import Outbox, create_tables, outbox_status, redrive_failed
+from keylane.outbox import Outbox, RowChange, create_tables, outbox_status, redrive_failed
 from support.cluster import Cluster
 from support.outbox.rows import SETTINGS
 from support.server_process import run_keylane
@@ -117,10 +117,12 @@ async def test_outbox_refuses_a_row_and_sends_newer_ones_of_its_key(
             await outbox.send("s", b"newer", key=b"k")
         status = await outbox_status(engine)
         assert (status.refused, status.failed, status.rows) == (2, 0, 2)
-        assert [each.key for each in status.failed_rows] == [b"k", b"k"]
+        assert [each.key for each in status.refused_rows] == [b"k", b"k"]
+        assert "4097 bytes" in status.refused_rows[0].refusal
+        assert not status.failed_rows
         await set_limit(cluster, "s", 1 << 20)
         await outbox.send("s", LARGE, key=b"k")
-        assert await redrive_failed(engine) == 2
+        assert await redrive_failed(engine) == RowChange(refused=2)
         while (await outbox_status(engine)).rows:
             await asyncio.sleep(0.05)
     await engine.dispose()

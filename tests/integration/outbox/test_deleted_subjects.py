@@ -104,6 +104,6 @@ async def test_rows_that_may_be_stored_fail_when_their_subject_is_deleted(
                     await asyncio.sleep(0.05)
             (row,) = (await outbox.status()).failed_rows
             assert (row.key, row.failure[:23]) == (b"k", "the subject was deleted")
-            assert await purge_failed(sqlite) == 1
+            assert (await purge_failed(sqlite)).failed == 1
             await drained(sqlite)
         await cluster.check_history("s", {b"other": [b"other"], b"k": [b"newer"]})

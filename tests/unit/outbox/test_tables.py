@@ -17,6 +17,7 @@ from keylane import CodecError, JsonCodec, TextCodec
 from keylane.outbox import (
     Outbox,
     OutboxSettings,
+    RowChange,
     create_tables,
     outbox_status,
     purge_failed,
@@ -37,6 +38,7 @@ from keylane.protocol.errors import (
     OutboxNewerError,
     OutboxOlderError,
 )
+from keylane.protocol.message import unpack_properties
 
 META = "127.0.0.1:1"
 TABLES = OutboxTables()
@@ -152,7 +154,7 @@ def test_rows_behind_a_failed_one_of_their_key_wait_for_an_operator(engine, outb
         status = read_status(connection, TABLES, now_ns=0)
         assert (status.subjects[0].failed, status.subjects[0].halted) == (2, 2)
         assert [row.failure for row in status.failed_rows] == ["lost", "lost"]
-        assert redrive(connection, TABLES) == 2
+        assert redrive(connection, TABLES) == RowChange(failed=2)
     assert ids(do(engine, None)) == [[first, second], [later, newer]]
 
 
@@ -162,15 +164,16 @@ async def test_purge_lets_newer_rows_go(engine, outbox):
     (later,) = add(engine, outbox, b"2")
     do(engine, outcome.token, SettledBatches(failed={outcome.recorded[0]: "lost"}))
     assert (await outbox_status(engine)).rows == 2
-    assert await purge_failed(engine, subject="another") == 0
-    assert await purge_failed(engine, subject="s") == 1
+    assert await purge_failed(engine, subject="another") == RowChange()
+    for dry_run in (True, False):
+        assert await purge_failed(engine, subject="s", dry_run=dry_run) == RowChange(failed=1)
     assert ids(do(engine, None)) == [[later]]
 
 
 async def test_redrive_makes_the_holder_read_again(engine, outbox):
     add(engine, outbox, b"1")
     outcome = do(engine, None)
-    assert await redrive_failed(engine) == 0
+    assert await redrive_failed(engine) == RowChange()
     with pytest.raises(TokenPassedError):
         do(engine, outcome.token, sending=True)
 
@@ -252,10 +255,20 @@ def test_outbox_refuses_what_is_no_codec(engine, codec):
         Outbox(META, engine, codec=codec)
 
 
+def test_tags_are_a_property_of_the_row(engine, outbox):
+    """As those that a producer sends."""
+    with engine.begin() as connection:
+        outbox.add_sync(connection, "s", b"v", properties={"a": "b"}, tags=["paid", "eu"])
+        with pytest.raises(InvalidRequestError, match="texts without commas"):
+            outbox.add_sync(connection, "s", b"v", tags="paid")
+        packed = connection.execute(sa.select(TABLES.rows.c.properties)).scalar_one()
+    assert unpack_properties(packed) == {"a": "b", "keylane.tags": "paid,eu"}
+
+
 async def test_add_takes_only_what_it_can_insert_with(engine, outbox):
     with Session(engine) as session:
         with pytest.raises(InvalidRequestError, match="add_sync takes a Session"):
-            await outbox.add(session, "s", b"v")
+            outbox.add(session, "s", b"v")  # a program without an event loop awaits nothing
         with pytest.raises(InvalidRequestError, match="not a Engine"):
             outbox.add_sync(engine, "s", b"v")
 

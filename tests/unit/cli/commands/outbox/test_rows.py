@@ -1,4 +1,4 @@
-"""`keylane outbox` status, redrive and purge, on an outbox with a failed row."""
+"""`keylane outbox` status, redrive and purge, on an outbox with a failed row and a refused one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from keylane.cli.main import app
 from keylane.outbox import Outbox
-from keylane.outbox.tables import FAILED, HALTED, OutboxTables
+from keylane.outbox.tables import FAILED, HALTED, REFUSED, OutboxTables
 
 TABLES = OutboxTables()
 
@@ -21,15 +21,19 @@ def url(tmp_path) -> str:
     outbox = Outbox("127.0.0.1:1", engine)
     with engine.begin() as connection:
         TABLES.create(connection)
-        failed, halted, _ = (
+        failed, halted, refused, _ = (
             outbox.add_sync(connection, subject, b"v", key=b"k")
-            for subject in ("orders", "orders", "bills")
+            for subject in ("orders", "orders", "orders", "bills")
         )
-        for row_id, state in ((failed, FAILED), (halted, HALTED)):
+        for row_id, state, why in (
+            (failed, FAILED, "lost"),
+            (halted, HALTED, None),
+            (refused, REFUSED, "2000 bytes"),
+        ):
             connection.execute(
                 sa.update(TABLES.rows)
                 .where(TABLES.rows.c.id == row_id)
-                .values(batch_id=state, failure="lost" if state == FAILED else None)
+                .values(batch_id=state, failure=why)
             )
     engine.dispose()
     return url
@@ -44,21 +48,29 @@ def ran(capsys, *words: str) -> str:
 
 def test_status_shows_rows_by_subject_and_why_rows_failed(capsys, url):
     shown = ran(capsys, "status", "--database-url", url)
-    assert "3 rows" in shown
-    assert "1 failed row" in shown
+    assert "4 rows" in shown
+    assert "1 failed row, the first 1" in shown
     assert "lost" in shown
+    assert "1 refused row, the first 1" in shown
+    assert "2000 bytes" in shown
     assert "the lease is free" in shown
     told = json.loads(ran(capsys, "status", "--database-url", url, "-o", "json"))
-    assert (told["rows"], told["failed"]) == (3, 1)
+    assert (told["rows"], told["failed"], told["refused"]) == (4, 1, 1)
     by_subject = {each["subject"]: each for each in told["subjects"]}
     assert by_subject["bills"]["waiting"] == 1
     assert (by_subject["orders"]["failed"], by_subject["orders"]["halted"]) == (1, 1)
-    assert told["failed_rows"][0]["why"] == "lost"
+    assert [each["why"] for each in told["failed_rows"]] == ["lost"]
+    assert [each["why"] for each in told["refused_rows"]] == ["2000 bytes"]
 
 
-@pytest.mark.parametrize(("command", "waiting"), [("redrive", 2), ("purge", 1)])
-def test_failed_rows_are_redriven_or_purged_by_subject(capsys, url, command, waiting):
-    assert "0 failed rows" in ran(capsys, command, "--database-url", url, "--subject", "bills")
-    assert "1 failed row" in ran(capsys, command, "--database-url", url, "--subject", "orders")
+@pytest.mark.parametrize(
+    ("command", "becomes", "waiting"), [("redrive", "wait again", 3), ("purge", "are deleted", 1)]
+)
+def test_failed_and_refused_rows_are_redriven_or_purged_by_subject(
+    capsys, url, command, becomes, waiting
+):
+    assert "0 rows" in ran(capsys, command, "--database-url", url, "--subject", "bills")
+    shown = ran(capsys, command, "--database-url", url, "--subject", "orders")
+    assert f"1 failed row and 1 refused row {becomes}" in shown
     shown = ran(capsys, "status", "--database-url", url, "--subject", "orders", "-o", "json")
     assert json.loads(shown)["subjects"][0]["waiting"] == waiting
