@@ -16,6 +16,13 @@ def fail(*_args, **_kwargs):
     raise ZeroDivisionError("a bug")
 
 
+async def watch(outbox: Outbox) -> None:
+    """Look at what waits, for ever."""
+    while True:
+        _ = outbox.waiting
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize(("module", "name"), [(drainer, "run_round"), (partition_sender, "islice")])
 async def test_outbox_tells_that_it_has_stopped_when_a_task_died_of_a_bug(
     shared_cluster: Cluster, sqlite, monkeypatch, module, name
@@ -30,8 +37,7 @@ async def test_outbox_tells_that_it_has_stopped_when_a_task_died_of_a_bug(
         await outbox.__aenter__()
         async with asyncio.timeout(20):
             with pytest.raises(InternalError, match="ZeroDivisionError") as told:
-                while not outbox.waiting.get("no subject"):
-                    await asyncio.sleep(0.01)
+                await watch(outbox)
         assert isinstance(told.value.__cause__, ZeroDivisionError)
         with pytest.raises(InternalError) as refused:
             await outbox.send(subject, b"not added", key=b"k")
