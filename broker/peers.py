@@ -7,9 +7,11 @@ made at the broker that has the partition.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from ..protocol.errors import NotSentError, SubjectDeletedError, SubjectUnknownError
 from ..protocol.frames import Append, Read
@@ -24,6 +26,12 @@ PEERS_MAX = 1_000
 """Connections that are kept."""
 
 
+class _KnownRoute(NamedTuple):
+    route: Route
+    question: int
+    """The number of the question that it answers: later questions have higher ones."""
+
+
 class Peers:
     """Answers data calls about any partition of the cluster."""
 
@@ -35,7 +43,8 @@ class Peers:
         self._broker_group = broker_group
         self._meta = MetaClient(network, meta)
         self._network = network
-        self._routes: OrderedDict[str, Route] = OrderedDict()
+        self._routes: OrderedDict[str, _KnownRoute] = OrderedDict()
+        self._questions = itertools.count()
         self._asked: dict[str, asyncio.Task[Route]] = {}
         """First questions for the routes of subjects, each for all requests that come meanwhile."""
         self._newest: dict[str, asyncio.Task[Route]] = {}
@@ -50,9 +59,9 @@ class Peers:
             SubjectUnknownError, InvalidNameError
             UnreachableError: the route is not known here, and no metaserver answers.
         """
-        route = self._routes.get(subject)
-        if route is not None:
-            return route
+        kept = self._routes.get(subject)
+        if kept is not None:
+            return kept.route
         asked = self._asked.get(subject)
         if asked is None:
             asked = self._asked[subject] = asyncio.create_task(self.new_route(subject))
@@ -60,20 +69,23 @@ class Peers:
         return await asyncio.shield(asked)
 
     async def route_to_send(self, subject: str) -> Route:
-        """The same for a sender: an unknown subject is created where the metaserver allows it."""
+        """The same for a sender: an unknown subject is created where the metaserver allows it, by one call for all."""
         try:
             return await self.route(subject)
         except SubjectUnknownError:
-            return self._know(subject, await self._meta.route_to_send(subject))
+            return await self.newest_route(subject)
 
     async def newest_route(self, subject: str) -> Route:
         """Ask for the route, to send; requests that come meanwhile share the answer."""
         asked = self._newest.get(subject)
         if asked is None:
-            asked = asyncio.create_task(self._meta.route_to_send(subject))
-            self._newest[subject] = asked
+            asked = self._newest[subject] = asyncio.create_task(self._ask_newest(subject))
             asked.add_done_callback(lambda _: self._newest.pop(subject))
-        return self._know(subject, await asyncio.shield(asked))
+        return await asyncio.shield(asked)
+
+    async def _ask_newest(self, subject: str) -> Route:
+        question = next(self._questions)
+        return self._know(subject, await self._meta.route_to_send(subject), question)
 
     async def route_of(self, subject: str, subject_id: int) -> Route:
         """
@@ -109,18 +121,32 @@ class Peers:
         """
         ask = partial(self._meta.route, subject)
         kept = self._routes.get(subject)
-        known = subject_id or (kept.subject_id if kept is not None else 0)
+        known = subject_id or (kept.route.subject_id if kept is not None else 0)
+        question = next(self._questions)
         try:
             route = await ask(known_version=known_version, wait_ms=wait_ms, subject_id=known)
         except (SubjectDeletedError, SubjectUnknownError):
             if subject_id or kept is None:
                 raise
             self._routes.pop(subject, None)
+            question = next(self._questions)
             route = await ask()
-        return self._know(subject, route)
+        return self._know(subject, route, question)
 
-    def _know(self, subject: str, route: Route) -> Route:
-        self._routes[subject] = route
+    def _know(self, subject: str, route: Route, question: int) -> Route:
+        """
+        Keep the answer to a question, unless a newer route is kept; returns the newest known route of its subject.
+
+        Versions of one subject rise.  Those of two subjects of a name say nothing: there the later question counts.
+        """
+        kept = self._routes.get(subject)
+        if kept is not None:
+            same = kept.route.subject_id == route.subject_id
+            if same and kept.route.version > route.version:
+                return kept.route
+            if not same and kept.question > question:
+                return route
+        self._routes[subject] = _KnownRoute(route, question)
         self._routes.move_to_end(subject)
         if len(self._routes) > ROUTES_MAX:
             self._routes.popitem(last=False)

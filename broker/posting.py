@@ -31,6 +31,7 @@ from ..protocol.errors import (
     PartlyStoredError,
     RetryRule,
     SequenceGapError,
+    UnreachableError,
 )
 from ..protocol.frames import Append, Appended
 from ..protocol.http.idempotency import ASKED, IDEMPOTENCY_KEY, KeyedProducer, keyed_producer
@@ -77,8 +78,7 @@ class _Post:
 
     def check_sizes(self, route: Route) -> None:
         """Raises MessageTooLargeError: a message without a receipt is over the limit of the subject."""
-        pending = {index: self.messages[index] for index in self.pending()}
-        check_sizes(pending, route.message_bytes_max)
+        check_sizes(self.messages, route.message_bytes_max, only=self.pending())
 
     def in_range(self, partition: Partition) -> list[int]:
         """All messages in the range of a partition."""
@@ -185,15 +185,20 @@ class MessagePosting:
             route = await self._peers.route_to_send(post.subject)
         else:
             route = await self._peers.route_of(post.subject, subject_id)
-        try:
-            post.check_sizes(route)
-        except MessageTooLargeError:  # the limit may have been raised since this route
-            route = await self._peers.new_route(post.subject, subject_id=subject_id)
+        confirmed = False
         while True:
             errors = await self._try(post, route)
-            final = [error for error in errors if not _is_of_route(error)]
             if not errors:
                 return
+            if not confirmed and all(isinstance(each, MessageTooLargeError) for each in errors):
+                # The limit may have been changed since this route, and nothing of these messages is stored.
+                confirmed = True
+                try:
+                    route = await self._peers.new_route(post.subject, subject_id=subject_id)
+                except UnreachableError:
+                    raise errors[0] from None
+                continue
+            final = [error for error in errors if not _is_of_route(error)]
             left_ms = until_ms - self._clock.boot_ms()
             if final or left_ms <= 0:
                 raise max(final or errors, key=lambda error: error.fate is Fate.UNKNOWN)

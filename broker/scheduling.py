@@ -139,7 +139,7 @@ class Scheduling:
             route = await self._peers.route_to_send(subject)
             subject_id = 0
         posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
-        check_sizes(dict(enumerate(posted)), route.message_bytes_max)
+        check_sizes(posted, route.message_bytes_max)
         await self._scheduler.schedule([waits_for(each, subject_id) for each in messages])
 
     # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────────

@@ -31,6 +31,7 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
     Create the tables of an outbox, or upgrade older ones; again changes nothing.
 
     Raises:
+        OutboxOlderError: this keylane cannot upgrade tables that are so old; nothing was changed.
         OutboxNewerError: a newer keylane made them.
         ConfigError: the engine, the URL or the prefix cannot be used.
         StorageError: the database answered with an error.

@@ -4,20 +4,21 @@
     application/x-ndjson      an object a line
     any other                 the body is the value of one message; its key is in the query or in a header
 
-All messages are checked before any is stored: one bad message refuses the request.
+All messages are checked before any is stored: one bad message refuses the request.  An error says which by its index
+in the request, counted from 0 as receipts are; blank lines do not count.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from ..errors import InvalidRequestError, KeylaneError, MessageTooLargeError
 from ..limits import POSTED_MESSAGES_MAX
-from ..message import check_message_size, pack_properties
+from ..message import check_message_size, message_too_large, pack_properties
 from .message_json import KeyValueProperties, MessageObject, parts_of
 
 T = TypeVar("T")
@@ -44,20 +45,22 @@ class PostedMessage(NamedTuple):
         return len(self.key) + len(self.value) + len(self.packed_properties)
 
 
-def check_sizes(messages: Mapping[int, PostedMessage], limit_bytes: int) -> None:
+def check_sizes(
+    messages: Sequence[PostedMessage], limit_bytes: int, *, only: Iterable[int] | None = None
+) -> None:
     """
-    Check messages, by their number in the request, against the limit of their subject.
+    Check the messages of a request against the limit of their subject.
+
+    Args:
+        only: the indices of those that are checked; None: all.
 
     Raises:
         MessageTooLargeError: names the first that is over it.
     """
-    for number, message in messages.items():
-        if message.size > limit_bytes:
-            raise MessageTooLargeError(
-                f"message {number}: {message.size} bytes of key, value and properties; the subject takes {limit_bytes}",
-                size_bytes=message.size,
-                limit_bytes=limit_bytes,
-            )
+    for index in range(len(messages)) if only is None else only:
+        size = messages[index].size
+        if size > limit_bytes:
+            raise _of_message(message_too_large(size, limit_bytes), index, len(messages))
 
 
 def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessage]:
@@ -83,7 +86,7 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
         )
     else:
         parts = [(key or b"", body, None)]
-    return [_checked(part, number, len(parts)) for number, part in enumerate(parts)]
+    return [_checked(part, index, len(parts)) for index, part in enumerate(parts)]
 
 
 def _key(params: Mapping[str, str]) -> bytes | None:
@@ -112,18 +115,17 @@ def _of_json(body: bytes) -> list[KeyValueProperties]:
     if not objects:
         raise InvalidRequestError("the body has no message")
     _check_count(len(objects))
-    return [_parts(message, f"message {number}") for number, message in enumerate(objects)]
+    return [_parts(message, f"message {index}") for index, message in enumerate(objects)]
 
 
 def _of_lines(body: bytes) -> list[KeyValueProperties]:
-    lines = [
-        (number, line) for number, line in enumerate(body.split(b"\n"), 1) if line.strip(b" \t\r")
-    ]
+    lines = [line for line in body.split(b"\n") if line.strip(b" \t\r")]
     if not lines:
         raise InvalidRequestError("the body has no message")
     _check_count(len(lines))
     return [
-        _parts(_parsed(_object, line, f"line {number}"), f"line {number}") for number, line in lines
+        _parts(_parsed(_object, line, f"message {index}"), f"message {index}")
+        for index, line in enumerate(lines)
     ]
 
 
@@ -148,13 +150,18 @@ def _check_count(count: int) -> None:
         )
 
 
-def _checked(part: KeyValueProperties, number: int, count: int) -> PostedMessage:
+def _checked(part: KeyValueProperties, index: int, count: int) -> PostedMessage:
     key, value, properties = part
     try:
         packed = pack_properties(properties)
         check_message_size(len(key), len(value), len(packed))
     except KeylaneError as error:
-        if count == 1:
-            raise
-        raise type(error)(f"message {number}: {error.message}", **error.details) from None
+        raise _of_message(error, index, count) from None
     return PostedMessage(key, value, packed)
+
+
+def _of_message(error: KeylaneError, index: int, count: int) -> KeylaneError:
+    """The error of one of `count` messages, which says which one it is."""
+    if count == 1:
+        return error
+    return type(error)(f"message {index}: {error.message}", **error.details)

@@ -17,7 +17,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
         "integration/brokers/test_copied_folder.py": "standing",
-        "integration/brokers/test_http_messages.py": "peers",
         "unit/broker/partition/test_lock_waiting.py": "waiting",
     },
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},

@@ -152,10 +152,29 @@ async def test_message_over_the_limit_is_refused_by_the_newest_route(clock):
     peers = ScriptedPeers(low, HALVES, clock=clock)
     assert len((await posting(peers, clock)(LOW, HIGH)).receipts) == 2
     peers = ScriptedPeers(low, low, clock=clock)
-    with pytest.raises(MessageTooLargeError, match="message 0: 3 bytes") as raised:
+    with pytest.raises(
+        MessageTooLargeError, match="message 0: the message is too large: 3 bytes"
+    ) as raised:
         await posting(peers, clock)(LOW, HIGH)
     assert raised.value.limit_bytes == 2
     assert peers.calls == []
+
+
+async def test_message_is_named_when_its_broker_knows_a_lower_limit_first(clock):
+    """The broker names no message of the request; the newest route, asked then, has the limit."""
+    peers = ScriptedPeers(HALVES, structs.replace(HALVES, message_bytes_max=2), clock=clock)
+    peers.scripts = {number: [MessageTooLargeError(limit_bytes=2)] for number in (1, 2)}
+    with pytest.raises(MessageTooLargeError, match="message 0: the message is too large: 3 bytes"):
+        await posting(peers, clock)(LOW, HIGH)
+    assert sorted(peers.calls) == [(1, 1), (2, 1)]
+
+
+async def test_message_that_may_be_stored_is_not_sent_again_beside_one_over_the_limit(clock):
+    peers = ScriptedPeers(HALVES, clock=clock)
+    peers.scripts = {1: [MessageTooLargeError(limit_bytes=2)], 2: [OutcomeUnknownError()]}
+    with pytest.raises(OutcomeUnknownError):
+        await posting(peers, clock)(LOW, HIGH)
+    assert sorted(peers.calls) == [(1, 1), (2, 1)]
 
 
 async def test_repeat_is_answered_when_its_messages_are_over_a_lower_limit(clock):

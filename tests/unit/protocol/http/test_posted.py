@@ -53,7 +53,8 @@ def test_bytes_of_a_header_that_are_no_text_are_the_key():
     ("body", "params", "said"),
     [
         (b'[{"value": 1}, {"key": "k"}]', JSON, "message 1: "),
-        (b'{"value": 1}\n\n{"value"', LINES, "line 3 is no message"),
+        (b'{"value": 1}\n\n{"value"', LINES, "message 1 is no message"),
+        (b'{"value": 1}\n\n{"key": "k"}', LINES, "message 1: "),
         (b'{"value": 1}', {**JSON, "key": "k"}, "is in its object"),
         (b"v", {"key": "k", "key_base64": "aw=="}, "more than once: key, key_base64"),
         (b"v", {"key": "\ud800"}, "is no text"),
