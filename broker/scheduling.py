@@ -9,7 +9,8 @@ The scheduler keeps the messages and delivers them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from ..protocol.batch import check_batch, check_lengths, columns
@@ -19,6 +20,9 @@ from ..protocol.errors import (
     DeliverAtError,
     DeliverAtKeyError,
     InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    SubjectDeletedError,
     UnreachableError,
 )
 from ..protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
@@ -26,7 +30,8 @@ from ..protocol.http.idempotency import IDEMPOTENCY_KEY, keyed_producer
 from ..protocol.http.posted import PostedMessage, check_sizes, posted_messages
 from ..protocol.ids import check_name
 from ..protocol.limits import SCHEDULED_LISTED_MAX
-from ..protocol.message import check_message_size
+from ..protocol.message import check_message_size, message_too_large
+from ..protocol.routing import Route
 from ..protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
 from ..protocol.scheduled.receipt import (
     CanceledScheduled,
@@ -37,6 +42,7 @@ from ..protocol.scheduled.receipt import (
 )
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .peers import Peers
+from .scheduled.agenda import ScheduledEntry
 from .scheduled.records import Waits, waits_for
 from .scheduled.scheduler import Scheduler
 from .service import Handled
@@ -45,6 +51,8 @@ from .store.store import DURABLE
 
 ID_BYTES = 16
 LISTED_DEFAULT = 100
+ASKED_AT_ONCE_MAX = 16
+"""Subjects of listed messages about which a metaserver is asked at the same time."""
 LATE_MS_MAX = 60_000
 """How far a time in a frame may have passed: the producer has checked it by its own calendar, and may have tried for a
 while."""
@@ -130,7 +138,8 @@ class Scheduling:
                 now_ms=now_ms,
             )
 
-    async def _keep(self, subject: str, messages: list[Waits]) -> None:
+    async def _keep(self, subject: str, messages: list[Waits]) -> list[bool]:
+        """Keep messages; for each of them whether it was kept before."""
         self._check_writable()
         try:
             route = await self._peers.newest_route(subject)  # the subject exists
@@ -140,7 +149,7 @@ class Scheduling:
             subject_id = 0
         posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
         check_sizes(posted, route.message_bytes_max)
-        await self._scheduler.schedule([waits_for(each, subject_id) for each in messages])
+        return await self._scheduler.schedule([waits_for(each, subject_id) for each in messages])
 
     # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────────
     async def post(self, body: bytes, params: Params) -> ScheduledList:
@@ -168,7 +177,7 @@ class Scheduling:
             )
             for number, message in zip(ids, posted, strict=True)
         ]
-        await self._keep(subject, messages)
+        known = await self._keep(subject, messages)
         return ScheduledList(
             receipts=[
                 ScheduledReceipt(
@@ -177,8 +186,9 @@ class Scheduling:
                     broker_group=self._broker_group,
                     deliver_at_ms=deliver_at_ms,
                     durable=DURABLE,
+                    duplicate=duplicate,
                 )
-                for number in ids
+                for number, duplicate in zip(ids, known, strict=True)
             ]
         )
 
@@ -200,6 +210,7 @@ class Scheduling:
         limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
         now_ms = self._clock.wall_ms()
         count, entries = self._scheduler.soonest(limit, params.get("subject"))
+        drops = await self._drops(entries)
         return ScheduledPage(
             broker_group=self._broker_group,
             count=count,
@@ -211,10 +222,35 @@ class Scheduling:
                     deliver_at_ms=each.deliver_at_ms,
                     size_bytes=each.size,
                     due=each.deliver_at_ms <= now_ms,
+                    drop=drops.get(each.scheduled_id, ""),
                 )
                 for each in entries
             ],
         )
+
+    async def _drops(self, entries: Sequence[ScheduledEntry]) -> dict[bytes, str]:
+        """Why messages will be dropped, by their ids; the metaserver is asked once for each subject, while it answers."""
+        slots, silent = asyncio.Semaphore(ASKED_AT_ONCE_MAX), asyncio.Event()
+
+        async def ask(subject: str, subject_id: int) -> Route | KeylaneError:
+            async with slots:
+                if silent.is_set():
+                    return NotSentError("no metaserver answers")
+                try:
+                    return await self._peers.new_route(subject, subject_id=subject_id)
+                except KeylaneError as error:
+                    if isinstance(error, UnreachableError):
+                        silent.set()
+                    return error
+
+        subjects = list({(each.subject, each.subject_id) for each in entries})
+        answers = await asyncio.gather(*(ask(*each) for each in subjects))
+        told = dict(zip(subjects, answers, strict=True))
+        return {
+            each.scheduled_id: why
+            for each in entries
+            if (why := _why_dropped(each, told[each.subject, each.subject_id]))
+        }
 
     async def post_cancel(self, _body: object, params: Params) -> CanceledScheduled:
         """Never deliver a message, unless it is delivered.  Raises ScheduledUnknownError."""
@@ -225,6 +261,15 @@ class Scheduling:
             number = b""
         _check_id(number)
         return CanceledScheduled(outcome=await self._scheduler.cancel(number))
+
+
+def _why_dropped(entry: ScheduledEntry, told: Route | KeylaneError) -> str:
+    """Why a message will be dropped at its time, "" if it will not, by what is known of its subject."""
+    if isinstance(told, KeylaneError):
+        return "its subject is deleted" if isinstance(told, SubjectDeletedError) else ""
+    if entry.message_bytes > told.message_bytes_max:
+        return message_too_large(entry.message_bytes, told.message_bytes_max).message
+    return ""
 
 
 def _check_id(scheduled_id: bytes) -> None:

@@ -444,7 +444,8 @@ class Producer(ScheduledCancels, Generic[V]):
         """
         Send each row of Arrow data as a message, and wait until all are stored; needs pyarrow and numpy.
 
-        Rows of a key keep their order, also behind messages that were sent before.  Rows are hashed, grouped and
+        Rows of a key keep their order, also behind messages that were sent before.  A `send` of a key during the call may
+        be stored between rows of the key: await this call first where that matters.  Rows are hashed, grouped and
         encoded by column, several times as fast as `send`.
 
         Args:

@@ -15,10 +15,12 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from ..protocol.errors import AlreadyOpenError, ClosedError, OtherLoopError
+from ..protocol.errors import AlreadyOpenError, ClosedError, InvalidRequestError, OtherLoopError
 from ..rpc.home import Home
 
 T = TypeVar("T")
+HINT = "Use it inside its `with` block, or between `open()` and `close()`."
+"""Of a ClosedError, for programs without an event loop."""
 
 
 class LoopThread:
@@ -93,22 +95,27 @@ class LoopThread:
         Run `work()` on the loop, and return its result; KeyboardInterrupt and a time-out cancel it.
 
         Raises:
+            InvalidRequestError: `timeout_s` is no number of seconds; nothing was run.
             ClosedError, ForkedError: the thread does not run, or is stopped meanwhile.
             OtherLoopError: called on the thread itself, which would wait for ever.
             TimeoutError: it took longer than `timeout_s` seconds.
             BaseException: raised by the work.
         """
+        _check_seconds(timeout_s)
         self._home.check_not_forked()
         if threading.current_thread() is self._thread:
             raise OtherLoopError(f"the {self._what} is called on its own event loop")
         with self._lock:
             if self._loop is None:
-                raise ClosedError(f"the {self._what} is not open; use: with")
+                raise _for_threads(ClosedError(f"the {self._what} is not open; use: with"))
             future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result(timeout_s)
         except CancelledError:
-            raise ClosedError(f"the {self._what} was closed meanwhile") from None
+            raise _for_threads(ClosedError(f"the {self._what} was closed meanwhile")) from None
+        except ClosedError as error:
+            _for_threads(error)
+            raise
         except BaseException:
             future.cancel()
             raise
@@ -125,3 +132,19 @@ class LoopThread:
         if thread is not None:
             thread.join()
             self._thread = None
+
+
+def _for_threads(error: ClosedError) -> ClosedError:
+    error.hint = HINT
+    return error
+
+
+def _check_seconds(timeout_s: object) -> None:
+    """Raises InvalidRequestError: neither None nor seconds that a thread can wait."""
+    if timeout_s is None:
+        return
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not number or not 0 <= timeout_s <= threading.TIMEOUT_MAX:  # type: ignore[operator]  # it is a number
+        raise InvalidRequestError(
+            f"timeout_s is seconds from 0, or None for as long as it takes, not {timeout_s!r:.40}"
+        )

@@ -55,6 +55,7 @@ class _OnItsWay(Generic[R]):
 
         Raises:
             TimeoutError: none of these yet; the message stays on its way.
+            InvalidRequestError: `timeout_s` is no number of seconds.
             KeylaneError: the message was given up; its `fate` says whether it may be stored.
         """
         try:
@@ -270,6 +271,7 @@ class SyncProducer(Generic[V]):
 
         Raises:
             GivenUpError: since the last flush, messages were given up of which no `result` was asked.
+            InvalidRequestError: `timeout_s` is no number of seconds.
             TimeoutError: it takes longer than `timeout_s` seconds.
         """
         self._thread.run(self._producer.flush, timeout_s)

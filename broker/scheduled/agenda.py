@@ -31,6 +31,7 @@ from .records import (
     Taken,
     Waits,
     WaitsForSubject,
+    overhead_of,
 )
 
 SETTLED_MAX = 10_000
@@ -54,6 +55,11 @@ class ScheduledEntry:
     taken: bool = False
     subject_id: int = 0
     """The only subject that gets it; 0: the one that has the name then."""
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of value and properties, which the limit of its subject is for."""
+        return self.size - overhead_of(self.subject)
 
 
 @dataclass(slots=True)

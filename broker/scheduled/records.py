@@ -31,6 +31,11 @@ _HEADER = struct.Struct("<4sIIIQQ")
 _AFTER_CRC = struct.Struct("<IIQQ")
 
 
+def overhead_of(subject: str) -> int:
+    """Bytes of a record beside value and properties, about."""
+    return RECORD_OVERHEAD + len(subject)
+
+
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A message is to be delivered at a time."""
 
@@ -44,7 +49,7 @@ class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
     @property
     def size(self) -> int:
         """Bytes in the journal, about."""
-        return RECORD_OVERHEAD + len(self.subject) + len(self.value) + len(self.packed_properties)
+        return overhead_of(self.subject) + len(self.value) + len(self.packed_properties)
 
 
 class WaitsForSubject(Waits, frozen=True, array_like=True, tag=5):

@@ -188,28 +188,32 @@ class Scheduler:
         """See `Agenda.soonest`."""
         return self._agenda.soonest(limit, subject)
 
-    async def schedule(self, messages: Sequence[Waits]) -> None:
+    async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
         Keep messages durably, all of them or none; one with a known id is kept already.
+
+        Returns:
+            For each message whether it was known.
 
         Raises:
             ScheduleFullError, BrokerReadOnlyError, CorruptLogError: nothing is kept.
             StorageError: see its fate.
         """
         self._writer.check()
-        known = [self._writing.get(message.scheduled_id) for message in messages]
-        fresh = [
-            message
-            for message, writing in zip(messages, known, strict=True)
-            if writing is None and not self._agenda.knows(message.scheduled_id)
+        writing = [self._writing.get(message.scheduled_id) for message in messages]
+        known = [
+            working is not None or self._agenda.knows(message.scheduled_id)
+            for message, working in zip(messages, writing, strict=True)
         ]
+        fresh = [message for message, old in zip(messages, known, strict=True) if not old]
         if fresh:
             size = sum(message.size for message in fresh)
             self._check_limits(len(fresh), size)
             await self._keep(fresh, size)
-        for writing in known:
-            if writing is not None:
-                await asyncio.shield(writing)
+        for working in writing:
+            if working is not None:
+                await asyncio.shield(working)
+        return known
 
     def _check_limits(self, count: int, size: int) -> None:
         kept = len(self._agenda.entries) + len(self._writing)

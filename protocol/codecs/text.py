@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 
 from ..errors import ConfigError
+from .kinds import classes_of
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class JsonCodec(Generic[T]):
 
     name = "json"
     encode: Callable[[T], bytes]
-    """The JSON of a value; TypeError if it has none."""
+    """The JSON of a value; TypeError if it has none, or is not of the codec's type."""
     decode: Callable[[bytes], T]
     """The value of JSON; a msgspec.DecodeError if the bytes are no JSON, or not of the type."""
 
@@ -48,13 +49,29 @@ class JsonCodec(Generic[T]):
         Make a codec.
 
         Args:
-            kind: the type that `decode` makes and checks; without it, dict, list, str, numbers, bool and None.
+            kind: the type that `decode` makes and checks, and of which a value has to be to be encoded; what is in
+                it is not looked into then.  Without it, dict, list, str, numbers, bool and None, and all are encoded.
 
         Raises:
             ConfigError: msgspec cannot decode values of this type.
         """
-        self.encode = msgspec.json.Encoder().encode
+        self.encode = _checked(msgspec.json.Encoder().encode, kind)
         try:
             self.decode = msgspec.json.Decoder(kind).decode
         except TypeError as error:
             raise ConfigError(f"JsonCodec cannot decode {kind!r:.60}: {error}") from error
+
+
+def _checked(encode: Callable[[Any], bytes], kind: Any) -> Callable[[Any], bytes]:
+    """`encode`, which refuses values that are not of `kind` as far as its classes say so."""
+    classes = classes_of(kind)
+    if classes is None or object in classes:
+        return encode
+    refuses_bool = bool not in classes
+
+    def checked(value: Any) -> bytes:
+        if not isinstance(value, classes) or (refuses_bool and value.__class__ is bool):
+            raise TypeError(f"{type(value).__name__} is no {getattr(kind, '__name__', kind)}")
+        return encode(value)
+
+    return checked

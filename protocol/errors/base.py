@@ -71,7 +71,8 @@ class KeylaneError(Exception):
     fate: Fate = Fate.NOT_DONE
     retry: ClassVar[RetryRule] = RetryRule.NEVER
     summary: ClassVar[str] = "keylane failed"
-    hint: ClassVar[str] = ""
+    hint: str = ""
+    """Of the class; an error may have one of its own."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -92,12 +93,12 @@ class KeylaneError(Exception):
 
     def copy(self, fate: Fate) -> KeylaneError:
         """An equal error for another caller, with its own fate: each caller gets an error object of its own."""
-        copy = _rebuild(type(self), self.message, self.details, fate)
+        copy = _rebuild(type(self), self.message, self.details, fate, self.hint)
         copy.__cause__ = self.__cause__
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.details, self.fate))
+        return (_rebuild, (type(self), self.message, self.details, self.fate, self.hint))
 
     def __str__(self) -> str:
         advice = f"\n  {self.hint}" if self.hint else ""
@@ -108,9 +109,11 @@ KIND_BY_CODE[KeylaneError.code] = KeylaneError
 
 
 def _rebuild(
-    kind: type[KeylaneError], message: str, details: dict[str, Any], fate: Fate
+    kind: type[KeylaneError], message: str, details: dict[str, Any], fate: Fate, hint: str
 ) -> KeylaneError:
     error = kind(message, **details)
     if error.fate is not fate:
         error.fate = fate
+    if error.hint != hint:
+        error.hint = hint
     return error

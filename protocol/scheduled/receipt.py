@@ -18,6 +18,8 @@ class ScheduledReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds since 1970."""
     durable: str
     """"fsync": on the broker's disk."""
+    duplicate: bool = False
+    """The broker had the message, of an earlier request with the same idempotency key."""
 
 
 class CancelOutcome(enum.StrEnum):
@@ -58,6 +60,8 @@ class ScheduledView(msgspec.Struct, frozen=True, kw_only=True):
     """In the broker's journal, about."""
     due: bool
     """Its time has come: it is on its way, or cannot be stored now."""
+    drop: str = ""
+    """Why it will be dropped at its time, as the metaserver says now; empty if it will be stored, or if none answers."""
 
 
 class ScheduledPage(msgspec.Struct, frozen=True, kw_only=True):

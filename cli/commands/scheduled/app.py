@@ -36,7 +36,7 @@ def scheduled_list(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the messages that are delivered next, by their times."""
+    """Show the messages that are delivered next, by their times, and which will be dropped then."""
     from ...screen import run
     from .messages import list_scheduled
 

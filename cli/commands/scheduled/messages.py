@@ -36,7 +36,7 @@ def _show(listed: ScheduledMessages) -> None:
             shown(each.deliver_at_ms),
             each.broker_group,
             each.size_bytes,
-            "due" if each.due else "",
+            f"will be dropped: {each.drop}" if each.drop else "due" if each.due else "",
         )
         for each in listed.messages
     ]

@@ -98,6 +98,33 @@ async def test_message_over_a_limit_that_was_lowered_is_dropped_alone(cluster: C
     assert await values_of(cluster, "lowered") == [b"small"]
 
 
+async def test_list_says_which_messages_will_be_dropped(cluster: Cluster):
+    """Their subject was deleted, or takes no message of their size any more; a broker's earlier route says neither."""
+    for subject in ("doomed", "shrunk"):
+        await cluster.create(subject, partitions=1)
+    async with (
+        asyncio.timeout(60),
+        Producer(cluster.meta) as producer,
+        Admin(cluster.meta) as admin,
+    ):
+        for subject in ("doomed", "shrunk"):
+            await keep(producer, subject, bytes(5_000), 600_000)
+        await keep(producer, "shrunk", b"small", 600_001)
+        for subject in ("doomed", "shrunk"):
+            listed = await admin.list_scheduled(subject=subject)
+            assert not any(each.drop for each in listed.messages)
+        await delete(admin, "doomed")
+        change = await admin.set_subject("shrunk", message_bytes_max=4_096)
+        await admin.wait(change.operation)
+        (doomed,) = (await admin.list_scheduled(subject="doomed")).messages
+        assert doomed.drop == "its subject is deleted"
+        large, small = (await admin.list_scheduled(subject="shrunk")).messages
+        assert ("5000 bytes" in large.drop, small.drop) == (True, "")
+    words = ("scheduled", "list", "--subject", "doomed", "--meta", cluster.meta)
+    shown = await asyncio.to_thread(run_keylane, *words)
+    assert "will be dropped: its subject is deleted" in shown.stdout
+
+
 async def test_waiting_messages_are_listed_by_subject_and_canceled_by_id(cluster: Cluster):
     await cluster.create("listed", partitions=2)
     async with (

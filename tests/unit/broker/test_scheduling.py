@@ -20,6 +20,7 @@ from keylane.protocol.errors import (
     InvalidRequestError,
     MessageTooLargeError,
     NotSentError,
+    SubjectDeletedError,
     SubjectUnknownError,
 )
 from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
@@ -55,6 +56,10 @@ class KnownSubjects:
     known = newest = limited(MESSAGE_BYTES_MAX)
     silent = False
 
+    def __init__(self) -> None:
+        self.deleted: set[int] = set()
+        self.asked: list[tuple[str, int]] = []
+
     async def route_to_send(self, _subject: str) -> Route:
         return self.known
 
@@ -65,6 +70,12 @@ class KnownSubjects:
             raise NotSentError("no metaserver answers")
         return self.newest
 
+    async def new_route(self, subject: str, *, subject_id: int) -> Route:
+        self.asked.append((subject, subject_id))
+        if subject_id in self.deleted:
+            raise SubjectDeletedError(subject=subject)
+        return await self.newest_route(subject)
+
 
 class RecordedMessages:
     """Records what is to be kept and canceled."""
@@ -74,8 +85,10 @@ class RecordedMessages:
         self.canceled: list[bytes] = []
         self.entries: list[ScheduledEntry] = []
 
-    async def schedule(self, messages: list[Waits]) -> None:
+    async def schedule(self, messages: list[Waits]) -> list[bool]:
+        known = {each.scheduled_id for each in self.kept}
         self.kept += messages
+        return [each.scheduled_id in known for each in messages]
 
     def soonest(self, limit: int, subject: str | None) -> tuple[int, list[ScheduledEntry]]:
         return len(self.entries), self.entries[:limit]
@@ -295,3 +308,47 @@ async def test_cancel_names_a_message():
     for bad in ("", "zz", "00"):
         with pytest.raises(InvalidRequestError):
             await calls.scheduling.post_cancel(None, {"id": bad})
+
+
+async def test_receipt_says_duplicate_when_a_post_is_repeated():
+    """By its idempotency key; what has another key or time is a message of its own."""
+    calls = SchedulingCalls()
+    body = b'[{"value": "a"}, {"value": "b"}]'
+    given = {"subject": "s", "deliver_at": f"{NOW_MS + 1}", CONTENT_TYPE: JSON}
+    for params, duplicate in (
+        (given, False),
+        (given, False),
+        (given | {IDEMPOTENCY_KEY: "k"}, False),
+        (given | {IDEMPOTENCY_KEY: "k"}, True),
+        (given | {IDEMPOTENCY_KEY: "k", "deliver_at": f"{NOW_MS + 2}"}, False),
+    ):
+        answer = await calls.scheduling.post(body, params)
+        assert [each.duplicate for each in answer.receipts] == [duplicate] * 2
+
+
+async def test_list_marks_messages_that_will_be_dropped():
+    """Of a deleted subject, or over the limit that its subject has now; nothing is said while no metaserver answers."""
+    calls = SchedulingCalls()
+    calls.subjects.newest = limited(1_024)
+    calls.subjects.deleted = {1}
+    kept = [("s", 1, 10), ("s", 2, 1_024), ("s", 2, 1_025), ("unknown", 0, 10)]
+    for number, (subject, subject_id, size) in enumerate(kept):
+        waits = Waits(bytes([number]), NOW_MS + 1, subject, 17, bytes(size - 3), b"123")
+        calls.messages.entries.append(
+            ScheduledEntry(
+                waits.scheduled_id,
+                waits.deliver_at_ms,
+                subject,
+                waits.size,
+                Place(0, 0, 0),
+                waits.deliver_at_ms,
+                subject_id=subject_id,
+            )
+        )
+    listed = await calls.scheduling.soonest(None, {})
+    deleted, fits, large, unknown = [each.drop for each in listed.messages]
+    assert (deleted, fits, unknown) == ("its subject is deleted", "", "")
+    assert "too large: 1025 bytes" in large
+    assert sorted(calls.subjects.asked) == [("s", 1), ("s", 2), ("unknown", 0)]
+    calls.subjects.silent = True
+    assert [each.drop for each in (await calls.scheduling.soonest(None, {})).messages][2] == ""

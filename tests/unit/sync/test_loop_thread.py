@@ -6,10 +6,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from copy import copy
 
 import pytest
 
-from keylane.protocol.errors import AlreadyOpenError, ClosedError, OtherLoopError
+from keylane.protocol.errors import (
+    AlreadyOpenError,
+    ClosedError,
+    InvalidRequestError,
+    OtherLoopError,
+)
 from keylane.sync.loop_thread import LoopThread
 
 
@@ -47,6 +53,36 @@ def test_work_is_cancelled_when_it_takes_too_long(thread: LoopThread):
         thread.run(slow, 0.05)
     assert cancelled.wait(5)
     assert thread.run(number) == 7
+
+
+@pytest.mark.parametrize("timeout_s", ["a", -1, float("nan"), float("inf"), True])
+def test_work_is_not_run_when_the_time_is_no_number_of_seconds(thread: LoopThread, timeout_s):
+    ran = threading.Event()
+
+    async def work() -> None:
+        ran.set()
+
+    with pytest.raises(InvalidRequestError, match="seconds from 0"):
+        thread.run(work, timeout_s)
+    thread.run(number)
+    assert not ran.is_set()
+
+
+def test_advice_of_a_closed_client_names_calls_without_async(thread: LoopThread):
+    """Also of an error that the client itself has raised, and of copies."""
+
+    async def closed() -> None:
+        raise ClosedError("the client is not open")
+
+    with pytest.raises(ClosedError) as inside:
+        thread.run(closed)
+    thread.stop()
+    with pytest.raises(ClosedError) as outside:
+        thread.run(number)
+    for error in (inside.value, outside.value, copy(outside.value)):
+        assert "`with` block" in error.hint
+        assert "async" not in str(error)
+    assert "async with" in ClosedError().hint
 
 
 def test_callers_are_refused_when_the_thread_stops(thread: LoopThread):
