@@ -80,7 +80,7 @@ sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=0 WORLD=all SEED=k M
 
 # All seeds, all mutants, all kill points, and the long run of real processes; 0 leaves a part out.
 # RANDOM=2000 draws seeds that nobody has looked at, instead of SEEDS from FIRST on.
-proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 RANDOM=n FEATURES=4000 LIMIT=2000 KILLS=1 CYCLES=20)
+proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 RANDOM=n FEATURES=4000 LIMIT=2000 KILLS=1, 0 or crash, CYCLES=20)
 	@PYTHONPATH=tests $(BIN)/python -m proof.run --first $(FIRST) $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) \
 	    $(if $(RANDOM),--random $(RANDOM)) $(if $(DRAWING),--drawing $(DRAWING)) \
 	    $(if $(FEATURES),--features $(FEATURES)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(KILLS),--kills $(KILLS)) $(if $(CYCLES),--cycles $(CYCLES)) $(ARGS)

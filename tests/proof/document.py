@@ -96,10 +96,11 @@ KILLS = """
 
 A real broker killed at every point of its work on the disk, each time that it gets there, with both indexes; its index
 work killed likewise; stops at any moment: all of `tests/crash/`.  `make test` has a sample of it, `make kills` runs it alone.
-Since 2026-11-22 also what else `make test` leaves out: seeds that found a fault once, stores cut at every byte.
+A row of "all" has also what else `make test` leaves out: seeds that found a fault once, stores cut at every byte;
+`make proof KILLS=crash SEEDS=0 FEATURES=0 LIMIT=0 CYCLES=0` runs `tests/crash/` without these.
 
-| date | version | tests | failed | seconds |
-| --- | --- | --- | --- | --- |
+| date | version | folders of tests | tests | failed | seconds |
+| --- | --- | --- | --- | --- | --- |
 """
 EACH = """
 The latest hunt:
@@ -228,7 +229,7 @@ def _performed(part: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _killed(part: dict[str, Any]) -> tuple[object, ...]:
-    return part["tests"], part["failed"]
+    return part["of"], part["tests"], part["failed"]
 
 
 def _hunted(part: dict[str, Any]) -> tuple[object, ...]:

@@ -135,17 +135,21 @@ def run_processes(cycles: int, seed: int) -> dict[str, Any]:
     }
 
 
-def kill_everywhere(workers: int) -> dict[str, Any]:
-    """Every test of `tests/crash`, and those of other folders that `make test` leaves out."""
+def kill_everywhere(workers: int, folders: Sequence[str]) -> dict[str, Any]:
+    """Every test of `tests/crash`, and of the other folders those that `make test` leaves out."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
         split = ["--numprocesses", str(workers), "--dist", "load", f"--junit-xml={report}"]
-        chosen = ["--whole", "-m", "crash or whole", *(str(TESTS / name) for name in WHOLE)]
+        chosen = ["--whole", "-m", "crash or whole", *(str(TESTS / name) for name in folders)]
         command = [sys.executable, "-m", "pytest", *split, *chosen]
         subprocess.run(command, cwd=TESTS.parent, check=False)
         suite = ET.parse(report).getroot()[0]
     tests, failed = int(suite.get("tests", 0)), [suite.get(name) for name in ("errors", "failures")]
-    return {"tests": tests, "failed": sum(int(count or 0) for count in failed)}
+    return {
+        "of": "all" if folders == WHOLE else ", ".join(folders),
+        "tests": tests,
+        "failed": sum(int(count or 0) for count in failed),
+    }
 
 
 def version() -> str:
@@ -166,7 +170,12 @@ def main() -> int:
     parser.add_argument("--drawing", type=int, help="the number of an earlier drawing")
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
     parser.add_argument("--cycles", type=int, default=20, help="of resizes of real processes")
-    parser.add_argument("--kills", type=int, default=1, help="0: not the kill points")
+    parser.add_argument(
+        "--kills",
+        choices=("0", "1", "crash"),
+        default="1",
+        help="0: not the kill points; crash: those of tests/crash alone",
+    )
     parser.add_argument("--story", type=int, default=1, help="the story's seed")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no seeds after these")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -177,11 +186,12 @@ def main() -> int:
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, "
         f"Python {platform.python_version()}",
     }
+    folders = ("crash",) if args.kills == "crash" else WHOLE
     parts: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
         "simulation": (bool(args.seeds or args.random), _simulation(args)),
         "features": (bool(args.features), _features(args)),
         "mutants": (bool(args.limit), lambda: hunt_mutants(args.limit, args.workers)),
-        "kills": (bool(args.kills), lambda: kill_everywhere(2 * args.workers)),
+        "kills": (args.kills != "0", lambda: kill_everywhere(2 * args.workers, folders)),
         "processes": (bool(args.cycles), lambda: run_processes(args.cycles, args.story)),
     }
     for name, (wanted, run) in parts.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from proof.document import document
 from proof.run import SHARES
 from sim.test_simulation import FOUND, SEEDS
 
@@ -18,3 +19,13 @@ def test_seed_that_ended_with_a_fault_is_replayed_by_the_tests() -> None:
     }
     assert bad
     assert {seed for seed in bad if seed >= SEEDS} <= set(FOUND)
+
+
+def test_row_of_kill_points_says_which_tests_were_run() -> None:
+    share = {
+        "date": "d",
+        "version": "v",
+        "machine": "m",
+        "kills": {"of": "crash", "tests": 125, "failed": 0, "seconds": 60},
+    }
+    assert "| d | v | crash | 125 | 0 | 60 |" in document(json.dumps(share))
