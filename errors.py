@@ -11,6 +11,7 @@ from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
+from .protocol.errors.sink import *
 
 __all__ = [
     "AcceptedAsLostError",
@@ -36,6 +37,8 @@ __all__ = [
     "DeliveryError",
     "DeliveryTimeoutError",
     "DiskFullError",
+    "EffectDoneError",
+    "EffectFencedError",
     "Fate",
     "FencedError",
     "FlushFailedError",
@@ -99,6 +102,9 @@ __all__ = [
     "SequenceGapError",
     "SequenceReusedError",
     "SessionUnknownError",
+    "SinkMissingError",
+    "SinkNewerError",
+    "SinkOlderError",
     "StaleRouteError",
     "StaticSubjectError",
     "StorageError",

@@ -42,6 +42,21 @@ class Delivery(Protocol):
         """The codec of the client; None: values are bytes."""
         ...
 
+    @property
+    def group(self) -> str:
+        """The consumer group of the client; "" if messages are only read."""
+        ...
+
+    @property
+    def cursor(self) -> int:
+        """The offset below which all messages are acked; none of them is delivered again under the same token."""
+        ...
+
+    @property
+    def exclusive(self) -> bool:
+        """True if no other session has messages of the partition under the same token."""
+        ...
+
     async def ack(self, message: Message[Any]) -> None:
         """Take the ack of a message that this client delivered."""
         ...
@@ -139,6 +154,11 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             offset=self.offset,
         )
         return cast(V, value)
+
+    @property
+    def group(self) -> str:
+        """The consumer group that got the message; "" if it was only read."""
+        return "" if self.delivery is None else self.delivery.group
 
     @property
     def queue(self) -> int:

@@ -90,6 +90,8 @@ class PullClient:
     """Only one pull client is made for a token, so that no message is handled twice under it."""
     respects_range_limit = True
     """Stop pulling while the broker takes no more ranges above the cursor: only messages pulled already fill its gaps."""
+    exclusive = True
+    """As a delivery of messages: no other session has a message under their token."""
     exempts_retries = False
     """Messages waiting for their next try do not count against the limit, up to `buffer_messages` of them."""
 
@@ -111,6 +113,7 @@ class PullClient:
         self.token = grant.token
         self.queue = int(grant.partition.queue)
         self.logic_start = grant.partition.logic_start
+        self.group = group
         self.session = session
         self.codec = owner.codec
         self.client = self
@@ -192,6 +195,11 @@ class PullClient:
     def _on(self, event: PullEvent) -> None:
         self.life.on(event)
         self.deadline_ns = self.life.deadline_ns
+
+    @property
+    def cursor(self) -> int:
+        """The offset below which the broker has an ack of every message."""
+        return self._offsets.cursor
 
     @property
     def drained(self) -> bool:

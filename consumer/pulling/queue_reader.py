@@ -90,6 +90,9 @@ class _ReadFrom:
     queue: int
     logic_start: int
     codec: Codec[Any] | None
+    group: str = ""
+    cursor: int = 0
+    exclusive: bool = False
 
     async def ack(self, message: Message) -> None:
         raise ClosedError(f"message {message.offset} was read, not handed out by a consumer")

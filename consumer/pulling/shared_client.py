@@ -27,15 +27,22 @@ log = logging.getLogger("keylane.consumer")
 class HandOut:
     """The messages of a pull, which this consumer may handle until `deadline_ns` on the boot clock."""
 
-    __slots__ = ("_taken", "_until_ns", "client", "codec", "logic_start", "queue")
+    __slots__ = ("_taken", "_until_ns", "client", "codec", "group", "logic_start", "queue")
+    exclusive = False
 
     def __init__(self, client: SharedClient, until_ns: int) -> None:
         self.client = client
         self.codec = client.codec
+        self.group = client.group
         self.queue = client.queue
         self.logic_start = client.logic_start
         self._until_ns = until_ns
         self._taken: set[int] = set()
+
+    @property
+    def cursor(self) -> int:
+        """The offset below which the broker has an ack of every message."""
+        return self.client.cursor
 
     @property
     def deadline_ns(self) -> int:
@@ -76,6 +83,7 @@ class SharedClient(PullClient):
     """Pulls a partition together with the other sessions of a shared group."""
 
     token_is_single_use = False
+    exclusive = False
     exempts_retries = True
     respects_range_limit = False
     """Pulls continue at the broker's range limit: it then hands out only messages that fill gaps."""

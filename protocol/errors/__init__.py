@@ -27,11 +27,15 @@
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
     │   ├── AcceptedAsLostError                            raised by the client; its fate is UNKNOWN
     │   ├── OutboxMissingError, OutboxOlderError, OutboxNewerError    the tables of an outbox
+    │   ├── SinkMissingError, SinkOlderError, SinkNewerError    the tables of fenced effects
+    │   ├── EffectDoneError                                committed by another transaction meanwhile
     │   ├── OutboxRowFailedError                           its fate is UNKNOWN
     │   ├── OutboxSubjectExistsError                       waiting rows stay while their subject exists
     │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
-    │   └── LeaseLostError, QueueFullError, CodecError     raised by the client
+    │   ├── QueueFullError, CodecError                     raised by the client
+    │   └── LeaseLostError                                 raised by the client: another session owns the partition
+    │       └── EffectFencedError                          the user's database has seen a higher token
     ├── UnreachableError               no answer of a keylane server
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done
@@ -74,6 +78,7 @@ from .outbox import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
 from .scheduled import *  # noqa: F403 - the rest of the tree
+from .sink import *  # noqa: F403 - the rest of the tree
 
 TEXT_CHARS_MAX = 4_096
 """An error that quotes its input stays smaller than a frame."""

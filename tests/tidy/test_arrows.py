@@ -13,7 +13,7 @@ import pytest
 
 from tidy.tree import FILES, PACKAGES, ROOMS, ROOT, Import, Source, imports_of
 
-PROGRAMS = {"metaserver", "broker", "producer", "consumer", "admin", "outbox", "spark"}
+PROGRAMS = {"metaserver", "broker", "producer", "consumer", "admin", "outbox", "sink", "spark"}
 
 # room -> the rooms it may import, besides itself
 ARROWS: dict[str, set[str]] = {
@@ -49,10 +49,10 @@ MACHINE = [
 HOME_OF: dict[str, list[str]] = {
     "aiohttp": ["rpc/*"],
     "uvloop": ["rpc/program.py", "cli/*"],
-    "sqlalchemy": ["metaserver/*", "migrations/*", "outbox/*"],
+    "sqlalchemy": ["metaserver/*", "migrations/*", "outbox/*", "sink/*"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
-    "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py"],
+    "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py", "sink/alembic.py"],
     "pyspark": ["spark/*"],
     "pyarrow": ["spark/*", "producer/arrow.py"],
     "pandas": ["spark/*"],

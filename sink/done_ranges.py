@@ -1,0 +1,52 @@
+"""Ranges of offsets whose effects are done: which contain an offset, which can be merged.  Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..protocol.offsets import Range
+
+
+def not_in(ranges: Sequence[Range], offsets: Iterable[int]) -> list[int]:
+    """The `offsets` that are in none of the half-open `ranges`, which are disjoint and sorted."""
+    firsts = [first for first, _ in ranges]
+    left = []
+    for offset in offsets:
+        index = bisect_right(firsts, offset) - 1
+        if index < 0 or offset >= ranges[index][1]:
+            left.append(offset)
+    return left
+
+
+def ranges_of(offsets: Iterable[int]) -> list[Range]:
+    """The half-open ranges that contain exactly these offsets, which are sorted, each once."""
+    ranges: list[Range] = []
+    for offset in offsets:
+        if ranges and ranges[-1][1] == offset:
+            ranges[-1] = (ranges[-1][0], offset + 1)
+        else:
+            ranges.append((offset, offset + 1))
+    return ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Rows that become one: the row at `first_offset` then ends at `next_offset`, and the rows behind it go."""
+
+    first_offset: int
+    next_offset: int
+
+
+def plan_merges(ranges: Sequence[Range]) -> list[Merge]:
+    """What leaves no two adjacent ranges; `ranges` are half-open, disjoint and sorted."""
+    merges: list[Merge] = []
+    start = 0
+    for index, (_, end) in enumerate(ranges):
+        if index + 1 < len(ranges) and ranges[index + 1][0] == end:
+            continue
+        if index > start:
+            merges.append(Merge(ranges[start][0], end))
+        start = index + 1
+    return merges

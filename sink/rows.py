@@ -1,0 +1,256 @@
+"""The rows of one partition: looked at when a handler begins, locked and written at the end of its block.  I/O: SQL.
+
+    look      one SELECT without a lock: the token, and what of the messages is done
+    record    the fence locked ─▶ its token is not above ours ─▶ our offsets inserted
+
+The fence is locked shared while its token is ours, so that lanes of one owner do not wait for each other, and
+exclusively by an owner that raises it, once for each token.  It is locked at the end of the block, so that an owner
+that stands still in the middle of a handler holds no lock of ours.
+
+Invariants
+    No transaction that recorded under a token commits after one that raised the fence above it: each holds the lock
+    until its commit.
+    After a fence was raised, what earlier owners have done is looked at once more before anything is recorded.
+    An offset is in one row of `done` at most; merged are only offsets below the cursor, which come again only after a
+    reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from ..protocol.errors import EffectDoneError, EffectFencedError, InvalidRequestError
+from ..protocol.offsets import Range
+from .done_ranges import not_in, plan_merges, ranges_of
+from .tables import SinkTables
+
+MERGE_ROWS_MAX = 2_000
+"""Rows that one merge looks at."""
+_MYSQL = ("mysql", "mariadb")
+DIALECTS = ("sqlite", "postgresql", *_MYSQL)
+
+
+class Source(NamedTuple):
+    """Where messages are from, and under which token they were delivered."""
+
+    subject: str
+    group: str
+    partition_id: int
+    token: int
+
+    def fenced(self, current_token: int, offset: int) -> EffectFencedError:
+        """The error of a message whose owner was followed by another."""
+        return EffectFencedError(
+            f"message {offset} of partition {self.partition_id} was delivered under token {self.token}; "
+            f"an owner with token {current_token} has committed effects",
+            partition_id=self.partition_id,
+            offset=offset,
+            token=self.token,
+            current_token=current_token,
+        )
+
+
+class Look(NamedTuple):
+    """What the database says of some messages of a source."""
+
+    token: int
+    """The highest token that has committed effects; 0: none has."""
+    left: list[int]
+    """Offsets whose effects are not done."""
+
+
+class Rows:
+    """The statements on the rows of one source, on a connection of the user."""
+
+    def __init__(self, connection: Connection, tables: SinkTables, source: Source) -> None:
+        """Raises InvalidRequestError: a database of another kind."""
+        self._dialect = connection.dialect.name
+        if self._dialect not in DIALECTS:
+            raise InvalidRequestError(
+                f"fenced effects need a database of {', '.join(DIALECTS)}, not {self._dialect}"
+            )
+        self._connection = connection
+        self._tables = tables
+        self._source = source
+        fences = tables.fences
+        self._here = sa.and_(
+            fences.c.subject == source.subject,
+            fences.c.consumer_group == source.group,
+            fences.c.partition_id == source.partition_id,
+        )
+
+    def look(self, offsets: Sequence[int]) -> Look:
+        """
+        Look at messages; `offsets` are sorted.
+
+        Raises:
+            EffectFencedError: a newer owner has committed effects.
+            SinkMissingError
+        """
+        fences, done = self._tables.fences, self._tables.done
+        near = sa.and_(done.c.fence_id == fences.c.id, self._around(fences.c.id, offsets))
+        ask = (
+            sa.select(fences.c.token, done.c.first_offset, done.c.next_offset)
+            .select_from(fences.outerjoin(done, near))
+            .where(self._here)
+            .order_by(done.c.first_offset)
+        )
+        try:
+            found_rows = self._connection.execute(ask).all()
+        except SQLAlchemyError as error:
+            raise self._tables.missing_error(error) or error from error
+        if not found_rows:
+            return Look(0, list(offsets))
+        token = found_rows[0][0]
+        if token > self._source.token:
+            raise self._source.fenced(token, offsets[0])
+        ranges = [(first, end) for _, first, end in found_rows if first is not None]
+        return Look(token, not_in(ranges, offsets))
+
+    def record(self, look: Look) -> int:
+        """
+        Note that the effects of the messages that `look` has left are done; returns the id of the fence.
+
+        Raises:
+            EffectFencedError, EffectDoneError: this transaction must not commit.
+        """
+        offsets, token = look.left, self._source.token
+        fence_id, current = self._locked(shared=look.token == token)
+        if current > token:
+            raise self._source.fenced(current, offsets[0])
+        if current < token:
+            fences = self._tables.fences
+            raised = sa.update(fences).where(fences.c.id == fence_id).values(token=token)
+            self._connection.execute(raised)
+        if look.token != token:
+            self._check_not_done(fence_id, offsets)
+        rows = [
+            {"fence_id": fence_id, "first_offset": first, "next_offset": end}
+            for first, end in ranges_of(offsets)
+        ]
+        try:
+            self._connection.execute(sa.insert(self._tables.done), rows)
+        except IntegrityError as error:
+            raise self._done(offsets[0]) from error
+        return fence_id
+
+    def merge(self, fence_id: int, mark: int, cursor: int) -> int:
+        """
+        Merge rows of offsets in `[mark, cursor)`; returns the mark of the next merge.
+
+        Rows that another transaction merges now are left to it.
+        """
+        done = self._tables.done
+        ask = (
+            sa.select(done.c.first_offset, done.c.next_offset)
+            .where(
+                done.c.fence_id == fence_id,
+                done.c.first_offset >= mark,
+                done.c.first_offset < cursor,
+                done.c.next_offset <= cursor,
+            )
+            .order_by(done.c.first_offset)
+            .limit(MERGE_ROWS_MAX)
+            .with_for_update(skip_locked=True)
+        )
+        ranges: list[Range] = [(first, end) for first, end in self._connection.execute(ask)]
+        merges = plan_merges(ranges)
+        if merges:
+            here = done.c.fence_id == fence_id
+            first: Any = sa.bindparam("first")
+            end: Any = sa.bindparam("end")
+            edges = [{"first": merge.first_offset, "end": merge.next_offset} for merge in merges]
+            behind = sa.and_(here, done.c.first_offset > first, done.c.first_offset < end)
+            self._connection.execute(sa.delete(done).where(behind), edges)
+            self._connection.execute(
+                sa.update(done).where(here, done.c.first_offset == first).values(next_offset=end),
+                edges,
+            )
+        if not ranges:
+            return mark
+        last_of_run = merges[-1].first_offset if merges and merges[-1].next_offset == ranges[-1][1] else ranges[-1][0]  # fmt: skip
+        return max(mark, last_of_run)
+
+    # ── statements ───────────────────────────────────────────────────────────────────────────────────
+    def _around(self, fence_id: Any, offsets: Sequence[int]) -> Any:
+        """The rows that may contain one of `offsets`: those that begin among them, and the last one before."""
+        done = self._tables.done
+        before = done.alias("before")
+        low, high = offsets[0], offsets[-1]
+        nearest = (
+            sa.select(sa.func.max(before.c.first_offset))
+            .where(before.c.fence_id == fence_id, before.c.first_offset <= low)
+            .scalar_subquery()
+        )
+        return sa.and_(
+            done.c.first_offset >= sa.func.coalesce(nearest, low), done.c.first_offset <= high
+        )
+
+    def _locked(self, *, shared: bool) -> tuple[int, int]:
+        """The id and the token of the fence, which is made if it is missing, and locked until the end of the transaction."""
+        fences = self._tables.fences
+        if (
+            self._dialect == "sqlite"
+        ):  # a write locks the database; a SELECT may not even begin a transaction
+            self._connection.execute(
+                sa.update(fences).where(self._here).values(token=fences.c.token)
+            )
+        ask = sa.select(fences.c.id, fences.c.token).where(self._here).with_for_update(read=shared)
+        row = self._connection.execute(ask).first()
+        if row is None:
+            self._connection.execute(self._insert_fence())
+            row = self._connection.execute(ask).one()
+        return row[0], row[1]
+
+    def _insert_fence(self) -> Any:
+        """An INSERT that does nothing if another lane has made the row meanwhile."""
+        fences, source = self._tables.fences, self._source
+        values = {
+            "subject": source.subject,
+            "consumer_group": source.group,
+            "partition_id": source.partition_id,
+            "token": 0,
+        }
+        if self._dialect == "postgresql":
+            return postgresql.insert(fences).values(values).on_conflict_do_nothing()
+        if self._dialect == "sqlite":
+            return sqlite.insert(fences).values(values).on_conflict_do_nothing()
+        return sa.insert(fences).prefix_with("IGNORE").values(values)
+
+    def _check_not_done(self, fence_id: int, offsets: Sequence[int]) -> None:
+        """
+        Look at `offsets` once more, under the lock: an earlier owner may have done one of them since.
+
+        The rows are locked, because a locking read sees what is committed in a transaction with an older snapshot too,
+        or fails there.
+
+        Raises:
+            EffectDoneError
+        """
+        done = self._tables.done
+        rows = (
+            sa.select(done.c.first_offset, done.c.next_offset)
+            .where(done.c.fence_id == fence_id)
+            .with_for_update(read=True)
+        )
+        # Without a subquery: MariaDB would read it in the old snapshot.
+        nearest = rows.where(done.c.first_offset <= offsets[0]).order_by(done.c.first_offset.desc())
+        behind = rows.where(done.c.first_offset > offsets[0], done.c.first_offset <= offsets[-1])
+        ranges = [
+            (first, end)
+            for ask in (nearest.limit(1), behind.order_by(done.c.first_offset))
+            for first, end in self._connection.execute(ask)
+        ]
+        left = set(not_in(ranges, offsets))
+        for offset in offsets:
+            if offset not in left:
+                raise self._done(offset)
+
+    def _done(self, offset: int) -> EffectDoneError:
+        return EffectDoneError(partition_id=self._source.partition_id, offset=offset)

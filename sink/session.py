@@ -1,0 +1,312 @@
+"""Blocks whose effects are committed once for each message: in a transaction of the user, or in one of their own.
+
+enter ─▶ is it done? ─▶ the user's statements ─▶ exit: fence and offset in the same transaction ─▶ commit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import InvalidRequestError as TransactionError
+from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from ..protocol.errors import InvalidRequestError
+from ..protocol.message import Delivery, Message
+from .rows import Look, Rows, Source
+from .tables import DEFAULT_PREFIX, SinkTables, tables_of
+
+T = TypeVar("T")
+Target = AsyncSession | AsyncConnection | Session | Connection
+MERGE_EVERY = 256
+"""Offsets between two merges of rows."""
+
+_checked: WeakKeyDictionary[SinkTables, WeakSet[Engine]] = WeakKeyDictionary()
+"""Engines whose tables have the right version."""
+_marks: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
+"""Where the next merge of a partition begins.  Lost, or of a transaction that was rolled back: rows stay unmerged longer."""
+
+
+class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[T]):
+    """
+    A block in a transaction of the user; `fenced` and `fenced_batch` make one.
+
+    `async with` for an AsyncSession or an AsyncConnection, `with` for a Session or a Connection.
+    """
+
+    def __init__(
+        self, target: Target, messages: list[Message[Any]], todo: type[T], prefix: str
+    ) -> None:
+        self._target = target
+        self._tables = tables_of(prefix)
+        self._messages = messages
+        self._todo = todo
+        self._transaction: object = None
+        self._looks: list[tuple[Source, Look]] = []
+        self._deliveries = {_source_of(message): message.delivery for message in messages}
+        self._by_source: dict[Source, dict[int, Message[Any]]] = {}
+        for message in messages:
+            self._by_source.setdefault(_source_of(message), {})[message.offset] = message
+
+    def __enter__(self) -> T:
+        """
+        Say what is to be done.
+
+        Raises:
+            InvalidRequestError, EffectFencedError, SinkMissingError, SinkOlderError, SinkNewerError
+        """
+        if not isinstance(self._target, Session | Connection):
+            raise InvalidRequestError(
+                f"`with` takes a Session or a Connection, not a {type(self._target).__name__}: use `async with` there"
+            )
+        return self._begin(self._target)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """
+        Record what was done, unless the block failed.
+
+        Raises:
+            EffectFencedError, EffectDoneError: roll the transaction back.
+            InvalidRequestError: the transaction is another one than at the beginning, or has two databases.
+        """
+        assert isinstance(self._target, Session | Connection)
+        self._end(self._target, error)
+
+    async def __aenter__(self) -> T:
+        """As `__enter__`."""
+        if not isinstance(self._target, AsyncSession | AsyncConnection):
+            raise InvalidRequestError(
+                f"`async with` takes an AsyncSession or an AsyncConnection, not a {type(self._target).__name__}: "
+                "use `with` for a Session or a Connection"
+            )
+        return await self._target.run_sync(self._begin)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """As `__exit__`."""
+        assert isinstance(self._target, AsyncSession | AsyncConnection)
+        await self._target.run_sync(self._end, error)
+
+    # ── in a thread or greenlet that may block ───────────────────────────────────────────────────────
+    def _begin(self, target: Session | Connection) -> T:
+        if not target.in_transaction():
+            raise InvalidRequestError(
+                "no transaction has begun: `async with session.begin():` around it, or FencedSession, which begins its own"
+            )
+        connection = _connection_of(target)
+        self._transaction = target.get_transaction()
+        self._check_tables(connection)
+        self._looks = [
+            (source, Rows(connection, self._tables, source).look(sorted(self._by_source[source])))
+            for source in sorted(self._by_source)
+        ]
+        left = [
+            self._by_source[source][offset] for source, look in self._looks for offset in look.left
+        ]
+        todo: Any = bool(left) if self._todo is bool else left
+        return todo  # type: ignore[no-any-return]  # its type was given by the caller
+
+    def _end(self, target: Session | Connection, error: BaseException | None) -> None:
+        if error is not None:
+            return
+        if target.get_transaction() is not self._transaction:
+            raise InvalidRequestError(
+                "the transaction was ended inside of the block, so its effects are not fenced: commit after the block"
+            )
+        if isinstance(target, Session):
+            target.flush()
+        connection = _connection_of(target)
+        for source, look in self._looks:
+            if not look.left:
+                continue
+            rows = Rows(connection, self._tables, source)
+            fence_id = rows.record(look)
+            delivery = self._deliveries[source]
+            if delivery is not None and _passes_a_merge(look.left):
+                mark = _marks.get(delivery, 0)
+                _marks[delivery] = rows.merge(fence_id, mark, delivery.cursor)
+
+    def _check_tables(self, connection: Connection) -> None:
+        engines = _checked.setdefault(self._tables, WeakSet())
+        if connection.engine not in engines:
+            self._tables.check(connection)
+            engines.add(connection.engine)
+
+
+class FencedSession(Fenced[bool]):
+    """
+    A transaction of `target` that commits the effect of a message, once.
+
+        async def handle(message: keylane.Message) -> None:
+            async with AsyncSession(engine) as session, FencedSession(session, message) as todo:
+                if todo:
+                    session.add(Entry(account=message.key, amount=message.value))
+
+    It begins a transaction, and commits it at the end of the block together with the message's offset and fencing
+    token.  It rolls back if the block fails; and if the effect is done already (`todo` is False), whatever the block did.
+    """
+
+    def __init__(
+        self, target: Target, message: Message[Any], *, prefix: str = DEFAULT_PREFIX
+    ) -> None:
+        """
+        Make a block; `async with` begins the transaction, or `with` for a Session or a Connection.
+
+        Args:
+            target: a session or connection of the user, without a transaction.
+            message: as a consumer of an exclusive group got it.
+            prefix: the first letters of the names of the tables.
+
+        Raises:
+            InvalidRequestError: no such session, or no such message.
+            ConfigError: the prefix cannot be used.
+        """
+        super().__init__(_checked_target(target), [_checked_message(message)], bool, prefix)
+        self._own: Any = None
+
+    def _begin(self, target: Session | Connection) -> bool:
+        try:
+            self._own = target.begin()
+        except TransactionError as error:
+            raise InvalidRequestError(
+                f"FencedSession begins a transaction of its own; in one of yours use `fenced`: {error}"
+            ) from error
+        try:
+            return super()._begin(target)
+        except BaseException:
+            self._own.rollback()
+            raise
+
+    def _end(self, target: Session | Connection, error: BaseException | None) -> None:
+        own = self._own
+        try:
+            super()._end(target, error)
+            if error is None and self._looks[0][1].left:
+                own.commit()
+        finally:
+            if own.is_active or target.get_transaction() is own:
+                own.rollback()
+
+
+def fenced(target: Target, message: Message[Any], *, prefix: str = DEFAULT_PREFIX) -> Fenced[bool]:
+    """
+    A block in a transaction that has begun: True if the effect of the message is to be done, False if it is done already.
+
+        async with session.begin():
+            async with fenced(session, message) as todo:
+                if todo:
+                    session.add(Entry(...))
+
+    The end of the block adds the message's offset and fencing token to the transaction; the caller commits it.
+
+    Args:
+        target: a session or connection of the user, in a transaction.
+        message: as a consumer of an exclusive group got it.
+        prefix: the first letters of the names of the tables.
+
+    Raises:
+        InvalidRequestError: no such session, or no such message.
+        ConfigError: the prefix cannot be used.
+    """
+    return Fenced(_checked_target(target), [_checked_message(message)], bool, prefix)
+
+
+def fenced_batch(
+    target: Target, messages: Iterable[Message[Any]], *, prefix: str = DEFAULT_PREFIX
+) -> Fenced[list[Message[Any]]]:
+    """
+    A block for many messages in one transaction: the list of those whose effects are to be done, each once.
+
+    They are by partition, and in the order of their offsets; those of one key are in the order of the key.  Nothing of
+    them is committed if one is refused.
+
+    Args:
+        target: a session or connection of the user, in a transaction.
+        messages: as a consumer of an exclusive group got them, of any partitions.
+        prefix: the first letters of the names of the tables.
+
+    Raises:
+        InvalidRequestError: no such session, or no such messages.
+        EffectFencedError: messages of one partition are of two owners.
+        ConfigError: the prefix cannot be used.
+    """
+    checked = [_checked_message(message) for message in messages]
+    tokens: dict[tuple[str, str, int], Source] = {}
+    for message in checked:
+        source = _source_of(message)
+        newest = max(tokens.setdefault(source[:3], source), source)
+        oldest = min(tokens[source[:3]], source)
+        if newest != oldest:
+            raise oldest.fenced(newest.token, message.offset)
+    return Fenced(_checked_target(target), checked, list, prefix)
+
+
+def _passes_a_merge(offsets: list[int]) -> bool:
+    return offsets[-1] // MERGE_EVERY != (offsets[0] - 1) // MERGE_EVERY
+
+
+def _source_of(message: Message[Any]) -> Source:
+    return Source(message.subject, message.group, message.partition_id, message.fencing_token)
+
+
+def _connection_of(target: Session | Connection) -> Connection:
+    """
+    The connection of the transaction.
+
+    Raises:
+        InvalidRequestError: the session has none, or two.
+    """
+    if isinstance(target, Connection):
+        return target
+    try:
+        connection = target.connection()
+    except UnboundExecutionError as error:
+        raise InvalidRequestError(
+            "the session is bound to no database of its own: effects are fenced in a session of one database"
+        ) from error
+    transaction: Any = target.get_transaction()
+    begun = {id(entry[0]) for entry in transaction._connections.values()}
+    if len(begun) > 1:
+        raise InvalidRequestError(
+            "the transaction has two databases, which do not commit together: effects are fenced in one of them"
+        )
+    return connection
+
+
+def _checked_target(target: object) -> Any:
+    if not isinstance(target, AsyncSession | AsyncConnection | Session | Connection):
+        raise InvalidRequestError(
+            f"effects are fenced in a session or a connection of SQLAlchemy, not in a {type(target).__name__}"
+        )
+    return target
+
+
+def _checked_message(message: object) -> Message[Any]:
+    if not isinstance(message, Message):
+        raise InvalidRequestError(f"a message is to be fenced, not a {type(message).__name__}")
+    delivery = message.delivery
+    if delivery is None or not delivery.group or message.fencing_token <= 0:
+        raise InvalidRequestError(
+            f"message {message.offset} was read without a group, so it has no lease to fence: use a Consumer"
+        )
+    if not delivery.exclusive:
+        raise InvalidRequestError(
+            f"group {delivery.group!r} is shared: its consumers have one token, which fences none of them; "
+            "use an exclusive group"
+        )
+    return message

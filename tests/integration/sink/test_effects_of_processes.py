@@ -1,0 +1,70 @@
+"""Consumer processes that are stopped past their lease, and killed in mid-transaction: each effect once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from keylane import Producer
+from support import effects
+from support.cluster import Cluster, eventually, pause, resume
+from support.effects import entries_by_key
+
+TTL_MS = 1_000
+KEYS = [b"key-%d" % number for number in range(8)]
+ROUNDS = 12
+
+
+@contextmanager
+def consumer_process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A consumer that writes entries; killed at the end."""
+    process = subprocess.Popen([sys.executable, effects.__file__, *arguments])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize("ends", ["stopped", "killed"])
+async def test_effects_are_done_once_when_their_owner_is(shared_cluster: Cluster, postgres_url: str, tmp_path: Path, ends: str):  # fmt: skip
+    subject = f"effects-{ends}"
+    await shared_cluster.create(subject, partitions=2)
+    first, second = tmp_path / "first", tmp_path / "second"
+    common = (shared_cluster.meta, subject, "g", str(TTL_MS), postgres_url)
+    sent: dict[bytes, list[bytes]] = {key: [] for key in KEYS}
+    async with Producer(shared_cluster.meta) as producer:
+        for number in range(ROUNDS):
+            for key in KEYS:
+                sent[key].append(b"%s %d" % (key, number))
+                producer.send(subject, sent[key][-1], key=key)
+        await producer.flush()
+    engine = create_async_engine(postgres_url)
+    with consumer_process(*common, str(first), "0.2") as old:
+        await eventually(lambda: lines(first) >= 2 * len(KEYS), what="entries of the first")
+        if ends == "stopped":
+            pause(old.pid)
+        else:
+            old.kill()
+        stopped_at = lines(first)
+        with consumer_process(*common, str(second), "0"):
+            async with asyncio.timeout(60):
+                while await entries_by_key(engine) != sent:
+                    assert lines(first) == stopped_at
+                    await asyncio.sleep(0.05)
+                if ends == "stopped":
+                    resume(old.pid)
+                    await asyncio.sleep(1.5)  # its handlers end now, and must change nothing
+        assert await entries_by_key(engine) == sent
+    await engine.dispose()

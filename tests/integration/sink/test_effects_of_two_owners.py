@@ -1,0 +1,116 @@
+"""Transactions of two owners at the same time, on database servers: at every isolation level, one effect a message."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from keylane import Message
+from keylane.errors import EffectDoneError, EffectFencedError
+from keylane.sink import FencedSession, fenced_batch
+from support.deliveries import GroupDelivery, delivered
+from support.effects import ENTRIES, entries_by_key, entry
+
+LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+
+
+def levelled(engine: AsyncEngine, level: str) -> AsyncEngine:
+    """The engine at an isolation level; InnoDB, where a SELECT of a serializable transaction locks, one level lower."""
+    if engine.dialect.name != "postgresql" and level == "SERIALIZABLE":
+        level = "REPEATABLE READ"
+    return engine.execution_options(isolation_level=level)
+
+
+async def effect(engine: AsyncEngine, message: Message, inside: asyncio.Event | None = None, go: asyncio.Event | None = None) -> bool:  # fmt: skip
+    """Write an entry; in the middle of the transaction set `inside`, and wait for `go`."""
+    async with AsyncSession(engine) as session, FencedSession(session, message) as todo:
+        if todo:
+            await session.execute(sa.insert(ENTRIES).values(entry(message)))
+        if inside is not None and go is not None:
+            inside.set()
+            await go.wait()
+        return todo
+
+
+def numbered(offset: int, *, token: int, delivery: GroupDelivery | None = None) -> Message:
+    return delivered(offset, token=token, value=b"%d" % offset, delivery=delivery)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_old_owner_is_refused_when_the_new_one_was_first(engine, level):
+    """The new owner does not wait for the transaction of the old one, which is refused whatever it has done."""
+    at_level = levelled(engine, level)
+    await effect(at_level, numbered(0, token=1))
+    inside, go = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        old = tasks.create_task(_outcome(at_level, numbered(1, token=1), inside, go))
+        await inside.wait()
+        assert await effect(at_level, numbered(2, token=2))
+        assert await effect(at_level, numbered(1, token=2))
+        go.set()
+    assert isinstance(old.result(), EffectFencedError | DBAPIError), old.result()
+    if level == "READ COMMITTED":
+        assert isinstance(old.result(), EffectFencedError)
+    assert await entries_by_key(engine) == {b"k": [b"0", b"2", b"1"]}
+
+
+async def _outcome(
+    engine: AsyncEngine, message: Message, inside: asyncio.Event, go: asyncio.Event
+) -> object:
+    try:
+        return await effect(engine, message, inside, go)
+    except (EffectFencedError, EffectDoneError, DBAPIError) as error:
+        return error
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_new_owner_passes_over_what_the_old_one_commits_first(engine, level):
+    """The old owner ends while the new one is in its block, and has merged its rows."""
+    at_level = levelled(engine, level)
+    delivery = GroupDelivery(cursor=300)
+    batch = [numbered(offset, token=1, delivery=delivery) for offset in range(255)]
+    inside, go = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        new = tasks.create_task(_outcome(at_level, numbered(254, token=2), inside, go))
+        await inside.wait()
+        async with at_level.begin() as connection, fenced_batch(connection, batch) as left:
+            await connection.execute(sa.insert(ENTRIES), [entry(message) for message in left])
+        await effect(at_level, numbered(256, token=1, delivery=delivery))
+        go.set()
+    assert isinstance(new.result(), EffectDoneError | DBAPIError), new.result()
+    assert not await effect(at_level, numbered(254, token=2))
+    values = [b"%d" % offset for offset in (*range(255), 256)]
+    assert await entries_by_key(engine) == {b"k": values}
+
+
+async def test_lanes_of_an_owner_do_not_fail_each_other(engine):
+    """Many at once, from the first effect of the partition on; the rows are merged meanwhile."""
+    delivery = GroupDelivery()
+
+    async def lane(first: int) -> None:
+        for offset in range(first, 600, 8):
+            message = numbered(offset, token=3, delivery=delivery)
+            while True:
+                try:
+                    assert await effect(engine, message)
+                    break
+                except DBAPIError:  # InnoDB takes two first lanes for a deadlock
+                    if engine.dialect.name == "postgresql":
+                        raise
+            delivery.cursor = max(0, offset - 64)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        for first in range(8):
+            tasks.create_task(lane(first))
+    assert {key: len(values) for key, values in (await entries_by_key(engine)).items()} == {b"k": 600}  # fmt: skip
+    async with engine.connect() as connection:
+        rows = (
+            await connection.exec_driver_sql("SELECT count(*) FROM keylane_sink_done")
+        ).scalar_one()
+    assert rows < 300, "they are merged"
+    for offset in (0, 255, 300, 599):
+        assert not await effect(engine, numbered(offset, token=4))

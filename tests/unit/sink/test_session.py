@@ -1,0 +1,304 @@
+"""Fenced effects in transactions of a user on SQLite: once each, and of the newest owner alone."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from keylane import InvalidRequestError, LeaseLostError
+from keylane.errors import (
+    ConfigError,
+    EffectDoneError,
+    EffectFencedError,
+    SinkMissingError,
+    SinkNewerError,
+    SinkOlderError,
+)
+from keylane.sink import FencedSession, create_tables, fenced, fenced_batch, forget
+from keylane.sink.tables import VERSION, SinkTables
+from support.deliveries import GroupDelivery, delivered
+
+TABLES = SinkTables()
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Entry(Base):
+    __tablename__ = "entries"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    offset: Mapped[int]
+
+
+class Other(Base):
+    __tablename__ = "others"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
+    Base.metadata.create_all(engine)
+    with engine.begin() as connection:
+        TABLES.create(connection)
+    yield engine
+    engine.dispose()
+
+
+def entries(engine) -> list[int]:
+    with engine.connect() as connection:
+        return list(connection.execute(sa.select(Entry.offset).order_by(Entry.id)).scalars())
+
+
+def done(engine) -> list[tuple[int, int]]:
+    with engine.connect() as connection:
+        ask = sa.select(TABLES.done.c.first_offset, TABLES.done.c.next_offset)
+        return [tuple(row) for row in connection.execute(ask.order_by(TABLES.done.c.first_offset))]
+
+
+def effect(engine, message, meanwhile=lambda: None) -> bool:
+    """True if the effect was done now; `meanwhile` is called in the block."""
+    with Session(engine) as session, FencedSession(session, message) as todo:
+        meanwhile()
+        if todo:
+            session.add(Entry(offset=message.offset))
+        return todo
+
+
+def effects(engine, offsets, delivery) -> None:
+    """In one transaction, a block for each."""
+    with engine.begin() as connection:
+        for offset in offsets:
+            with fenced(connection, delivered(offset, token=2, delivery=delivery)) as todo:
+                assert todo
+
+
+def test_effect_is_committed_once_when_the_message_comes_again(engine):
+    assert effect(engine, delivered(3))
+    assert not effect(engine, delivered(3))
+    assert not effect(engine, delivered(3, token=2)), "the next owner passes it over"
+    assert effect(engine, delivered(4, token=2))
+    assert effect(engine, delivered(3, partition_id=8))
+    assert effect(engine, delivered(3, delivery=GroupDelivery(group="another")))
+    assert entries(engine) == [3, 4, 3, 3]
+
+
+def test_nothing_is_committed_when_the_block_ignores_that_it_is_done(engine):
+    effect(engine, delivered(3))
+    with Session(engine) as session, FencedSession(session, delivered(3)):
+        session.add(Entry(offset=3))
+    assert entries(engine) == [3]
+
+
+def test_effect_is_done_again_when_its_transaction_was_rolled_back(engine):
+    with pytest.raises(ZeroDivisionError):
+        effect(engine, delivered(3), lambda: 1 // 0)
+    with Session(engine) as session:
+        session.begin()
+        with fenced(session, delivered(3)) as todo:
+            session.add(Entry(offset=3))
+        session.rollback()
+    assert (todo, entries(engine), done(engine)) == (True, [], [])
+    assert effect(engine, delivered(3))
+
+
+def test_owner_of_before_is_refused_when_it_begins_late(engine):
+    assert effect(engine, delivered(3, token=5))
+    with pytest.raises(EffectFencedError) as refused:
+        effect(engine, delivered(4, token=4))
+    assert (refused.value.token, refused.value.current_token) == (4, 5)
+    assert (refused.value.partition_id, refused.value.offset) == (7, 4)
+    assert isinstance(refused.value, LeaseLostError)
+    assert entries(engine) == [3]
+
+
+def test_owner_of_before_is_refused_when_it_ends_late(engine):
+    """It began before the new owner, which has done its first effect meanwhile; nothing of it is committed."""
+    with pytest.raises(EffectFencedError):
+        effect(engine, delivered(4, token=4), lambda: effect(engine, delivered(9, token=5)))
+    assert entries(engine) == [9]
+    assert effect(engine, delivered(4, token=5))
+
+
+def test_new_owner_is_refused_when_the_message_was_done_meanwhile(engine):
+    with pytest.raises(EffectDoneError) as refused:
+        effect(engine, delivered(4, token=5), lambda: effect(engine, delivered(4, token=4)))
+    assert (refused.value.partition_id, refused.value.offset) == (7, 4)
+    assert entries(engine) == [4]
+    assert not effect(engine, delivered(4, token=5))
+
+
+def test_message_is_recorded_once_when_its_blocks_overlap(engine):
+    """A handler tried again while its first try still runs."""
+    with pytest.raises(EffectDoneError):
+        effect(engine, delivered(4), lambda: effect(engine, delivered(4)))
+    assert entries(engine) == [4]
+
+
+def test_message_is_passed_over_when_it_is_twice_in_a_transaction(engine):
+    with Session(engine) as session, session.begin():
+        for expected in (True, False):
+            with fenced(session, delivered(3)) as todo:
+                assert todo is expected
+                if todo:
+                    session.add(Entry(offset=3))
+        with fenced_batch(session, [delivered(5), delivered(5), delivered(3)]) as messages:
+            assert [message.offset for message in messages] == [5]
+    assert done(engine) == [(3, 4), (5, 6)]
+
+
+def test_batch_has_what_is_left_in_order(engine):
+    effect(engine, delivered(3))
+    batch = [delivered(offset, partition_id=part) for part in (8, 7) for offset in (4, 3, 2)]
+    with engine.begin() as connection, fenced_batch(connection, batch) as left:
+        assert [(message.partition_id, message.offset) for message in left] == [
+            *((7, 2), (7, 4)),
+            *((8, 2), (8, 3), (8, 4)),
+        ]
+        connection.execute(sa.insert(Entry), [{"offset": message.offset} for message in left])
+    with engine.begin() as connection, fenced_batch(connection, batch) as left:
+        assert left == []
+    assert entries(engine) == [3, 2, 4, 2, 3, 4]
+
+
+def test_batch_is_refused_when_it_has_messages_of_two_owners(engine):
+    with engine.begin() as connection, pytest.raises(EffectFencedError):
+        fenced_batch(connection, [delivered(3, token=2), delivered(4, token=1)])
+    with engine.begin() as connection, fenced_batch(connection, []) as left:
+        assert left == []
+
+
+def test_rows_are_merged_below_the_cursor(engine):
+    delivery = GroupDelivery()
+    effects(engine, [*range(100), *range(101, 255)], delivery)
+    assert len(done(engine)) == 254
+    delivery.cursor = 250
+    effects(engine, [256], delivery)
+    assert done(engine)[:3] == [(0, 100), (101, 250), (250, 251)]
+    for offset in (0, 99, 101, 200, 249, 256):
+        assert not effect(engine, delivered(offset, token=2))
+    assert effect(engine, delivered(100, token=2))
+    effects(engine, range(257, 513), GroupDelivery(cursor=512))
+    assert done(engine) == [(0, 255), (256, 512), (512, 513)]
+
+
+async def test_effects_are_forgotten_when_an_operator_asks(engine):
+    effect(engine, delivered(3, token=2))
+    effect(engine, delivered(3, token=2, delivery=GroupDelivery(group="another")))
+    assert await forget(engine, "s", "g") == 1
+    assert await forget(engine, "s", "unknown") == 0
+    assert effect(engine, delivered(3, token=2))
+    assert not effect(engine, delivered(3, token=2, delivery=GroupDelivery(group="another")))
+    with pytest.raises(EffectFencedError):
+        effect(engine, delivered(9, token=1))
+
+
+async def test_async_session_and_connection_are_fenced(tmp_path):
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'user.db'}")
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    await create_tables(engine)
+    for expected in (True, False):
+        async with AsyncSession(engine) as session:
+            async with FencedSession(session, delivered(3)) as todo:
+                assert todo is expected
+                session.add(Entry(offset=3))
+        async with engine.begin() as connection, fenced(connection, delivered(4)) as todo:
+            assert todo is expected
+            if todo:
+                await connection.execute(sa.insert(Entry).values(offset=4))
+        async with engine.connect() as connection:
+            async with FencedSession(connection, delivered(5)) as todo:
+                await connection.execute(sa.insert(Entry).values(offset=5))
+    async with engine.connect() as connection:
+        found_offsets = (await connection.execute(sa.select(Entry.offset))).scalars().all()
+    assert found_offsets == [3, 4, 5]
+    await engine.dispose()
+
+
+# ── bad input ────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("message", "a str"),
+        (delivered(3, token=0), "no lease"),
+        (delivered(3, delivery=GroupDelivery(group="")), "no lease"),
+        (delivered(3, delivery=GroupDelivery(exclusive=False)), "is shared"),
+    ],
+)
+def test_message_without_a_lease_of_its_own_is_refused(engine, message, text):
+    with Session(engine) as session:
+        for make in (FencedSession, fenced):
+            with pytest.raises(InvalidRequestError, match=text):
+                make(session, message)
+        with pytest.raises(InvalidRequestError, match=text):
+            fenced_batch(session, [message])
+
+
+async def test_block_takes_only_what_it_can_work_with(engine):
+    message = delivered(3)
+    with pytest.raises(InvalidRequestError, match="not in a Engine"):
+        fenced(engine, message)
+    with pytest.raises(ConfigError):
+        fenced(Session(engine), message, prefix="No Prefix")
+    with Session(engine) as session:
+        with pytest.raises(InvalidRequestError, match="use `with`"):
+            async with FencedSession(session, message):
+                raise AssertionError
+        with pytest.raises(InvalidRequestError, match="no transaction has begun"):
+            with fenced(session, message):
+                raise AssertionError
+        session.begin()
+        with pytest.raises(InvalidRequestError, match="use `fenced`"):
+            with FencedSession(session, message):
+                raise AssertionError
+    with pytest.raises(InvalidRequestError, match="use `async with`"):
+        with fenced(AsyncSession(), message):
+            raise AssertionError
+
+
+def test_block_is_refused_when_its_transaction_ends_inside(engine):
+    def commit_inside(session: Session) -> None:
+        with fenced(session, delivered(3)):
+            session.commit()
+            session.begin()
+
+    with Session(engine) as session:
+        session.begin()
+        with pytest.raises(InvalidRequestError, match="commit after the block"):
+            commit_inside(session)
+
+
+def test_session_of_two_databases_is_refused(engine, tmp_path):
+    second = sa.create_engine(f"sqlite:///{tmp_path / 'second.db'}")
+    Base.metadata.create_all(second)
+    with Session(binds={Entry: engine, Other: second}) as session:
+        with pytest.raises(InvalidRequestError, match="no database of its own"):
+            with FencedSession(session, delivered(3)):
+                raise AssertionError
+    with Session(engine, binds={Other: second}) as session:
+        with pytest.raises(InvalidRequestError, match="two databases"):
+            with FencedSession(session, delivered(3)):
+                session.add_all([Entry(offset=3), Other()])
+    assert (entries(engine), entries(second)) == ([], [])
+    second.dispose()
+
+
+def test_tables_are_refused_when_they_are_missing_or_of_another_version(tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
+    with Session(engine) as session, pytest.raises(SinkMissingError, match="create_tables"):
+        with FencedSession(session, delivered(3)):
+            raise AssertionError
+    with engine.begin() as connection:
+        TABLES.create(connection)
+    for version, kind in ((VERSION - 1, SinkOlderError), (VERSION + 1, SinkNewerError)):
+        with engine.begin() as connection:
+            connection.execute(sa.update(TABLES.version).values(version=version))
+        with Session(engine) as session, pytest.raises(kind) as refused:
+            with FencedSession(session, delivered(3)):
+                raise AssertionError
+        assert refused.value.version == version
+    engine.dispose()

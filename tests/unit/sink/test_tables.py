@@ -1,0 +1,75 @@
+"""The tables of fenced effects: made, checked, migrated."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import sqlalchemy as sa
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+
+import keylane.sink.alembic as registered  # noqa: F401 - it registers operations
+from keylane.errors import ConfigError, SinkMissingError, SinkNewerError, SinkOlderError
+from keylane.sink import create_tables, forget
+from keylane.sink.tables import VERSION, SinkTables
+
+TABLES = SinkTables()
+
+
+async def test_tables_are_created_once(tmp_path):
+    url = f"sqlite+aiosqlite:///{tmp_path / 'user.db'}"
+    await create_tables(url)
+    await create_tables(url, prefix="shop")
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
+    await create_tables(engine)
+    with engine.begin() as connection:
+        TABLES.check(connection)
+        assert len(sa.inspect(connection).get_table_names()) == 6
+    for version, kind in ((VERSION - 1, SinkOlderError), (VERSION + 1, SinkNewerError)):
+        with engine.begin() as connection:
+            connection.execute(sa.update(TABLES.version).values(version=version))
+        with pytest.raises(kind):
+            await create_tables(engine)
+        with pytest.raises(kind):
+            await forget(engine, "s", "g")
+    engine.dispose()
+
+
+async def test_effects_are_not_forgotten_without_tables(tmp_path):
+    with pytest.raises(SinkMissingError):
+        await forget(f"sqlite:///{tmp_path / 'user.db'}", "s", "g")
+
+
+@pytest.mark.parametrize("prefix", ["", "Shop", "a-b", "a" * 41, 7])
+def test_prefix_of_tables_is_a_name(prefix):
+    with pytest.raises(ConfigError):
+        SinkTables(prefix)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "sqlite+nodriver://", 7])
+async def test_tables_need_an_engine_or_a_url(url):
+    with pytest.raises(ConfigError):
+        await create_tables(url)
+
+
+def test_migration_creates_and_drops_the_tables(tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
+    with engine.begin() as connection:
+        operations = Operations(MigrationContext.configure(connection))
+        operations.keylane_sink_upgrade()
+        operations.keylane_sink_upgrade()
+        TABLES.check(connection)
+        operations.keylane_sink_drop()
+        assert sa.inspect(connection).get_table_names() == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
+def test_migration_can_be_written_as_sql(dialect):
+    written = io.StringIO()
+    options = {"as_sql": True, "output_buffer": written}
+    context = MigrationContext.configure(dialect_name=dialect, opts=options)
+    Operations(context).keylane_sink_upgrade("shop")
+    assert "CREATE TABLE shop_done" in written.getvalue()
+    assert "INSERT INTO shop_version" in written.getvalue()
