@@ -60,7 +60,8 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
     def role(name: str, messages: int, script: str = "client_roles.py") -> dict[str, Any]:
         subject = f"{name}-{number}"
         cluster.create(subject)
-        return result_of(measured(script, name, cluster.meta, subject, str(messages)))
+        which = () if script == "effects.py" else (name,)
+        return result_of(measured(script, *which, cluster.meta, subject, str(messages)))
 
     bare = bare_send(folder, count, len(VALUE))
     bare_large = bare_send(folder, count // 5, 1024)
@@ -69,6 +70,7 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
     large = role("send-1k", count // 5)
     single = role("single", SINGLE_SENDS)
     outbox = role("outbox", count // 10, "roles.py")
+    effects = role("effects", count // 10, "effects.py")
     large_mb = (count // 5) / 1024
     return {
         "bare_per_second": count / bare["seconds"],
@@ -84,6 +86,8 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
         "send_1k_vs_disk": large["disk_seconds"] / large["seconds"],
         "send_1k_vs_bare": bare_large["seconds"] / large["seconds"],
         "outbox_rows_per_second": count // 10 / outbox["seconds"],
+        "fenced_effects_per_second": count // 10 / effects["batch_seconds"],
+        "fenced_single_effects_per_second": effects["single_count"] / effects["single_seconds"],
         "single_send_p50_ms": single["p50_ms"],
         "single_send_p99_ms": single["p99_ms"],
         "single_p99_vs_p50": single["p99_ms"] / single["p50_ms"],

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from keylane import Producer
+from keylane import Admin, Producer, ResetTo
 from support.cluster import Cluster
 from support.java import environment_without_java
 from tidy.tree import ROOT
@@ -58,6 +58,17 @@ async def test_ack_by_hand(file_cluster, tmp_path):
     for upto in (10, 20):
         assert run(file_cluster, "ack_by_hand.py", str(path)) == [f"wrote 10 messages to {path}"]
         assert path.read_text().split() == [str(n) for n in range(upto)]
+
+
+async def test_write_once_adds_each_payment_once(file_cluster, tmp_path):
+    """A reset hands all payments out again, and none of them is added twice."""
+    await fill(file_cluster, "payments", [(b"k", b"%d" % n) for n in range(1, 11)])
+    path = str(tmp_path / "bank.db")
+    *_, last = run(file_cluster, "write_once.py", path)
+    assert last == "payment of 10: balance 55"
+    async with Admin(file_cluster.meta) as admin:
+        await admin.reset_group("payments", "ledger", ResetTo.EARLIEST)
+    assert run(file_cluster, "write_once.py", path) == []
 
 
 async def test_run_until_stopped(file_cluster):

@@ -9,6 +9,7 @@ import pytest
 
 import keylane
 import keylane.outbox
+import keylane.sink
 from tidy.tree import FILES, ROOT
 
 TEXT = (ROOT / "docs" / "GLOSSARY.md").read_text()
@@ -78,7 +79,7 @@ def test_each_name_of_the_face_is_in_the_glossary():
     face = TEXT.partition("## The public face")[2]
     missing = {
         name
-        for name in (*keylane.__all__, *keylane.outbox.__all__)
+        for name in (*keylane.__all__, *keylane.outbox.__all__, *keylane.sink.__all__)
         if not name.endswith("Error") and f"`{name}`" not in face
     }
     assert not missing

@@ -139,7 +139,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "deletions failures homes outbox refusals scheduled",
+        "unit/protocol/test_errors.py": "deletions failures homes outbox refusals scheduled sink",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
@@ -148,6 +148,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "rpc": {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",
+    },
+    "sink": {
+        "integration/sink/test_effects_of_two_owners.py": "rows",
+        "unit/sink/test_tables.py": "admin",
     },
     "sync": {"integration/clients/test_sync_producer.py": "producer"},
     "spark": {

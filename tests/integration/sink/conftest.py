@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from keylane.sink import create_tables
-from support.effects import ENTRIES
+from support.sink.entries import ENTRIES
 
 
 # MariaDB comes from Debian, not from the lock: `make proof` and `pytest --whole` have it.

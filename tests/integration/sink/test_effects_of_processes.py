@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane import Producer
-from support import effects
 from support.cluster import Cluster, eventually, pause, resume
-from support.effects import entries_by_key
+from support.sink import entries
+from support.sink.entries import entries_by_key
 
 TTL_MS = 1_000
 KEYS = [b"key-%d" % number for number in range(8)]
@@ -25,7 +25,7 @@ ROUNDS = 12
 @contextmanager
 def consumer_process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A consumer that writes entries; killed at the end."""
-    process = subprocess.Popen([sys.executable, effects.__file__, *arguments])
+    process = subprocess.Popen([sys.executable, entries.__file__, *arguments])
     try:
         yield process
     finally:

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from keylane import Message
 from keylane.errors import EffectDoneError, EffectFencedError
 from keylane.sink import FencedSession, fenced_batch
-from support.deliveries import GroupDelivery, delivered
-from support.effects import ENTRIES, entries_by_key, entry
+from support.sink.deliveries import GroupDelivery, delivered
+from support.sink.entries import ENTRIES, entries_by_key, entry
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 

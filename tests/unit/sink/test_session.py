@@ -18,7 +18,7 @@ from keylane.errors import (
 )
 from keylane.sink import FencedSession, create_tables, fenced, fenced_batch, forget
 from keylane.sink.tables import VERSION, SinkTables
-from support.deliveries import GroupDelivery, delivered
+from support.sink.deliveries import GroupDelivery, delivered
 
 TABLES = SinkTables()
 
@@ -86,7 +86,7 @@ def test_effect_is_committed_once_when_the_message_comes_again(engine):
     assert entries(engine) == [3, 4, 3, 3]
 
 
-def test_nothing_is_committed_when_the_block_ignores_that_it_is_done(engine):
+def test_transaction_is_rolled_back_when_the_block_ignores_that_it_is_done(engine):
     effect(engine, delivered(3))
     with Session(engine) as session, FencedSession(session, delivered(3)):
         session.add(Entry(offset=3))
