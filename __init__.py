@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         QueueProgress,
         QueueReader,
         QueueSlice,
+        Reader,
         Retry,
     )
     from .producer import (
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
         PartlyQueuedError,
         QueueFullError,
         QueueUnknownError,
+        ReadFilterError,
         RefusedError,
         ResetUnfinishedError,
         RetryRule,
@@ -242,6 +244,8 @@ __all__ = [
     "QueueSlice",
     "QueueUnknownError",
     "QueueView",
+    "ReadFilterError",
+    "Reader",
     "Receipt",
     "RefusedBroker",
     "RefusedError",
@@ -330,6 +334,7 @@ _HOMES = {
         "QueueProgress",
         "QueueReader",
         "QueueSlice",
+        "Reader",
         "Retry",
     ),
     ".producer": (

@@ -9,6 +9,7 @@ from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
 from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
+from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
 from .protocol.errors.sink import *
@@ -91,6 +92,7 @@ __all__ = [
     "ProducerFencedError",
     "QueueFullError",
     "QueueUnknownError",
+    "ReadFilterError",
     "RefusedError",
     "RequestTooSlowError",
     "ResetUnfinishedError",

@@ -279,6 +279,70 @@ def consume(
     )
 
 
+@app.command()
+def read(
+    *,
+    subject: SubjectArgument,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="earliest|latest|AGO|TIME|OFFSET",
+            help="Where to begin: AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; "
+            "an offset needs --partition.",
+        ),
+    ] = "earliest",
+    stop: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="latest|AGO|TIME|OFFSET",
+            help="The first message that is not printed.  [default: what is stored now]",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Only messages of this order key, in its order.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=1, help="Only the partition with this id.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many messages.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with messages that are stored later.")
+    ] = False,
+    format: Annotated[  # noqa: A002 - the option's name
+        str,
+        typer.Option(
+            metavar="text|json|TEMPLATE",
+            help="How a line looks; a template is as {partition}:{offset} {key} {value}.",
+        ),
+    ] = "text",
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
+    from .commands.read import read_subject
+    from .screen import run
+
+    run(
+        output,
+        read_subject(
+            meta,
+            output,
+            subject,
+            start=start,
+            stop=stop,
+            key=key,
+            partition=partition,
+            limit=limit,
+            follow=follow,
+            template=format,
+        ),
+    )
+
+
 def main() -> None:
     """Run the command line; the exit status says how it went."""
     run_command_line(app, "keylane")

@@ -4,6 +4,7 @@ from .client import Assignment, Consumer
 from .handling.handlers import Handler
 from .handling.not_acked import NACK, Retry
 from .pulling.queue_reader import QueueProgress, QueueReader, QueueSlice
+from .reading.reader import Reader
 from .settings import AckMode, ConsumerSettings
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "QueueProgress",
     "QueueReader",
     "QueueSlice",
+    "Reader",
     "Retry",
 ]

@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Self
+from typing import Generic, NamedTuple, Self
 
 from ...protocol.address import addresses_of
-from ...protocol.batch import batch_starts, columns
 from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.control import PartitionStatus, TimeBound
 from ...protocol.errors import (
-    ClosedError,
     InvalidRequestError,
     NotSentError,
     OffsetOutOfRangeError,
@@ -45,7 +43,7 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections
 from ...rpc.environment import Environment
 from ...rpc.home import Resident
-from .decode import decode_messages
+from .read_messages import read_messages
 
 READ_BYTES = 1 << 20
 
@@ -81,24 +79,6 @@ class _Link(NamedTuple):
     partition: Partition
     segment: Segment
     status: PartitionStatus
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadFrom:
-    """The delivery of messages that are only read: it takes no acks."""
-
-    queue: int
-    logic_start: int
-    codec: Codec[Any] | None
-    group: str = ""
-    cursor: int = 0
-    exclusive: bool = False
-
-    async def ack(self, message: Message) -> None:
-        raise ClosedError(f"message {message.offset} was read, not handed out by a consumer")
-
-    async def nack(self, message: Message, after_s: float) -> None:
-        await self.ack(message)
 
 
 class QueueReader(Resident, Generic[V]):
@@ -365,21 +345,15 @@ class QueueReader(Resident, Generic[V]):
                 if answer.sealed and not fresh:
                     return None
                 return QueueSlice([], offset, lost)
-            messages = self._decode(segment.partition, payload, offset - start)
+            messages = read_messages(
+                payload,
+                offset - start,
+                subject=self._subject,
+                partition=segment.partition,
+                codec=self._codec,
+            )
             return QueueSlice(messages, start + answer.upto, lost)
         return None if not fresh else QueueSlice([], offset, lost)
-
-    def _decode(self, partition: Partition, payload: memoryview, offset: int) -> list[Message[V]]:
-        """The messages of a payload from a physical offset on."""
-        delivery = _ReadFrom(partition.queue, partition.logic_start, self._codec)
-        messages: list[Message[Any]] = []
-        for start, header in batch_starts(payload):
-            batch = columns(payload, header, start)
-            whole = decode_messages(
-                batch, header, self._subject, partition.partition_id, 0, delivery
-            )
-            messages += whole[max(offset - header.base_offset, 0) :]
-        return messages
 
 
 def _check_queue(queue: object) -> None:

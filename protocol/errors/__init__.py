@@ -47,6 +47,7 @@
     │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) resumes the key
     │   ├── PartlyQueuedError                              by send_all
     │   └── RowsRefusedError, RowsGivenUpError             by send_arrow
+    ├── ReadFilterError                the `where` of a reader failed
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError
     │   ├── CorruptIndexError          the next start makes the index anew from the log
@@ -75,6 +76,7 @@ from .deletions import *  # noqa: F403 - the rest of the tree
 from .failures import *  # noqa: F403 - the rest of the tree
 from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
+from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
 from .scheduled import *  # noqa: F403 - the rest of the tree

@@ -60,15 +60,15 @@ async def test_ack_by_hand(file_cluster, tmp_path):
         assert path.read_text().split() == [str(n) for n in range(upto)]
 
 
-async def test_write_once_adds_each_payment_once(file_cluster, tmp_path):
+async def test_add_each_once(file_cluster, tmp_path):
     """A reset hands all payments out again, and none of them is added twice."""
     await fill(file_cluster, "payments", [(b"k", b"%d" % n) for n in range(1, 11)])
     path = str(tmp_path / "bank.db")
-    *_, last = run(file_cluster, "write_once.py", path)
+    *_, last = run(file_cluster, "add_each_once.py", path)
     assert last == "payment of 10: balance 55"
     async with Admin(file_cluster.meta) as admin:
         await admin.reset_group("payments", "ledger", ResetTo.EARLIEST)
-    assert run(file_cluster, "write_once.py", path) == []
+    assert run(file_cluster, "add_each_once.py", path) == []
 
 
 async def test_run_until_stopped(file_cluster):

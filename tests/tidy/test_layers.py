@@ -56,6 +56,7 @@ LAYERS: dict[str, set[str]] = {
     "producer/scheduled": set(),
     "consumer/pulling": set(),
     "consumer/handling": {"consumer/pulling"},
+    "consumer/reading": {"consumer/pulling"},
     "cli/commands": set(),
     "cli/demo": set(),
     "cli/commands/broker": set(),

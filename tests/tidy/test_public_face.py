@@ -113,11 +113,13 @@ def test_clients_say_where_they_connect_and_whether_they_are_open():
         repr(keylane.Producer(meta)),
         repr(keylane.Consumer(meta, subject="s", group="g")),
         repr(keylane.QueueReader(meta, subject="s")),
+        repr(keylane.Reader(meta, "s")),
     } == {
         "<Admin at 127.0.0.1:7000, [::1]:7001, closed>",
         "<Producer at 127.0.0.1:7000, [::1]:7001, closed>",
         "<Consumer of s in group g at 127.0.0.1:7000, [::1]:7001, closed>",
         "<QueueReader of s at 127.0.0.1:7000, [::1]:7001, closed>",
+        "<Reader of s at 127.0.0.1:7000, [::1]:7001, closed>",
     }
 
 

@@ -73,6 +73,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/consumers/test_consumer.py": "decode",
         "integration/consumers/test_shared_groups.py": "shared_client",
         "integration/operations/test_logic_queues.py": "queue_reader",
+        "integration/reading/test_reader.py": "read_messages",
     },
     "metaserver": {"integration/metaserver/test_metaserver_calls.py": "calls running"},
     "metaserver/catalogue": {
@@ -139,7 +140,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "deletions failures homes outbox refusals scheduled sink",
+        "unit/protocol/test_errors.py": "deletions failures homes outbox reading refusals scheduled sink",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",

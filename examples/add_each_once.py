@@ -2,7 +2,7 @@
 
 keylane dev --subject payments        (in another terminal)
 seq 1 10 | keylane produce payments
-python examples/write_once.py bank.db
+python examples/add_each_once.py bank.db
 """
 
 import asyncio
@@ -55,5 +55,5 @@ async def main(path: str) -> None:
 
 
 if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-    sys.exit("usage: python examples/write_once.py DATABASE_FILE")
+    sys.exit("usage: python examples/add_each_once.py DATABASE_FILE")
 asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,66 @@
+"""`keylane read`: print messages of a subject by time, offset and key; no group, no lock, no acks."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+
+from ...consumer import Reader
+from ...protocol.instants import ago_ms
+from ..message_json import message_json
+from ..options import WAIT_S, OutputFormat, parse_time
+from .consume import parse_format
+
+TEXT = "{partition}:{offset} {key} {value}"
+
+
+def parse_bound(text: str) -> str | int | datetime:
+    """
+    What --from and --to say: a word or how long ago as it is, an offset, or a time.
+
+    Raises:
+        ConfigError: none of them.
+    """
+    if text in {"earliest", "latest"} or ago_ms(text) is not None:
+        return text
+    if text.isascii() and text.isdecimal() and len(text) < 20:
+        return int(text)
+    return datetime.fromtimestamp(parse_time(text) / 1000, UTC)
+
+
+async def read_subject(
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    *,
+    start: str,
+    stop: str | None,
+    key: str | None,
+    partition: int | None,
+    limit: int | None,
+    follow: bool,
+    template: str,
+) -> None:
+    """Print messages until all are read, `limit` are printed, or an interrupt."""
+    as_json = output is OutputFormat.JSON or template == "json"
+    show = message_json if as_json else parse_format(TEXT if template == "text" else template)
+    reader = Reader(
+        meta,
+        subject,
+        start=parse_bound(start),
+        stop=None if stop is None else parse_bound(stop),
+        key=None if key is None else key.encode(),
+        partition=partition,
+        follow=follow,
+        wait_s=WAIT_S.get(),
+    )
+    printed = 0
+    async with reader:
+        async for message in reader:
+            sys.stdout.write(show(message) + "\n")
+            printed += 1
+            if follow or printed % 1_000 == 0:
+                sys.stdout.flush()
+            if printed == limit:
+                break
+    sys.stdout.flush()

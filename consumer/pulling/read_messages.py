@@ -1,0 +1,51 @@
+"""Messages that are only read: decoded from what a broker answers, without a lease or acks.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...protocol.batch import batch_starts, columns
+from ...protocol.codecs.codec import Codec
+from ...protocol.errors import ClosedError
+from ...protocol.message import Message
+from ...protocol.routing import Partition
+from .decode import decode_messages
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """The delivery of messages that are only read: it takes no acks."""
+
+    queue: int
+    logic_start: int
+    codec: Codec[Any] | None
+    group: str = ""
+    cursor: int = 0
+    exclusive: bool = False
+
+    async def ack(self, message: Message) -> None:
+        """Refuse: raises ClosedError."""
+        raise ClosedError(f"message {message.offset} was read, not handed out by a consumer")
+
+    async def nack(self, message: Message, after_s: float) -> None:
+        """Refuse: raises ClosedError."""
+        await self.ack(message)
+
+
+def read_messages(
+    payload: memoryview,
+    offset: int,
+    *,
+    subject: str,
+    partition: Partition,
+    codec: Codec[Any] | None,
+) -> list[Message[Any]]:
+    """The messages of a payload from a physical offset on."""
+    delivery = ReadFrom(partition.queue, partition.logic_start, codec)
+    messages: list[Message[Any]] = []
+    for start, header in batch_starts(payload):
+        batch = columns(payload, header, start)
+        whole = decode_messages(batch, header, subject, partition.partition_id, 0, delivery)
+        messages += whole[max(offset - header.base_offset, 0) :]
+    return messages

@@ -1,0 +1,134 @@
+"""Where a reader begins and stops, as the program says it, and the offsets that follow for a partition.  Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
+from ...protocol.ids import check_offset
+from ...protocol.instants import instant_ms
+
+Start = str | int | datetime | timedelta | Mapping[int, int]
+"""\"earliest\", \"latest\", an instant, an offset of the one partition that is read, or offsets by partition id."""
+Stop = str | int | datetime | timedelta
+"""\"latest\", an instant, or an offset of the one partition that is read."""
+
+
+class BoundKind(enum.Enum):
+    """What a bound is made of."""
+
+    EARLIEST = enum.auto()
+    LATEST = enum.auto()
+    TIME = enum.auto()
+    OFFSETS = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A bound over all partitions."""
+
+    kind: BoundKind
+    at_ms: int = 0
+    """TIME: milliseconds since 1970."""
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    """OFFSETS: by partition id; every other partition is read from its first message."""
+
+
+def start_bound(start: Start, *, partition: int | None, now_ms: int) -> Bound:
+    """
+    The bound that a program means by `start`.
+
+    Raises:
+        InvalidRequestError, OffsetInvalidError
+    """
+    if isinstance(start, Mapping):
+        for partition_id, offset in start.items():
+            if type(partition_id) is not int:
+                raise InvalidRequestError(
+                    f"start maps partition ids to offsets; {partition_id!r:.40} is no partition id"
+                )
+            check_offset(offset)
+        return Bound(BoundKind.OFFSETS, offsets=dict(start))
+    if isinstance(start, str) and start == "earliest":
+        return Bound(BoundKind.EARLIEST)
+    return _bound("start", start, partition, now_ms, words="'earliest', 'latest'")
+
+
+def stop_bound(stop: Stop, *, partition: int | None, now_ms: int) -> Bound:
+    """
+    The bound that a program means by `stop`: the first message that is not read any more.
+
+    Raises:
+        InvalidRequestError, OffsetInvalidError
+    """
+    return _bound("stop", stop, partition, now_ms, words="'latest'")
+
+
+def _bound(name: str, given: Any, partition: int | None, now_ms: int, *, words: str) -> Bound:
+    if isinstance(given, str) and given == "latest":
+        return Bound(BoundKind.LATEST)
+    if isinstance(given, int) and not isinstance(given, bool):
+        check_offset(given)
+        if partition is None:
+            raise InvalidRequestError(
+                f"{name}={given} is an offset, which counts the messages of one partition: name it with `partition`"
+            )
+        return Bound(BoundKind.OFFSETS, offsets={partition: given})
+    if not isinstance(given, str | datetime | timedelta):
+        raise InvalidRequestError(
+            f"{name} is {words}, a datetime, how long ago (a negative timedelta, or '-1h'), or an offset, "
+            f"not {given!r:.60}"
+        )
+    try:
+        return Bound(BoundKind.TIME, at_ms=instant_ms(given, now_ms=now_ms))
+    except InvalidRequestError as error:
+        hint = f"; or give {words}" if isinstance(given, str) else ""
+        raise InvalidRequestError(f"{name}: {error.message}{hint}") from None
+
+
+def first_to_read(
+    bound: Bound, partition_id: int, *, first: int, end: int, at_time: int | None
+) -> int:
+    """
+    The offset at which reading begins.
+
+    Args:
+        first: the first offset that is stored.
+        end: one past the last message.
+        at_time: TIME: the first offset stored at or after it; None: there is none.
+
+    Raises:
+        OffsetOutOfRangeError: the program named an offset that is not in `[first, end]`.
+    """
+    if bound.kind is BoundKind.LATEST:
+        return end
+    if bound.kind is BoundKind.TIME:
+        return end if at_time is None else max(first, at_time)
+    offset = bound.offsets.get(partition_id)
+    return first if offset is None else _checked(offset, partition_id, first, end)
+
+
+def end_of_read(bound: Bound, partition_id: int, *, first: int, end: int, at_time: int | None) -> int:  # fmt: skip
+    """
+    One past the last offset to read; the arguments and errors are those of `first_to_read`.
+    """
+    if bound.kind is BoundKind.TIME:
+        return end if at_time is None else at_time
+    offset = bound.offsets.get(partition_id)
+    return end if offset is None else _checked(offset, partition_id, first, end)
+
+
+def _checked(offset: int, partition_id: int, first: int, end: int) -> int:
+    if not first <= offset <= end:
+        raise OffsetOutOfRangeError(
+            f"partition {partition_id} has offsets from {first} to {end}, and not {offset}",
+            partition_id=partition_id,
+            offset=offset,
+            first_offset=first,
+            next_offset=end,
+        )
+    return offset

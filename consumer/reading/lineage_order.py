@@ -1,0 +1,80 @@
+"""Which partitions a reader may read now: a partition after all its parents, so that keys keep their order.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...protocol.operations import PartitionHistory
+from ...protocol.routing import PartitionState, logical_partition
+
+
+class LineageOrder:
+    """
+    The partitions of a subject that a reader wants, in the order of their lineage.
+
+    Args:
+        key: only partitions whose range has, or had, the logical partition of this key; None: all.
+        partition: only the partition with this id; None: all.
+    """
+
+    def __init__(self, *, key: bytes | None = None, partition: int | None = None) -> None:
+        self._logical = None if key is None else logical_partition(key)
+        self._partition = partition
+        self._parents: dict[int, tuple[int, ...]] = {}
+        self._left: dict[int, PartitionHistory] = {}
+        self._waits_for_children: set[int] = set()
+        """Partitions that are read to their end, and whose children are not known yet."""
+
+    def learn(self, history: Iterable[PartitionHistory]) -> list[PartitionHistory]:
+        """
+        Take the partitions that are known now; returns those of them that can never be read, and were not known.
+
+        Those are partitions whose data is gone: expired, or on a disk whose loss was accepted.
+        """
+        gone = []
+        for past in history:
+            partition = past.partition
+            partition_id = int(partition.partition_id)
+            if partition_id in self._parents or not self._wanted(past):
+                continue
+            if partition.state is PartitionState.PLANNED:
+                continue
+            self._parents[partition_id] = tuple(map(int, partition.parents))
+            self._waits_for_children.difference_update(partition.parents)
+            if past.lost or partition.state is PartitionState.EXPIRED:
+                gone.append(past)
+            else:
+                self._left[partition_id] = past
+        return gone
+
+    def _wanted(self, past: PartitionHistory) -> bool:
+        partition = past.partition
+        if self._partition is not None:
+            return partition.partition_id == self._partition
+        if self._logical is None:
+            return True
+        return partition.range_start <= self._logical < partition.range_end
+
+    def readable(self) -> list[PartitionHistory]:
+        """The partitions that may be read now, by id."""
+        return [
+            self._left[partition_id]
+            for partition_id in sorted(self._left)
+            if not any(parent in self._left for parent in self._parents[partition_id])
+        ]
+
+    def finish(self, partition_id: int) -> None:
+        """Note that a partition is read to the end of what is wanted of it."""
+        del self._left[partition_id]
+        if not any(partition_id in parents for parents in self._parents.values()):
+            self._waits_for_children.add(partition_id)
+
+    @property
+    def lacks_children(self) -> bool:
+        """True if a partition was read to its end, and the partitions that continue it are not known."""
+        return bool(self._waits_for_children) and self._partition is None
+
+    @property
+    def left(self) -> frozenset[int]:
+        """The ids of partitions that are not finished."""
+        return frozenset(self._left)

@@ -1,0 +1,432 @@
+"""Reads a subject by partition, offset, time and key, over all its partitions; no group, no locks, no acks.
+
+open ─▶ the lineage, and for each partition where it begins and ends ─▶ chunks of the partitions that may be read
+             ▲                                                                     │ a partition is read to its end
+             ╰── follow: what continues it ◀───────────────────────────────────────╯
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, Self
+
+from ...protocol.address import addresses_of
+from ...protocol.backoff import Backoff, Pauses
+from ...protocol.codecs.codec import Codec, V, check_codec
+from ...protocol.control import TimeBound
+from ...protocol.errors import (
+    ConfigError,
+    NotSentError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+    ReadFilterError,
+    UnreachableError,
+)
+from ...protocol.frames import Batches, Read
+from ...protocol.ids import check_name
+from ...protocol.message import Message
+from ...protocol.operations import PartitionHistory
+from ...protocol.routing import Partition
+from ...protocol.settings import is_within
+from ...protocol.text import counted
+from ...rpc.client import BrokerClient, MetaClient
+from ...rpc.connections import Connections, clean_up
+from ...rpc.environment import Environment
+from ...rpc.home import Resident
+from ..pulling.read_messages import read_messages
+from .bounds import (  # fmt: skip
+    Bound,
+    BoundKind,
+    Start,
+    Stop,
+    end_of_read,
+    first_to_read,
+    start_bound,
+    stop_bound,
+)
+from .lineage_order import LineageOrder
+
+log = logging.getLogger("keylane.consumer")
+
+CHUNK_BYTES = 1 << 20
+CHUNKS_MAX = 8
+"""Partitions that are read at once; each answers with about CHUNK_BYTES."""
+FOLLOW_MS = 200
+"""Between two looks for new messages."""
+GIVE_UP_MS = 10_000
+"""How long a partition may be unreachable."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the reader is in a partition."""
+
+    partition: Partition
+    next_offset: int
+    end: int | None
+    """One past the last offset to read; None: whatever is stored."""
+
+
+class Reader(Resident, Generic[V]):
+    """
+    Reads messages of a subject, without a group.
+
+        async with Reader("127.0.0.1:7000", "orders", start="-1h", key=b"customer-7") as reader:
+            async for message in reader:
+                print(message.partition_id, message.offset, message.value)
+
+    Messages of a partition come in the order of their offsets, and a partition comes after those that it continues: so
+    messages of a key come in their order, through resizes and moves.  Others are interleaved.
+    """
+
+    def __init__(
+        self,
+        meta: str | Iterable[str],
+        subject: str,
+        *,
+        start: Start = "earliest",
+        stop: Stop | None = None,
+        key: bytes | None = None,
+        partition: int | None = None,
+        where: Callable[[Message[V]], bool] | None = None,
+        follow: bool = False,
+        codec: Codec[V] | None = None,
+        call_timeout_ms: int = 5_000,
+        wait_s: float = 0,
+        _environment: Environment | None = None,
+    ) -> None:
+        """
+        Make a reader; `async with` opens it.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            subject: an existing subject, static or not.
+            start: "earliest", "latest", a datetime with a time zone, how long ago (a negative timedelta, or a text such as
+                "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
+                instant means the first message that a broker stored at or after it, by the brokers' calendars.
+            stop: as `start`: the first message that is not read any more.  None: what is stored when the reader is
+                opened; with `follow`, none.
+            key: only messages of this key; only partitions are asked whose range has, or had, its logical partition.
+                Of a best_tried subject that is not static every partition is asked.  Messages that a producer placed
+                itself (`queue=`, `partitioner=`) may lie elsewhere: find these with `where`.
+            partition: only the partition with this id.
+            where: only messages for which it returns True; it runs in the event loop.
+            follow: go on with messages that are stored later, and with the partitions of later resizes and moves.
+            codec: with which `message.decode()` decodes values; None: it returns bytes.
+            call_timeout_ms: of each call to a metaserver or broker.
+            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it does not wait.
+
+        Raises:
+            ConfigError, InvalidNameError: an argument that cannot work.
+            InvalidRequestError: `start` or `stop` is no such value, or in the future.
+            OffsetInvalidError: an offset is below 0 or above 2**63 - 1.
+        """
+        check_name("subject", subject)
+        self._addresses = addresses_of(meta)
+        if codec is not None:
+            check_codec(codec)
+        _check_arguments(key=key, partition=partition, where=where)
+        self._environment = _environment or Environment()
+        now_ms = self._environment.clock.wall_ms()
+        self._start = start_bound(start, partition=partition, now_ms=now_ms)
+        self._follow = follow and stop is None
+        wanted = "latest" if stop is None else stop
+        self._stop = stop_bound(wanted, partition=partition, now_ms=now_ms)
+        self._subject = subject
+        self._key = key
+        self._partition = partition
+        self._where = where
+        self._codec = codec
+        self._timeout_ms = call_timeout_ms
+        self._connections = Connections(
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s
+        )
+        self._pauses: Pauses = Backoff(first_ms=FOLLOW_MS).pauses(self._environment.new_rng())
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lineage = LineageOrder()
+        self._places: dict[int, _Place] = {}
+        self._buffer: deque[Message[V]] = deque()
+        self._positions: dict[int, int] = {}
+        self._failing_since_ms: int | None = None
+
+    def __repr__(self) -> str:
+        where, state = ", ".join(self._addresses), self._connections.home.state
+        return f"<Reader of {self._subject} at {where}, {state}>"
+
+    async def __aenter__(self) -> Self:
+        """
+        Open the reader, and find out where each partition begins and ends.
+
+        Raises:
+            SubjectUnknownError
+            PartitionUnknownError: the subject has no such partition, or its data is gone.
+            OffsetOutOfRangeError: an offset is not stored, or beyond the end; `error.first_offset` and `error.next_offset`
+                say what is.
+            NotSentError, OutcomeUnknownError: no metaserver answers after `wait_s`, or the broker of a partition does not.
+            AlreadyOpenError, ForkedError: the reader is open, or was before a fork.
+        """
+        network = self._connections.open()
+        try:
+            self._reset()
+            self._meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
+            await self._connections.wait_for(self._meta)
+            await self._begin()
+        except BaseException:
+            await clean_up(self._connections.close())
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._connections.close()
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """
+        The next offset of each partition, behind the messages that were handed out or left out by `where`.
+
+        A later reader goes on there: `Reader(…, start=positions)`.
+        """
+        return MappingProxyType(dict(self._positions))
+
+    # ── iteration ────────────────────────────────────────────────────────────────────────────────────
+    def __aiter__(self) -> AsyncIterator[Message[V]]:
+        return self
+
+    async def __anext__(self) -> Message[V]:
+        """
+        The next message.
+
+        Raises:
+            StopAsyncIteration: everything is read.
+            ReadFilterError: `where` failed; the next call goes on behind that message.
+            UnreachableError: the broker of a partition has not answered for ten seconds.
+            PartitionUnknownError, SubjectUnknownError: the subject was deleted meanwhile.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+        """
+        self._connections.home.check()
+        while True:
+            while self._buffer:
+                message = self._buffer.popleft()
+                self._positions[message.partition_id] = message.offset + 1
+                if self._passes(message):
+                    return message
+            if not await self._fill():
+                raise StopAsyncIteration
+
+    def _passes(self, message: Message[V]) -> bool:
+        if self._key is not None and message.key != self._key:
+            return False
+        if self._where is None:
+            return True
+        try:
+            kept: object = self._where(message)
+        except Exception as error:
+            raise self._filter_error(message, f"{type(error).__name__}: {error}") from error
+        if inspect.isawaitable(kept):
+            if inspect.iscoroutine(kept):
+                kept.close()
+            raise self._filter_error(message, "it is async")
+        return bool(kept)
+
+    @staticmethod
+    def _filter_error(message: Message[V], why: str) -> ReadFilterError:
+        return ReadFilterError(
+            f"the reader's `where` failed for message {message.offset} of partition {message.partition_id}: {why:.200}",
+            partition_id=message.partition_id,
+            offset=message.offset,
+        )
+
+    # ── partitions ───────────────────────────────────────────────────────────────────────────────────
+    async def _begin(self) -> None:
+        """Find the places in all partitions that are known now."""
+        route = await self._meta.route(self._subject)
+        key = None if route.may_leave else self._key
+        self._lineage = LineageOrder(key=key, partition=self._partition)
+        history = (await self._meta.history(self._subject)).partitions
+        ids = {int(past.partition.partition_id) for past in history}
+        named = set(self._start.offsets) | set(self._stop.offsets) | ({self._partition} - {None})
+        for partition_id in sorted(number for number in named if number not in ids):  # type: ignore[type-var]
+            raise PartitionUnknownError(
+                f"subject {self._subject!r} has no partition {partition_id}",
+                partition_id=partition_id,
+                subject=self._subject,
+            )
+        self._note_gone(self._lineage.learn(history))
+        wanted = [past.partition for past in history if past.partition.partition_id in self._lineage.left]  # fmt: skip
+        places = await asyncio.gather(*(self._place(partition) for partition in wanted))
+        self._places = {int(place.partition.partition_id): place for place in places}
+        self._positions = {number: place.next_offset for number, place in self._places.items()}
+        if not self._follow:
+            self._finish_ended()
+
+    def _note_gone(self, gone: list[PartitionHistory]) -> None:
+        for past in gone:
+            partition_id = past.partition.partition_id
+            if self._partition is not None:
+                raise PartitionUnknownError(
+                    f"the messages of partition {partition_id} are gone",
+                    partition_id=partition_id,
+                    subject=self._subject,
+                )
+            if past.lost:
+                log.warning(
+                    "partition %d of %s was on a disk that is lost: its messages are left out",
+                    partition_id, self._subject,
+                )  # fmt: skip
+
+    async def _place(self, partition: Partition) -> _Place:
+        """Where to begin and to end in a partition, which is looked at before times are looked up."""
+        partition_id = int(partition.partition_id)
+        broker = self._broker(partition)
+        status = await broker.partition(partition_id)
+        low, high = status.first_offset, status.next_offset
+
+        async def at_time(bound: Bound) -> int | None:
+            if bound.kind is not BoundKind.TIME:
+                return None
+            found_offset = await broker.offset_at(partition_id, bound.at_ms, TimeBound.LOWER)
+            return found_offset.offset
+
+        begin = first_to_read(
+            self._start, partition_id, first=low, end=high, at_time=await at_time(self._start)
+        )
+        if self._follow:
+            return _Place(partition, begin, None)
+        end = end_of_read(
+            self._stop, partition_id, first=low, end=high, at_time=await at_time(self._stop)
+        )
+        return _Place(partition, begin, end)
+
+    def _finish_ended(self) -> None:
+        """Finish the partitions of which nothing is left to read."""
+        for partition_id, place in list(self._places.items()):
+            if place.end is not None and place.next_offset >= place.end:
+                self._finish(partition_id)
+
+    def _finish(self, partition_id: int) -> None:
+        del self._places[partition_id]
+        self._lineage.finish(partition_id)
+
+    async def _look_for_children(self) -> None:
+        """Learn what continues the partitions that were read to their end; a new partition is read from its first message."""
+        history = (await self._meta.history(self._subject)).partitions
+        self._note_gone(self._lineage.learn(history))
+        for past in history:
+            partition = past.partition
+            partition_id = int(partition.partition_id)
+            if partition_id in self._lineage.left:
+                place = self._places.setdefault(partition_id, _Place(partition, 0, None))
+                place.partition = partition
+                self._positions.setdefault(partition_id, 0)
+
+    def _broker(self, partition: Partition) -> BrokerClient:
+        if partition.address is None:
+            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+        return self._connections.broker_at(partition.address)
+
+    # ── chunks ───────────────────────────────────────────────────────────────────────────────────────
+    async def _fill(self) -> bool:
+        """Read a chunk of each partition that may be read, until there are messages; False: everything is read."""
+        while not self._buffer:
+            try:
+                if self._lineage.lacks_children and self._follow:
+                    await self._look_for_children()
+                readable = [int(past.partition.partition_id) for past in self._lineage.readable()]
+                if not readable and not (self._follow and self._lineage.lacks_children):
+                    return False
+                for first in range(0, len(readable), CHUNKS_MAX):
+                    await self._read_chunks(readable[first : first + CHUNKS_MAX])
+            except UnreachableError as error:
+                await self._wait_for_broker(error)
+                continue
+            self._failing_since_ms = None
+            self._pauses.reset()
+            if self._follow and not self._buffer:
+                await asyncio.sleep(FOLLOW_MS / 1000)
+        return True
+
+    async def _read_chunks(self, readable: list[int]) -> None:
+        """A chunk of each partition; what some have read stays, whatever happens to others."""
+        chunks = (self._chunk(partition_id) for partition_id in readable)
+        for failed in await asyncio.gather(*chunks, return_exceptions=True):
+            if failed is not None:
+                raise failed
+
+    async def _wait_for_broker(self, error: UnreachableError) -> None:
+        """Pause, and take new addresses.  Raises UnreachableError: `error`, if it has lasted for too long."""
+        now_ms = self._environment.clock.boot_ms()
+        if self._failing_since_ms is None:
+            self._failing_since_ms = now_ms
+            log.info("reader of %s: %s", self._subject, error.message)
+        if now_ms - self._failing_since_ms >= GIVE_UP_MS:
+            raise error
+        await asyncio.sleep(self._pauses.next_ms() / 1000)
+        try:
+            history = (await self._meta.history(self._subject)).partitions
+        except UnreachableError:
+            return
+        for past in history:
+            place = self._places.get(int(past.partition.partition_id))
+            if place is not None:
+                place.partition = past.partition
+
+    async def _chunk(self, partition_id: int) -> None:
+        """Buffer messages from the place in a partition on."""
+        place = self._places[partition_id]
+        offset = place.next_offset
+        try:
+            answer, payload = await self._broker(place.partition).call(
+                Read(partition_id, offset, CHUNK_BYTES)
+            )
+        except OffsetOutOfRangeError as error:
+            self._skip_removed(place, error)
+            return
+        assert isinstance(answer, Batches)
+        if payload:
+            messages: list[Message[V]] = read_messages(
+                payload, offset, subject=self._subject, partition=place.partition, codec=self._codec
+            )
+            self._buffer.extend(
+                messages if place.end is None else messages[: max(place.end - offset, 0)]
+            )
+            place.next_offset = answer.upto
+        if place.end is None:
+            ended = answer.sealed and place.next_offset >= answer.next_offset
+        else:
+            ended = not payload or place.next_offset >= place.end
+        if ended:
+            self._finish(partition_id)
+
+    def _skip_removed(self, place: _Place, error: OffsetOutOfRangeError) -> None:
+        """Go on behind messages that retention has removed.  Raises OffsetOutOfRangeError: `error`, if there are none."""
+        first = error.first_offset or 0
+        if place.next_offset >= first:
+            raise error
+        log.warning(
+            "partition %d of %s: %s removed before the reader got to them",
+            place.partition.partition_id, self._subject,
+            counted(first - place.next_offset, "message was", "messages were"),
+        )  # fmt: skip
+        place.next_offset = first
+        if place.end is not None and first >= place.end:
+            self._finish(int(place.partition.partition_id))
+
+
+def _check_arguments(*, key: object, partition: object, where: object) -> None:
+    """Raises ConfigError."""
+    if key is not None and (not isinstance(key, bytes) or not key):
+        tip = ": use key.encode()" if isinstance(key, str) and key else ""
+        raise ConfigError(f"key is bytes, at least one, not {key!r:.40}{tip}")
+    if partition is not None and not is_within(partition, 1, 2**63 - 1):
+        raise ConfigError(f"partition is the id of a partition, from 1 on, not {partition!r:.40}")
+    if where is not None and (not callable(where) or inspect.iscoroutinefunction(where)):
+        raise ConfigError(f"where is a plain function of a message, not {where!r:.60}")

@@ -1,0 +1,56 @@
+"""Instants as programs and operators give them, in milliseconds since 1970: a datetime, or how long ago.  Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from .errors import InvalidRequestError
+
+_AGO = re.compile(r"-(\d{1,9})(ms|s|m|h|d|w)")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+SKEW_MS = 1_000
+"""An instant that is later than now by less counts as now: clocks of one cluster differ by so much."""
+
+
+def ago_ms(text: str) -> int | None:
+    """The milliseconds of a text such as "-1h" or "-30s"; None if it is another text."""
+    match = _AGO.fullmatch(text)
+    return None if match is None else int(match[1]) * _UNIT_MS[match[2]]
+
+
+def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
+    """
+    The milliseconds since 1970 of an instant that has passed.
+
+    Args:
+        given: a datetime with a time zone, a negative timedelta, or a text such as "-1h", "-15m" or "-2d".
+        now_ms: the calendar of the caller.
+
+    Raises:
+        InvalidRequestError: no such value, no time zone, before 1970, or in the future.
+    """
+    if isinstance(given, datetime):
+        if given.utcoffset() is None:
+            raise InvalidRequestError(
+                f"{given.isoformat()} has no time zone: give datetime(…, tzinfo=UTC), or .astimezone()"
+            )
+        at_ms = (given - _BEGIN) // _MS
+    elif isinstance(given, timedelta):
+        at_ms = now_ms + given // _MS
+    else:
+        ago = ago_ms(given)
+        if ago is None:
+            raise InvalidRequestError(
+                f"{given!r:.60} is no instant: give a datetime, or how long ago, such as '-1h', '-15m', '-2d'"
+            )
+        at_ms = now_ms - ago
+    if at_ms < 0:
+        raise InvalidRequestError(f"{given!s:.60} is before 1970")
+    if at_ms > now_ms + SKEW_MS:
+        raise InvalidRequestError(
+            f"{given!s:.60} is {(at_ms - now_ms) / 1000:.0f} s in the future: messages are found by a time that has passed"
+        )
+    return min(at_ms, now_ms)

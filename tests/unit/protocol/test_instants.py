@@ -1,0 +1,54 @@
+"""Instants as programs and operators give them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from keylane import InvalidRequestError
+from keylane.protocol.instants import ago_ms, instant_ms
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("-500ms", 500), ("-30s", 30_000), ("-15m", 900_000), ("-1h", 3_600_000), ("-2d", 172_800_000), ("-1w", 604_800_000)],
+)  # fmt: skip
+def test_text_says_how_long_ago(text, ms):
+    assert ago_ms(text) == ms
+    assert instant_ms(text, now_ms=NOW_MS) == NOW_MS - ms
+
+
+@pytest.mark.parametrize("text", ["1h", "-1", "-h", "-1.5h", "-1y", " -1h", "yesterday", "-1h30m"])
+def test_other_text_is_refused_with_an_example(text):
+    assert ago_ms(text) is None
+    with pytest.raises(InvalidRequestError, match="'-1h'"):
+        instant_ms(text, now_ms=NOW_MS)
+
+
+def test_instant_is_the_same_in_every_zone():
+    zone = timezone(timedelta(hours=5))
+    given = datetime(2023, 11, 14, 12, tzinfo=UTC)
+    assert instant_ms(given, now_ms=NOW_MS) == instant_ms(given.astimezone(zone), now_ms=NOW_MS)
+    assert instant_ms(timedelta(hours=-1), now_ms=NOW_MS) == NOW_MS - 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (datetime(2023, 11, 14), "no time zone"),
+        (datetime(2024, 11, 14, tzinfo=UTC), "in the future"),
+        (timedelta(seconds=2), "in the future"),
+        (datetime(1960, 1, 1, tzinfo=UTC), "before 1970"),
+        ("-9999w", "before 1970"),
+    ],
+)
+def test_instant_that_has_no_messages_is_refused(given, text):
+    with pytest.raises(InvalidRequestError, match=text):
+        instant_ms(given, now_ms=NOW_MS)
+
+
+def test_instant_of_a_clock_that_is_ahead_a_little_is_now():
+    assert instant_ms(timedelta(milliseconds=900), now_ms=NOW_MS) == NOW_MS
