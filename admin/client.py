@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -30,6 +30,7 @@ from ..protocol.errors import (
     ConfigError,
     InvalidRequestError,
     OperationUnknownError,
+    ResetUnfinishedError,
 )
 from ..protocol.ids import MAX_I64, check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX
@@ -275,38 +276,55 @@ class Admin(ScheduledCalls):
         at_ms: int | None = None,
         queue: int | None = None,
         partition_id: int | None = None,
+        shift: int | None = None,
+        cursors: Mapping[int, int] | None = None,
+        dry_run: bool = False,
     ) -> GroupReset:
         """
         Set the cursors of a consumer group that has no live consumers.
 
         Args:
-            to: "earliest", "latest", "offset" or "time".
+            to: "earliest", "latest", "offset", "time", "shift" or "cursors".
             offset: for "offset": a logic offset with `queue`, a physical one with `partition_id`.
             at_ms: for "time": milliseconds since 1970; the first message stored at or after it.
             queue: this logic queue of a static subject only.
             partition_id: this partition only; partitions before and behind it keep their cursors.
+            shift: for "shift": messages forward, or back if below 0, in each queue, or each partition that the group has
+                not acked to a sealed end; no further than what is stored.
+            cursors: for "cursors": partition id → offset of the partition; others keep their cursors.
+            dry_run: answer with the present and the new cursors, and change nothing; also while the group has consumers.
 
         Raises:
             SubjectUnknownError, GroupUnknownError, QueueUnknownError, PartitionUnknownError
             SubjectNotStaticError: `queue` for a subject without queues.
-            InvalidRequestError: `partition_id` for a subject with queues.
+            InvalidRequestError: `partition_id` for a subject with queues; arguments that do not go together.
             GroupBusyError: it has live consumers, or had some until a moment ago.
             OffsetOutOfRangeError: `offset` is not stored.
-            ResetUnfinishedError: some cursors are set; the same call again sets the rest.
+            ResetUnfinishedError: some cursors are set; the same call again sets the rest.  After a "shift" the text has
+                the call with "cursors" that does: another shift would count from the new cursors.
         """
         check_name("subject", subject)
         check_name("consumer group", group)
+        where = {"queue": queue, "partition_id": partition_id}
+        shifts = to == ResetTo.SHIFT and not dry_run
+        given = None if cursors is None else dict(cursors)
         body = checked(
             ResetGroup,
-            {
-                "to": to,
-                "offset": offset,
-                "at_ms": at_ms,
-                "queue": queue,
-                "partition_id": partition_id,
-            },
+            {"to": to, "offset": offset, "at_ms": at_ms, "shift": shift, "cursors": given}
+            | {"dry_run": dry_run or shifts, **where},
         )
-        return await self._meta.reset_group(subject, group, body)
+        answer = await self._meta.reset_group(subject, group, body)
+        if not shifts:
+            return answer
+        planned = {view.partition_id: view.cursor for view in answer.cursors}
+        body = checked(ResetGroup, {"to": ResetTo.CURSORS, "cursors": planned, **where})
+        try:
+            return await self._meta.reset_group(subject, group, body)
+        except ResetUnfinishedError as error:
+            raise ResetUnfinishedError(
+                f"{error.message}; to finish: reset_group(…, 'cursors', cursors={planned})",
+                **error.details,
+            ) from error
 
     async def delete_group(
         self, subject: str, group: str, *, force: bool = False, group_id: int = 0

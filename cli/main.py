@@ -288,8 +288,7 @@ def read(
         typer.Option(
             "--from",
             metavar="earliest|latest|AGO|TIME|OFFSET",
-            help="Where to begin: AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; "
-            "an offset needs --partition.",
+            help="AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; an offset needs --partition.",
         ),
     ] = "earliest",
     stop: Annotated[

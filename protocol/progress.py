@@ -21,12 +21,18 @@ AtMs = Annotated[int, Meta(ge=0, le=MAX_I64)]
 
 
 class ResetTo(enum.StrEnum):
-    """The new cursor: the first message, one past the last, an offset, or the first message at or after a time."""
+    """
+    The new cursor: the first message, one past the last, an offset, or the first message at or after a time.
+
+    SHIFT counts messages from the present cursor; CURSORS names one for each partition.
+    """
 
     EARLIEST = "earliest"
     LATEST = "latest"
     OFFSET = "offset"
     TIME = "time"
+    SHIFT = "shift"
+    CURSORS = "cursors"
 
 
 class ResetGroup(Struct, frozen=True, kw_only=True):
@@ -45,6 +51,12 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     queue: Annotated[int, Meta(ge=0, le=MAX_I64)] | None = None
     """A logic queue of a static subject."""
     partition_id: Annotated[int, Meta(ge=1, le=MAX_I64)] | None = None
+    shift: Annotated[int, Meta(ge=-MAX_I64, le=MAX_I64)] | None = None
+    """For SHIFT, with `dry_run` only: repeated it would shift again, so its plan is set as CURSORS."""
+    cursors: dict[int, Offset] | None = None
+    """For CURSORS: partition id → the new cursor; partitions that are not named keep theirs."""
+    dry_run: bool = False
+    """Answer with the new cursors; change nothing."""
 
 
 class CursorView(Struct, frozen=True, kw_only=True):
@@ -57,7 +69,9 @@ class CursorView(Struct, frozen=True, kw_only=True):
     logic_cursor: int
     """The cursor as a logic offset."""
     token: int
-    """The fence: the broker refuses lower tokens."""
+    """The fence: the broker refuses lower tokens; 0 in a dry run."""
+    before: int | None = None
+    """In a dry run: the present cursor."""
 
 
 class GroupReset(Struct, frozen=True, kw_only=True):
@@ -70,6 +84,8 @@ class GroupReset(Struct, frozen=True, kw_only=True):
     """Partitions that were not set: an evacuation has given up their broker groups, which are silent."""
     static: bool = False
     """The subject has logic queues.  Without them `queue` and `logic_cursor` mean nothing."""
+    dry_run: bool = False
+    """Nothing was set: these are the cursors that the same call without `dry_run` would set."""
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):

@@ -109,7 +109,7 @@ class Reader(Resident, Generic[V]):
             subject: an existing subject, static or not.
             start: "earliest", "latest", a datetime with a time zone, how long ago (a negative timedelta, or a text such as
                 "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
-                instant means the first message that a broker stored at or after it, by the brokers' calendars.
+                instant means the first message stored at or after it, by the brokers' calendars.
             stop: as `start`: the first message that is not read any more.  None: what is stored when the reader is
                 opened; with `follow`, none.
             key: only messages of this key; only partitions are asked whose range has, or had, its logical partition.
@@ -118,9 +118,7 @@ class Reader(Resident, Generic[V]):
             partition: only the partition with this id.
             where: only messages for which it returns True; it runs in the event loop.
             follow: go on with messages that are stored later, and with the partitions of later resizes and moves.
-            codec: with which `message.decode()` decodes values; None: it returns bytes.
-            call_timeout_ms: of each call to a metaserver or broker.
-            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it does not wait.
+            codec, call_timeout_ms, wait_s: as of QueueReader.
 
         Raises:
             ConfigError, InvalidNameError: an argument that cannot work.

@@ -14,17 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...protocol.errors import InvalidRequestError
+from ...protocol.errors import InvalidRequestError, PartitionUnknownError
 from ...protocol.progress import ResetGroup, ResetTo
 from ...protocol.queues import (
     Segment,
     check_logic_offset,
     is_behind_loss,
+    logic_cursor,
     physical_cursors,
     queue_max,
     queue_min,
 )
-from ...protocol.routing import Partition
+from ...protocol.routing import Partition, PartitionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,20 @@ class PartitionOffsets:
     first_offset: int
     next_offset: int
     at_time: int | None = None
+    cursor: int | None = None
+    """The group's present cursor; None if the broker does not know the group."""
     fence: int = 0
     """The highest token of the group that the broker has seen."""
+
+    @property
+    def present(self) -> int:
+        """The first message that the group has not acked."""
+        return self.first_offset if self.cursor is None else max(self.cursor, self.first_offset)
+
+    @property
+    def drained(self) -> bool:
+        """True if the partition is sealed, and the group has acked it to its end."""
+        return self.partition.state is PartitionState.SEALED and self.present >= self.next_offset
 
     @property
     def segment(self) -> Segment:
@@ -61,6 +74,14 @@ def check_ask(ask: ResetGroup, *, static: bool) -> None:
         problems.append("an offset goes with to = offset, and only with it")
     if (ask.to is ResetTo.TIME) != (ask.at_ms is not None):
         problems.append("at_ms goes with to = time, and only with it")
+    if (ask.to is ResetTo.SHIFT) != (ask.shift is not None):
+        problems.append("shift goes with to = shift, and only with it")
+    if ask.shift == 0:
+        problems.append("a shift of 0 changes nothing")
+    if ask.to is ResetTo.SHIFT and not ask.dry_run:
+        problems.append("a shift is planned with dry_run, and the plan set as cursors")
+    if (ask.to is ResetTo.CURSORS) != bool(ask.cursors):
+        problems.append("cursors go with to = cursors, and only with it")
     if ask.queue is not None and ask.partition_id is not None:
         problems.append("a queue or a partition, not both")
     if static and ask.partition_id is not None:
@@ -79,8 +100,15 @@ def new_cursors(
 
     Raises:
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
+        PartitionUnknownError: a partition is named that is not among `parts`.
     """
-    wanted = _of_queues(ask, parts) if static else _of_partitions(ask, parts)
+    strange = set(ask.cursors or ()) - {int(part.partition.partition_id) for part in parts}
+    if strange:
+        raise PartitionUnknownError(
+            f"partition {min(strange)} is not among those to set", partition_id=min(strange)
+        )
+    by_queue = static and ask.to is not ResetTo.CURSORS
+    wanted = _of_queues(ask, parts) if by_queue else _of_partitions(ask, parts)
     cursors: dict[int, int] = {}
     unfinished: set[int] = set()
     for part in sorted(parts, key=lambda part: part.partition.partition_id):  # parents come first
@@ -125,6 +153,13 @@ def _logic_offset(
                 if part.at_time is not None:
                     return part.partition.logic_start + part.at_time
             return queue_max(segments)
+        case ResetTo.SHIFT:
+            assert ask.shift is not None
+            present = {int(part.partition.partition_id): part.present for part in chain}
+            at = logic_cursor(segments, present) + ask.shift
+            return min(max(at, queue_min(segments)), queue_max(segments))
+        case ResetTo.CURSORS:
+            raise AssertionError("cursors name partitions")
 
 
 def _of_partitions(ask: ResetGroup, parts: Sequence[PartitionOffsets]) -> dict[int, int]:
@@ -144,6 +179,17 @@ def _physical(ask: ResetGroup, part: PartitionOffsets) -> int:
             return ask.offset
         case ResetTo.TIME:
             return part.next_offset if part.at_time is None else part.at_time
+        case ResetTo.SHIFT:
+            assert ask.shift is not None
+            if part.drained:  # what continues it is shifted; a message is not counted twice
+                return part.next_offset
+            return min(max(part.present + ask.shift, part.first_offset), part.next_offset)
+        case ResetTo.CURSORS:
+            assert ask.cursors is not None
+            cursor = ask.cursors.get(int(part.partition.partition_id), part.present)
+            logic_start = part.segment.logic_start
+            check_logic_offset([part.segment], logic_start + cursor)
+            return cursor
 
 
 def generations(partitions: Sequence[Partition]) -> list[list[int]]:

@@ -81,6 +81,8 @@ class ResetService:
             NotSentError: a broker does not answer; nothing was changed.
             ResetUnfinishedError: some cursors are set, others may not be; call again.
         """
+        if ask.dry_run:
+            return await self._plan(subject, group, ask)
         self._resets += 1
         # Two resets of one process exclude each other, too.
         holder = f"{self._holder}.{self._resets}"
@@ -103,15 +105,36 @@ class ResetService:
             left_out=tuple(partition.partition_id for partition in scope.left_out),
         )
 
+    async def _plan(self, subject: str, group: str, ask: ResetGroup) -> GroupReset:
+        """What the same call would set without `dry_run`, if nothing changed until then; live sessions may."""
+        scope = await self._database.read(reset_scope, subject, group, ask)
+        parts = await self._read_all(scope, group, ask)
+        cursors = new_cursors(ask, parts, static=scope.static)
+        before = {int(part.partition.partition_id): part.present for part in parts}
+        tokens = dict.fromkeys(cursors, 0)
+        plan = _answer(subject, group, scope.partitions, cursors, tokens)
+        return replace(
+            plan,
+            cursors=[replace(view, before=before[view.partition_id]) for view in plan.cursors],
+            static=scope.static,
+            left_out=tuple(partition.partition_id for partition in scope.left_out),
+            dry_run=True,
+        )
+
+    async def _read_all(
+        self, scope: ResetScope, group: str, ask: ResetGroup
+    ) -> list[PartitionOffsets]:
+        return await asyncio.gather(
+            *(self._read_offsets(partition, group, ask) for partition in scope.partitions)
+        )
+
     async def _begin(
         self, subject: str, group: str, ask: ResetGroup, holder: str
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
         """Plan and take the tokens; returns scope, cursors and tokens.  Raises what `reset` raises while nothing is changed."""
         for _ in range(PLANS_MAX):
             scope = await self._database.read(reset_scope, subject, group, ask)
-            parts = await asyncio.gather(
-                *(self._read_offsets(partition, group, ask) for partition in scope.partitions)
-            )
+            parts = await self._read_all(scope, group, ask)
             cursors = new_cursors(ask, parts, static=scope.static)
             tokens = await self._database.write(
                 begin_reset,
@@ -148,6 +171,7 @@ class ResetService:
             first_offset=status.first_offset,
             next_offset=status.next_offset,
             at_time=at_time,
+            cursor=next((seen.cursor for seen in status.groups if seen.group == group), None),
             fence=max((seen.token for seen in status.groups if seen.group == group), default=0),
         )
 

@@ -73,7 +73,7 @@ HOME_OF: dict[str, list[str]] = {
         # a time as a program gives it; no clock is asked
         *(
             "protocol/scheduled/deliver_at.py",
-            "protocol/instants.py",
+            "consumer/reading/instants.py",
             "consumer/reading/bounds.py",
             "producer/client.py",
             "producer/scheduled/sending.py",

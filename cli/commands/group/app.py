@@ -10,6 +10,7 @@ from ....protocol.routing import ConsumeStrategy
 from ...options import (
     META_DEFAULT,
     ConsumerGroupArgument,
+    DryRunOption,
     ForceOption,
     MetaOption,
     OutputFormat,
@@ -106,13 +107,18 @@ def group_reset(
     group: ConsumerGroupArgument,
     *,
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="earliest|latest|OFFSET|TIME",
-            help="An offset needs --queue (logic offset) or --partition (physical offset); "
-            "a time is ISO 8601, UTC without a zone.",
+            metavar="earliest|latest|AGO|TIME|OFFSET",
+            help="AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; "
+            "an offset needs --queue (logic offset) or --partition (physical offset).",
         ),
-    ],
+    ] = None,
+    shift: Annotated[
+        int | None,
+        typer.Option(metavar="MESSAGES", help="In place of --to: forward, or back: --shift -100."),
+    ] = None,
+    dry_run: DryRunOption = False,
     queue: Annotated[
         int | None, typer.Option(min=0, help="Only this logic queue, of a static subject.")
     ] = None,
@@ -133,5 +139,15 @@ def group_reset(
 
     run(
         output,
-        reset_group(meta, output, subject, group, to=to, queue=queue, partition=partition),
+        reset_group(
+            meta,
+            output,
+            subject,
+            group,
+            to=to,
+            shift=shift,
+            queue=queue,
+            partition=partition,
+            dry_run=dry_run,
+        ),
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from ....admin import ResetTo
+from ....consumer.reading.instants import ago_ms
+from ....protocol.clock import SystemClock
+from ....protocol.errors import ConfigError
 from ...connection import open_admin
 from ...options import OutputFormat, parse_time
 from ...screen import make_table, show_json, show_line, show_table
 
 
-def parse_target(to: str) -> tuple[ResetTo, int | None, int | None]:
+def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | None]:
     """
-    What `--to` says: where to, the offset if it is one, the milliseconds since 1970 if it is a time.
+    What `--to` says: where to, the offset if it is one, the milliseconds since 1970 if it is a time or how long ago.
 
     Raises:
         ConfigError: neither a word, an offset nor a time.
@@ -19,7 +22,8 @@ def parse_target(to: str) -> tuple[ResetTo, int | None, int | None]:
         return ResetTo(to), None, None
     if to.isascii() and to.isdecimal():
         return ResetTo.OFFSET, int(to), None
-    return ResetTo.TIME, None, parse_time(to)
+    ago = ago_ms(to)
+    return ResetTo.TIME, None, parse_time(to) if ago is None else max(now_ms - ago, 0)
 
 
 async def reset_group(
@@ -28,12 +32,18 @@ async def reset_group(
     subject: str,
     group: str,
     *,
-    to: str,
+    to: str | None,
+    shift: int | None,
     queue: int | None,
     partition: int | None,
+    dry_run: bool,
 ) -> None:
-    """Set the cursors of a group and show them."""
-    target, offset, at_ms = parse_target(to)
+    """Set the cursors of a group and show them; with `dry_run` only show them."""
+    if (to is None) == (shift is None):
+        raise ConfigError("say where to with --to, or by how many messages with --shift")
+    target, offset, at_ms = ResetTo.SHIFT, None, None
+    if to is not None:
+        target, offset, at_ms = parse_target(to, now_ms=SystemClock.wall_ms())
     async with open_admin(meta) as admin:
         reset = await admin.reset_group(
             subject,
@@ -43,13 +53,16 @@ async def reset_group(
             at_ms=at_ms,
             queue=queue,
             partition_id=partition,
+            shift=shift,
+            dry_run=dry_run,
         )
     if output is OutputFormat.JSON:
         show_json(reset)
         return
-    columns: tuple[str, ...] = ("partition#", "offset#", "token#")
-    rows: list[tuple[int, ...]] = [
-        (cursor.partition_id, cursor.cursor, cursor.token) for cursor in reset.cursors
+    columns: tuple[str, ...] = ("partition#", "offset#", "before#" if dry_run else "token#")
+    rows: list[tuple[int | None, ...]] = [
+        (cursor.partition_id, cursor.cursor, cursor.before if dry_run else cursor.token)
+        for cursor in reset.cursors
     ]
     if reset.static:
         columns = ("queue#", "logic offset#", *columns)
@@ -57,7 +70,9 @@ async def reset_group(
             (cursor.queue, cursor.logic_cursor, *row)
             for cursor, row in zip(reset.cursors, rows, strict=True)
         ]
-    show_table(make_table(f"{group} on {subject} was set to {to}", columns, rows))
+    done = "would be set" if dry_run else "was set"
+    where = f"to {to}" if to is not None else f"by {shift:+}"
+    show_table(make_table(f"{group} on {subject} {done} {where}", columns, rows))
     if reset.left_out:
         ids = ", ".join(map(str, reset.left_out))
         show_line(f"left as they were, on silent brokers that were left behind: partitions {ids}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from keylane import Consumer, Message, Producer, QueueReader
+from keylane import Admin, Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import (
     FencedError,
@@ -153,6 +153,50 @@ async def test_reset_of_a_resized_subject_brings_each_key_in_order(shared_cluste
     done = await reset(shared_cluster, "plain", ResetTo.OFFSET, partition_id=first, offset=28)
     assert [(cursor.partition_id, cursor.cursor) for cursor in done.cursors] == [(first, 28)]
     assert [message.value for message in await all_of(2)] == [b"28", b"29"]
+
+
+async def test_shift_and_dry_run_say_what_they_set(shared_cluster: Cluster):
+    """A dry run changes nothing, beside live consumers too; a shift counts from the cursor of the queue."""
+    await fill(shared_cluster, "shifted")
+    assert await handle(shared_cluster, "shifted", 40) == VALUES
+
+    def command(*words: str) -> Any:
+        where = ("--meta", shared_cluster.meta, "--output", "json")
+        done = run_keylane("group", "reset", "shifted", "g", *words, *where)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    async with (
+        QueueReader(shared_cluster.meta, subject="shifted") as reader,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        async with Consumer(shared_cluster.meta, subject="shifted", group="g"):
+            plan = command("--shift", "-15", "--dry-run")
+            with pytest.raises(GroupBusyError):
+                await admin.reset_group("shifted", "g", "shift", shift=-15)
+        assert plan["dry_run"]
+        assert {cursor["token"] for cursor in plan["cursors"]} == {0}
+        assert max(c["logic_cursor"] - c["cursor"] + c["before"] for c in plan["cursors"]) == 40
+        assert (await reader.progress(0, "g")).lag == 0
+        for words, begin in (
+            (("--shift", "-15"), 25),
+            (("--shift", "-1000"), 0),
+            (("--to", "-1h"), 0),
+            (("--shift", "12"), 12),
+        ):
+            plan = command(*words, "--dry-run")
+            done = command(*words)
+            assert [c["cursor"] for c in plan["cursors"]] == [c["cursor"] for c in done["cursors"]]
+            assert not done["dry_run"]
+            assert (await reader.progress(0, "g")).cursor == begin
+        table = run_keylane("group", "reset", "shifted", "g", "--shift", "-2", "--dry-run", "--meta", shared_cluster.meta)  # fmt: skip
+        assert "would be set by -2" in table.stdout
+        for words in ((), ("--to", "latest", "--shift", "3"), ("--shift", "0")):
+            refused = run_keylane("group", "reset", "shifted", "g", *words, "--meta", shared_cluster.meta)  # fmt: skip
+            assert (refused.returncode, refused.stdout) == (1, "")
+        with pytest.raises(PartitionUnknownError):
+            await admin.reset_group("shifted", "g", "cursors", cursors={10**6: 0})
+        assert (await reader.progress(0, "g")).cursor == 12
 
 
 async def test_reset_of_a_shared_group_brings_later_messages_once(shared_cluster: Cluster):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from keylane.metaserver.resets.cursors import PartitionOffsets, check_ask, generations, new_cursors
-from keylane.protocol.errors import InvalidRequestError, OffsetOutOfRangeError
+from keylane.protocol.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+)
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import Partition, PartitionState
 
@@ -43,6 +49,7 @@ def partition_offsets(
     count = draw(st.integers(0, 6))
     first = draw(st.integers(0, count))
     at_time = draw(st.none() | st.integers(first, count - 1)) if first < count else None
+    cursor = draw(st.none() | st.integers(0, count))
     partition = Partition(
         partition_id=number,
         name=f"s.p{number}",
@@ -54,7 +61,7 @@ def partition_offsets(
         **more,
     )
     return PartitionOffsets(
-        partition=partition, first_offset=first, next_offset=count, at_time=at_time
+        partition=partition, first_offset=first, next_offset=count, at_time=at_time, cursor=cursor
     )
 
 
@@ -65,6 +72,78 @@ targets = st.sampled_from(
         ResetGroup(to=ResetTo.TIME, at_ms=1),
     ]
 )
+
+
+@given(st.one_of(lineages(), chains()), st.booleans(), st.integers(-20, 20).filter(bool))
+def test_plan_of_a_shift_can_be_set_as_cursors(lineage, static, shift):
+    """It stays within what is stored, leaves no gap, and set again it changes nothing."""
+    asked = ResetGroup(to=ResetTo.SHIFT, shift=shift, dry_run=True)
+    planned = new_cursors(asked, lineage, static=static)
+    check_no_gap(lineage, planned)
+    again = ResetGroup(to=ResetTo.CURSORS, cursors=planned)
+    check_ask(again, static=static)
+    assert new_cursors(again, lineage, static=static) == planned
+
+
+def test_shift_counts_from_the_first_message_that_is_not_acked():
+    def part(number, count, cursor, state, *parents):
+        partition = Partition(
+            partition_id=number,
+            name=f"s.p{number}",
+            queue=0,
+            range_start=0,
+            range_end=1024,
+            broker_group="g1",
+            state=state,
+            parents=parents,
+            logic_start=0 if number == 1 else 100,
+        )
+        return PartitionOffsets(
+            partition=partition, first_offset=0, next_offset=count, cursor=cursor
+        )
+
+    lineage = [
+        part(1, 100, 100, PartitionState.SEALED),
+        part(2, 50, 30, PartitionState.OPEN, 1),
+    ]
+
+    def shifted(count: int, *, static: bool) -> list[int]:
+        asked = ResetGroup(to=ResetTo.SHIFT, shift=count, dry_run=True)
+        return list(new_cursors(asked, lineage, static=static).values())
+
+    assert shifted(-10, static=False) == shifted(-10, static=True) == [100, 20]
+    assert shifted(-40, static=False) == [100, 0], "a partition that is drained stays so"
+    assert shifted(-40, static=True) == [90, 0], "a queue goes on before"
+    assert shifted(1_000, static=False) == shifted(1_000, static=True) == [100, 50]
+    unread = [replace(each, cursor=None) for each in lineage]
+    asked = ResetGroup(to=ResetTo.SHIFT, shift=7, dry_run=True)
+    assert new_cursors(asked, unread, static=False) == {1: 7, 2: 0}
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        ({"to": "shift", "dry_run": True}, "shift goes with"),
+        ({"to": "latest", "shift": 3}, "shift goes with"),
+        ({"to": "shift", "shift": 0, "dry_run": True}, "changes nothing"),
+        ({"to": "shift", "shift": 3}, "planned with dry_run"),
+        ({"to": "cursors"}, "cursors go with"),
+        ({"to": "latest", "cursors": {1: 3}}, "cursors go with"),
+    ],
+)
+def test_relative_target_has_one_meaning(ask, text):
+    with pytest.raises(InvalidRequestError, match=text):
+        check_ask(ResetGroup(**{**ask, "to": ResetTo(ask["to"])}), static=False)
+
+
+@given(lineages())
+def test_cursors_of_partitions_or_offsets_that_are_not_there_are_refused(lineage):
+    number = lineage[-1].partition.partition_id
+    with pytest.raises(PartitionUnknownError):
+        new_cursors(ResetGroup(to=ResetTo.CURSORS, cursors={99: 0}), lineage, static=False)
+    beyond = ResetGroup(to=ResetTo.CURSORS, cursors={number: lineage[-1].next_offset + 1})
+    with pytest.raises(OffsetOutOfRangeError):
+        new_cursors(beyond, lineage, static=False)
 
 
 def check_no_gap(lineage: list[PartitionOffsets], cursors: dict[int, int]) -> None:

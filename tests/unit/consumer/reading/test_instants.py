@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from keylane import InvalidRequestError
-from keylane.protocol.instants import ago_ms, instant_ms
+from keylane.consumer.reading.instants import ago_ms, instant_ms
 
 NOW_MS = 1_700_000_000_000
 
