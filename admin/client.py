@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Self
 
 import msgspec
@@ -30,7 +31,6 @@ from ..protocol.errors import (
     ConfigError,
     InvalidRequestError,
     OperationUnknownError,
-    ResetUnfinishedError,
 )
 from ..protocol.ids import MAX_I64, check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX
@@ -43,13 +43,14 @@ from ..protocol.operations import (
     SetSubject,
     SubjectHistory,
 )
-from ..protocol.progress import GroupReset, ResetGroup, ResetTo
+from ..protocol.progress import GroupReset, ResetTo
 from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from . import views
 from .arguments import checked
+from .group_resets import reset_group
 from .scheduled import ScheduledCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
 
@@ -300,31 +301,16 @@ class Admin(ScheduledCalls):
             InvalidRequestError: `partition_id` for a subject with queues; arguments that do not go together.
             GroupBusyError: it has live consumers, or had some until a moment ago.
             OffsetOutOfRangeError: `offset` is not stored.
-            ResetUnfinishedError: some cursors are set; the same call again sets the rest.  After a "shift" the text has
-                the call with "cursors" that does: another shift would count from the new cursors.
+            ResetUnfinishedError: some cursors are set; the same call again sets the rest.  After a "shift" another shift
+                would count from the new cursors: the text has the "cursors" that set the rest.
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        where = {"queue": queue, "partition_id": partition_id}
-        shifts = to == ResetTo.SHIFT and not dry_run
-        given = None if cursors is None else dict(cursors)
-        body = checked(
-            ResetGroup,
-            {"to": to, "offset": offset, "at_ms": at_ms, "shift": shift, "cursors": given}
-            | {"dry_run": dry_run or shifts, **where},
+        return await reset_group(
+            partial(self._meta.reset_group, subject, group),
+            {"to": to, "offset": offset, "at_ms": at_ms, "shift": shift, "cursors": cursors}
+            | {"queue": queue, "partition_id": partition_id, "dry_run": dry_run},
         )
-        answer = await self._meta.reset_group(subject, group, body)
-        if not shifts:
-            return answer
-        planned = {view.partition_id: view.cursor for view in answer.cursors}
-        body = checked(ResetGroup, {"to": ResetTo.CURSORS, "cursors": planned, **where})
-        try:
-            return await self._meta.reset_group(subject, group, body)
-        except ResetUnfinishedError as error:
-            raise ResetUnfinishedError(
-                f"{error.message}; to finish: reset_group(…, 'cursors', cursors={planned})",
-                **error.details,
-            ) from error
 
     async def delete_group(
         self, subject: str, group: str, *, force: bool = False, group_id: int = 0

@@ -105,7 +105,7 @@ class Reader(Resident, Generic[V]):
         Make a reader; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            meta, codec, call_timeout_ms, wait_s: as of QueueReader.
             subject: an existing subject, static or not.
             start: "earliest", "latest", a datetime with a time zone, how long ago (a negative timedelta, or a text such as
                 "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
@@ -117,13 +117,11 @@ class Reader(Resident, Generic[V]):
                 itself (`queue=`, `partitioner=`) may lie elsewhere: find these with `where`.
             partition: only the partition with this id.
             where: only messages for which it returns True; it runs in the event loop.
-            follow: go on with messages that are stored later, and with the partitions of later resizes and moves.
-            codec, call_timeout_ms, wait_s: as of QueueReader.
+            follow: go on with messages that are stored later, through later resizes and moves.
 
         Raises:
-            ConfigError, InvalidNameError: an argument that cannot work.
+            ConfigError, InvalidNameError, OffsetInvalidError: an argument that cannot work.
             InvalidRequestError: `start` or `stop` is no such value, or in the future.
-            OffsetInvalidError: an offset is below 0 or above 2**63 - 1.
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)

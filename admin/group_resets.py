@@ -1,0 +1,47 @@
+"""A group's cursors set: a shift is planned, and its plan set, so that a repeat does not shift again.  I/O: the call."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from ..protocol.errors import ResetUnfinishedError
+from ..protocol.progress import GroupReset, ResetGroup, ResetTo
+from .arguments import checked
+
+
+async def reset_group(
+    call: Callable[[ResetGroup], Awaitable[GroupReset]], fields: Mapping[str, Any]
+) -> GroupReset:
+    """
+    Set the cursors of a group.
+
+    Args:
+        call: asks the metaserver.
+        fields: of ResetGroup, unchecked.
+
+    Raises:
+        InvalidRequestError: a field cannot be used.
+        ResetUnfinishedError: after a shift, the text has the cursors that finish it.
+        What `call` raises.
+    """
+    if isinstance(fields["cursors"], Mapping):
+        fields = {**fields, "cursors": dict(fields["cursors"])}
+    if fields["to"] != ResetTo.SHIFT or fields["dry_run"]:
+        return await call(checked(ResetGroup, dict(fields)))
+    plan = await call(checked(ResetGroup, {**fields, "dry_run": True}))
+    cursors = {view.partition_id: view.cursor for view in plan.cursors}
+    try:
+        return await call(
+            ResetGroup(
+                to=ResetTo.CURSORS,
+                cursors=cursors,
+                queue=fields["queue"],
+                partition_id=fields["partition_id"],
+            )
+        )
+    except ResetUnfinishedError as error:
+        raise ResetUnfinishedError(
+            f"{error.message}; to finish it: reset_group(…, 'cursors', cursors={cursors})",
+            **error.details,
+        ) from error
