@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
 from keylane import Producer
 from support.cluster import Cluster, eventually, pause, resume
@@ -33,6 +34,11 @@ def consumer_process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+def state(pid: int) -> str:
+    """The kernel's letter for what a process does; T: it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def lines(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
@@ -50,13 +56,15 @@ async def test_effects_are_done_once_when_their_owner_is(shared_cluster: Cluster
                 sent[key].append(b"%s %d" % (key, number))
                 producer.send(subject, sent[key][-1], key=key)
         await producer.flush()
-    engine = create_async_engine(postgres_url)
+    engine = create_async_engine(postgres_url, poolclass=NullPool)  # nothing stays open
     with consumer_process(*common, str(first), "0.2") as old:
         await eventually(lambda: lines(first) >= 2 * len(KEYS), what="entries of the first")
         if ends == "stopped":
             pause(old.pid)
+            await eventually(lambda: state(old.pid) == "T", what="a stop")
         else:
             old.kill()
+            old.wait()
         stopped_at = lines(first)
         with consumer_process(*common, str(second), "0"):
             async with asyncio.timeout(60):
@@ -67,4 +75,3 @@ async def test_effects_are_done_once_when_their_owner_is(shared_cluster: Cluster
                     resume(old.pid)
                     await asyncio.sleep(1.5)  # its handlers end now, and must change nothing
         assert await entries_by_key(engine) == sent
-    await engine.dispose()
