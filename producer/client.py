@@ -471,7 +471,7 @@ class Producer(ScheduledCancels, Generic[V]):
             raise ConfigError(
                 "send_arrow goes by the hash of the keys; use a producer without a partitioner"
             )
-        from .arrow import ArrowSource, TableSending  # pyarrow is an extra
+        from .tables.arrow import ArrowSource, TableSending  # pyarrow is an extra
 
         rows = ArrowSource(source, key=key, value=value)
 

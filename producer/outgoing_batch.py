@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch, encode_body, split_columns
+from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch
 from ..protocol.message import Receipt
 from ..protocol.record import Compression
 from .given_up import GivenUp
@@ -37,8 +36,6 @@ class OutgoingBatch:
 
     __slots__ = (
         "_all_bound",
-        "_body",
-        "_body_count",
         "_reported",
         "_waiters",
         "data",
@@ -100,33 +97,9 @@ class OutgoingBatch:
         self._reported: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
         self._all_bound = False
-        self._body: bytes | None = None
-        """The encoded body of a batch that was made by column."""
-        self._body_count = 0
-
-    @classmethod
-    def of_body(
-        cls, future: asyncio.Future[None], body: bytes, count: int, sent_at_ns: int
-    ) -> OutgoingBatch:
-        """A closed batch of `count` messages from its body, which `join_columns` made; all are sent at `sent_at_ns`."""
-        batch = cls(future)
-        batch._body, batch._body_count = body, count
-        batch.size = len(body)
-        batch.times = [sent_at_ns] * count
-        del batch.keys, batch.values
-        return batch
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> list[bytes]:
-            """The keys or the values of a batch that was made from its body; they are asked for when it meets trouble."""
-            if name not in ("keys", "values"):
-                raise AttributeError(name)
-            self.keys, self.values = split_columns(self._body, self._body_count)
-            return self.keys if name == "keys" else self.values
 
     def __len__(self) -> int:
-        return self._body_count or len(self.values)
+        return len(self.values)
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
@@ -199,11 +172,12 @@ class OutgoingBatch:
         return None if self.places is None else self.places.get(index)
 
     def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
-        """Key, size in bytes and time of sending of each unsettled message; a batch made by column stays as it is."""
-        if self._body is None:
-            keys, values = self.keys, self.values
-        else:
-            keys, values = split_columns(self._body, self._body_count)
+        """Key, size in bytes and time of sending of each unsettled message."""
+        return self._unsettled(self.keys, self.values)
+
+    def _unsettled(
+        self, keys: list[bytes], values: list[bytes]
+    ) -> Iterator[tuple[bytes, int, int]]:
         properties = self.properties
         for index, (key, value, sent_at_ns) in enumerate(
             zip(keys, values, self.times, strict=True)
@@ -261,19 +235,6 @@ class OutgoingBatch:
         """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
-            if self._body is not None:
-                self.data = encode_body(
-                    self._body,
-                    count=self._body_count,
-                    compression=compression,
-                    partition_id=partition_id,
-                    first_sent_at_ns=self.times[0],
-                    last_sent_at_ns=self.times[-1],
-                    producer_id=producer_id,
-                    producer_epoch=producer_epoch,
-                    sequence=sequence,
-                )
-                return self.data
             self.data = encode_batch(
                 partition_id=partition_id,
                 sent_at_ns=self.times,

@@ -54,6 +54,7 @@ LAYERS: dict[str, set[str]] = {
     "broker/storage/log": {"broker/storage/index"},
     "broker/storage/index": set(),
     "producer/scheduled": set(),
+    "producer/tables": set(),
     "consumer/pulling": set(),
     "consumer/handling": {"consumer/pulling"},
     "consumer/reading": {"consumer/pulling"},

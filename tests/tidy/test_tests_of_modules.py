@@ -125,10 +125,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "producer": {
         "integration/clients/test_producer.py": "client held",
-        "integration/clients/test_send_arrow.py": "arrow",
         "unit/producer/test_hold.py": "held",
         "unit/producer/test_time_outs.py": "halts",
     },
+    "producer/tables": {"integration/clients/test_send_arrow.py": "arrow column_batch"},
     "protocol": {
         "integration/brokers/test_copied_folder.py": "verification",
         "integration/operations/test_reshape.py": "operations",

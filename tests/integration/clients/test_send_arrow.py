@@ -216,7 +216,7 @@ def test_table_is_cut_without_pandas():
 import sys
 import numpy as np
 import pyarrow as pa
-from keylane.producer.arrow import ArrowSource
+from keylane.producer.tables.arrow import ArrowSource
 edges, blob = pa.py_buffer(np.array([0, 1, 3, 6], np.int64)), pa.py_buffer(b"abbccc")
 column = pa.Array.from_buffers(pa.large_binary(), 3, [None, edges, blob])
 table = pa.Table.from_arrays([column, column], names=["key", "value"])

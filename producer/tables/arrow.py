@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.batch import BYTES_PER_MESSAGE, join_columns
-from ..protocol.errors import (
+from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
+from ...protocol.errors import (
     ConfigError,
     Fate,
     InvalidRequestError,
@@ -28,15 +28,16 @@ from ..protocol.errors import (
     RowsGivenUpError,
     RowsRefusedError,
 )
-from ..protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
-from ..protocol.message import Receipt, TableReceipt
-from ..protocol.text import counted
+from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
+from ...protocol.message import Receipt, TableReceipt
+from ...protocol.text import counted
+from ..executor import Executor
+from ..outgoing_batch import OutgoingBatch
+from ..send_future import BatchFuture, SendFuture
+from ..sender import SubjectSender
+from ..settings import ProducerSettings
+from .column_batch import ColumnBatch
 from .column_hash import hash_column
-from .executor import Executor
-from .outgoing_batch import OutgoingBatch
-from .send_future import BatchFuture, SendFuture
-from .sender import SubjectSender
-from .settings import ProducerSettings
 
 try:
     import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]  # ships no types; our settings know that
@@ -401,7 +402,7 @@ class TableSending:
             stop = int(np.searchsorted(sizes, sizes[start] + settings.batch_bytes, "right")) - 1
             stop = max(start + 1, min(stop, start + settings.batch_count, end))
             body = block.body(start, stop, now_ns)
-            batch = OutgoingBatch.of_body(self._loop.create_future(), body, stop - start, now_ns)
+            batch = ColumnBatch(self._loop.create_future(), body, stop - start, now_ns)
             if settings.delivery_timeout_ms:
                 for index in range(len(batch)):
                     sender.annotate(

@@ -1,0 +1,1 @@
+"""Rows of Arrow data, sent by column."""

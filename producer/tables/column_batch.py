@@ -1,0 +1,69 @@
+"""A batch that was made by column: its body is there before it is queued.  Pure but for its future."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ...protocol.batch import encode_body, split_columns
+from ...protocol.record import Compression
+from ..outgoing_batch import OutgoingBatch
+
+
+class ColumnBatch(OutgoingBatch):
+    """A closed batch; it has lists of keys and values once they are asked for, when it meets trouble."""
+
+    __slots__ = ("_body", "_count")
+
+    def __init__(
+        self, future: asyncio.Future[None], body: bytes, count: int, sent_at_ns: int
+    ) -> None:
+        """`body` is of `count` messages, as `join_columns` made it; all are sent at `sent_at_ns`."""
+        super().__init__(future)
+        self._body, self._count = body, count
+        self.size = len(body)
+        self.times = [sent_at_ns] * count
+        del self.keys, self.values
+
+    # Not in OutgoingBatch: a class that has it has slow attributes, and `send` reads six of a batch for each message.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> list[bytes]:
+            """The keys or the values."""
+            if name not in ("keys", "values"):
+                raise AttributeError(name)
+            self.keys, self.values = split_columns(self._body, self._count)
+            return self.keys if name == "keys" else self.values
+
+    def __len__(self) -> int:
+        return self._count
+
+    def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
+        """Key, size in bytes and time of sending of each unsettled message; the batch stays as it is."""
+        return self._unsettled(*split_columns(self._body, self._count))
+
+    def pack(
+        self,
+        *,
+        partition_id: int,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        compression: Compression = Compression.NONE,
+    ) -> bytes:
+        """The bytes of the batch, encoded at the first call and kept."""
+        if self.data is None:
+            self.sequence = sequence
+            self.data = encode_body(
+                self._body,
+                count=self._count,
+                compression=compression,
+                partition_id=partition_id,
+                first_sent_at_ns=self.times[0],
+                last_sent_at_ns=self.times[-1],
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                sequence=sequence,
+            )
+        return self.data
