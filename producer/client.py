@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime
-from functools import partial
-from threading import get_ident
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, cast, overload
-
-import xxhash
+from typing import Any, Generic, Self
 
 from ..protocol.address import addresses_of
-from ..protocol.batch import BYTES_PER_MESSAGE
-from ..protocol.codecs.by_subject import checked_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import (
-    ClosedError,
     ConfigError,
     DeliveryTimeoutError,
     GivenUpError,
@@ -26,42 +18,27 @@ from ..protocol.errors import (
     KeyHaltedError,
     KeylaneError,
     PartlyQueuedError,
-    QueueFullError,
 )
-from ..protocol.ids import check_name
-from ..protocol.limits import KEY_BYTES_MAX
-from ..protocol.message import TableReceipt, check_message_size, pack_properties
+from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections, clean_up
+from ..rpc.connections import clean_up
 from ..rpc.environment import Environment
-from ..rpc.home import NO_THREAD
 from .arguments import (
-    checked_partitioner,
-    checked_settings,
     checked_strategy,
-    checked_timeout,
-    refuse_text,
 )
-from .executor import Executor
-from .identity import Identity
-from .outgoing_batch import OutgoingBatch
-from .placing import LogicQueue, chosen_place
-from .scheduled.sending import LaterSending, ScheduledCancels, ScheduledFuture
-from .send_budget import ProducerStats, SendBudget
-from .send_future import BatchFuture, OverLimitFuture, SendFuture
+from .placing import LogicQueue
+from .send_budget import ProducerStats
 from .sender import SubjectSender
+from .sending import Sending
 from .settings import ProducerSettings
 from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 
 log = logging.getLogger("keylane.producer")
-NOT_OPEN = "the producer is not open; use: async with Producer(...)"
-NO_LIMIT = 1 << 62  # bytes: more than any queue has
-_hash = xxhash.xxh3_64_intdigest
 
 
-class Producer(ScheduledCancels, Generic[V]):
+class Producer(Sending[V], Generic[V]):
     """
     Sends messages; messages with the same key are stored in the order of their `send` calls.
 
@@ -109,34 +86,14 @@ class Producer(ScheduledCancels, Generic[V]):
         Raises:
             ConfigError: an argument that cannot work.
         """
-        self._addresses = addresses_of(meta)
-        self._order_strategy = checked_strategy(order_strategy)
-        self._partitioner = checked_partitioner(partitioner)
-        self._hashing: object = partitioner
-        """The `queue` of a message that goes by the hash of its key: None, or nothing if there is a partitioner."""
-        self._codec = checked_codecs(codec)
-        self._settings = checked_settings(settings)
-        self._batch_bytes = self._settings.batch_bytes
-        self._queue_bytes = self._settings.queue_bytes
-        self._large_bytes = self._settings.large_bytes
-        self._batch_count = self._settings.batch_count
-        self._timeout_ms = self._settings.delivery_timeout_ms
-        self._environment = _environment or Environment()
-        self._connections = Connections(
-            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="producer",
-            wait_s=wait_s,
+        super().__init__(
+            order_strategy=checked_strategy(order_strategy), partitioner=partitioner, codec=codec,
+            settings=settings, wait_s=wait_s, environment=_environment,
         )  # fmt: skip
-        self._home = self._connections.home
-        self._clock = self._environment.clock
-        self._now_ns = self._clock.wall_ns
-        self._identity: Identity | None = None
-        self._senders: dict[str, SubjectSender] = {}
+        self._addresses = addresses_of(meta)
         self._of_parent: dict[str, SubjectSender] = {}
         """In a forked child, the senders of the parent; kept, so that the parent's tasks are not finalized here."""
-        self._open, self._thread = False, NO_THREAD
         self._ending: asyncio.Task[None] | None = None
-        self._meta: MetaClient | None = None
-        self._budget = SendBudget(self._settings.queue_bytes)
 
     def __repr__(self) -> str:
         return f"<Producer at {', '.join(self._addresses)}, {self._home.state}>"
@@ -152,6 +109,7 @@ class Producer(ScheduledCancels, Generic[V]):
         network = self._connections.open(on_fork=self._forked)
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         self._begin(meta)
+        self._ending = None
         await self._connections.wait_for(meta)
         try:
             await meta.health()
@@ -160,20 +118,6 @@ class Producer(ScheduledCancels, Generic[V]):
             raise
         self._open = True
         return self
-
-    def _begin(self, meta: MetaClient) -> None:
-        """Set the state of a new opening; no state of an earlier one is kept, and none that a fork copied."""
-        self._meta = meta
-        self._thread = get_ident() if self._codec is None else NO_THREAD  # where values are bytes
-        self._rng = self._environment.new_rng()
-        self._identity = Identity(self._environment.draw_identity)
-        self._senders = {}
-        self._budget = SendBudget(self._settings.queue_bytes)
-        self._scheduled = LaterSending(
-            meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=self._environment.draw_identity,
-            order_strategy=self._order_strategy, settings=self._settings, clock=self._clock, rng=self._rng,
-        )  # fmt: skip
-        self._ending = None
 
     def __del__(self) -> None:
         """Log messages that were given up and never reported, because the producer was never closed."""
@@ -191,168 +135,6 @@ class Producer(ScheduledCancels, Generic[V]):
         trace: TracebackType | None,
     ) -> None:
         await self.close(flush=kind is None)
-
-    @overload
-    def send(
-        self, subject: str, value: V, *, key: bytes = b"", deliver_at: None = None,
-        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
-        queue: int | None = None, timeout_ms: int | None = None,
-    ) -> SendFuture: ...  # fmt: skip
-    @overload
-    def send(
-        self, subject: str, value: V, *, key: bytes = b"", deliver_at: datetime | int,
-        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
-        queue: int | None = None, timeout_ms: int | None = None,
-    ) -> ScheduledFuture: ...  # fmt: skip
-    def send(
-        self,
-        subject: str,
-        value: V,
-        *,
-        key: bytes = b"",
-        deliver_at: datetime | int | None = None,
-        properties: Mapping[str, str | bytes] | None = None,
-        tags: Collection[str] = (),
-        queue: int | None = None,
-        timeout_ms: int | None = None,
-    ) -> SendFuture | ScheduledFuture:
-        """
-        Queue a message, behind those of its key that were sent before.
-
-        Args:
-            subject: an existing subject, or one that the metaserver creates for its first message (`auto_create`).
-            value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).
-            key: the order key, up to 1,024 bytes; none means any partition, and no order.
-            deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
-                at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
-            properties: text to text or bytes, up to 64 KiB packed.
-            tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
-            queue: the logic queue of a static subject in which the message is stored, whatever its key.  The messages
-                of a queue are stored in the order of their `send` calls; those of a key that is sent to several
-                queues have no order.  None: by the key, or by the producer's partitioner.
-            timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
-                its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
-
-        Returns:
-            A future: `await` it for the Receipt; an unknown subject raises there, and a limit that was not known here.
-
-        Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was queued.
-            DeliverAtError, DeliverAtKeyError: an impossible time, or one with a key; nothing was sent.
-            QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The future of a message
-                that is sent before the first route raises it.
-            QueueFullError: not awaited while the queue is full; nothing was queued.  `await producer.drain()` first.
-            KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume` first.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
-        """
-        if deliver_at is not None or self._budget.bytes >= self._queue_bytes:
-            again = partial(self.send, subject, value, key=key, properties=properties, tags=tags)
-            return self._send_aside(partial(again, queue=queue, timeout_ms=timeout_ms), deliver_at)
-        try:
-            sender = self._senders[subject]
-        except (KeyError, TypeError):  # the first message of the subject, or not a name
-            sender = self._new_sender(subject)
-        if get_ident() != self._thread:  # two threads would corrupt a batch; or there is a codec
-            value = self._encoded(subject, value)
-        if type(value) is not bytes or type(key) is not bytes:
-            refuse_text(value=value, key=key)
-        data: bytes = value  # type: ignore[assignment]
-        packed = pack_properties(properties, tags) if properties or tags else b""
-        size = len(data) + len(key) + len(packed)
-        if size > KEY_BYTES_MAX and (size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX):
-            check_message_size(len(key), len(data), len(packed), sender.message_bytes_max)
-        timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
-        if queue is not self._hashing:  # a queue or a partitioner chooses the place
-            self._home.check()
-            place = chosen_place(queue, self._partitioner, key)
-            return sender.send_to(place, key, data, packed, self._now_ns(), timeout_ms)
-        if key:
-            logical = _hash(key) & 1023
-            executor = sender.table[logical]
-        else:
-            logical = self._rng.getrandbits(10)
-            executor = sender.keyless[logical]
-        if executor is None:
-            self._home.check()
-            return sender.hold(key, data, packed, self._now_ns(), timeout_ms)
-        reordered = sender.careful and sender.check(executor, key, logical)
-        # `OutgoingBatch.add`, written out: a producer spends most of its time here.
-        batch = executor.open
-        values = batch.values
-        index = len(values)
-        if not index or size > self._large_bytes:
-            batch = self._begin_batch(executor, size)
-            values = batch.values
-            index = len(values)
-        values.append(data)
-        batch.keys.append(key)
-        batch.times.append(self._now_ns())
-        if packed or batch.properties is not None:
-            batch.add_properties(index, packed)
-        if reordered or timeout_ms:
-            sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
-        batch.size = filled = batch.size + size + BYTES_PER_MESSAGE
-        if not index:
-            executor.started()
-        elif filled >= self._batch_bytes or index + 1 >= self._batch_count:
-            executor.roll()
-        return BatchFuture(batch, index)
-
-    def _encoded(self, subject: str, value: Any) -> Any:
-        """The bytes of a value for a subject with a codec; other values as they are.  Raises CodecError."""
-        self._home.check_thread()
-        return encode_for(self._codec, subject, value)
-
-    def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
-        """As `send`, of bytes that no codec shall encode."""
-        thread, self._thread = self._thread, get_ident()
-        try:
-            return self.send(subject, cast(V, data), key=key)
-        finally:
-            self._thread = thread
-
-    def _begin_batch(self, executor: Executor, size: int) -> OutgoingBatch:
-        """The batch that a message of this size begins."""
-        self._home.check()  # once for each batch, because it costs a third of a send
-        if size > self._large_bytes:
-            executor.roll()
-        return executor.open
-
-    def _send_aside(
-        self, send: partial[SendFuture], deliver_at: datetime | int | None
-    ) -> SendFuture | ScheduledFuture:
-        """Send a message for later, or queue one over the limit, which raises QueueFullError if this task may not."""
-        self._home.check()
-        if deliver_at is not None:
-            if not self._open or self._scheduled is None:
-                raise ClosedError(NOT_OPEN)
-            return self._scheduled.send(*send.args, **send.keywords, deliver_at=deliver_at)
-        budget, task = self._budget, asyncio.current_task()
-        if not budget.may_exceed(task):
-            raise QueueFullError(queued_bytes=budget.bytes)
-        limit, self._queue_bytes = self._queue_bytes, NO_LIMIT
-        try:
-            future = send()
-        finally:
-            self._queue_bytes = limit
-        budget.exceeded(task)
-        return OverLimitFuture(future._batch, future._index, budget, task)
-
-    def _new_sender(self, subject: str) -> SubjectSender:
-        self._home.check()
-        if not self._open or self._meta is None or self._identity is None:
-            raise ClosedError(NOT_OPEN)
-        check_name("subject", subject)
-        sender = self._senders[subject] = SubjectSender(
-            subject, order_strategy=self._order_strategy, meta=self._meta,
-            broker_at=self._connections.broker_at, identity=self._identity, settings=self._settings,
-            clock=self._clock, rng=self._rng, budget=self._budget, on_dead=self._forget,
-        )  # fmt: skip
-        return sender
-
-    def _forget(self, sender: SubjectSender) -> None:
-        if self._senders.get(sender.subject) is sender:
-            del self._senders[sender.subject]
 
     async def drain(self) -> None:
         """
@@ -417,10 +199,10 @@ class Producer(ScheduledCancels, Generic[V]):
         self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
     ) -> int:
         """Queue messages behind `count` others; returns the number of all.  Raises PartlyQueuedError."""
-        budget, full = self._budget, self._queue_bytes
+        budget = self._budget
         try:
             for key, value in messages:
-                if budget.bytes >= full:
+                if budget.full:
                     await budget.wait_for_room()
                 self.send(subject, value, key=key)
                 count += 1

@@ -94,7 +94,7 @@ class Halts:
     def _error(
         self, kind: type[KeylaneError], batch: OutgoingBatch, index: int, text: str
     ) -> KeylaneError:
-        packed = batch.properties[index] if batch.properties else b""
+        packed = batch.properties_of(index)
         return kind(
             text,
             subject=self._subject,

@@ -65,6 +65,7 @@ class OutgoingBatch:
         self.values: list[bytes] = []
         self.times: list[int] = []
         self.properties: list[bytes] | None = None
+        """Packed, up to the last message that has some; None if none has.  `properties_of` knows all."""
         self.size = 0
         """Bytes of keys, values and properties, with their overhead in the batch."""
         self.marks: bytearray | None = None
@@ -108,16 +109,22 @@ class OutgoingBatch:
         self.keys.append(key)
         self.values.append(value)
         self.times.append(sent_at_ns)
-        if packed_properties or self.properties is not None:
-            self.add_properties(index, packed_properties)
+        if packed_properties:
+            self._add_properties(index, packed_properties)
         self.size += len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
         return index
 
-    def add_properties(self, index: int, packed_properties: bytes) -> None:
-        """Set the properties of the message just added; the column begins with the first message that has properties."""
+    def _add_properties(self, index: int, packed_properties: bytes) -> None:
+        """Set the properties of the message just added."""
         if self.properties is None:
-            self.properties = [b""] * index
+            self.properties = []
+        self.properties += [b""] * (index - len(self.properties))
         self.properties.append(packed_properties)
+
+    def properties_of(self, index: int) -> bytes:
+        """The packed properties of message `index`."""
+        properties = self.properties
+        return properties[index] if properties is not None and index < len(properties) else b""
 
     def adopt(self, batch: OutgoingBatch, index: int) -> None:
         """Append message `index` of another batch; its outcome here is passed to its first batch."""
@@ -133,8 +140,9 @@ class OutgoingBatch:
             self.failed_at_ms = batch.failed_at_ms
         here = len(self)
         self.origins.append(batch.origins[index] if batch.origins else (batch, index))
-        properties = batch.properties[index] if batch.properties else b""
-        self.add(batch.keys[index], batch.values[index], properties, batch.times[index])
+        self.add(
+            batch.keys[index], batch.values[index], batch.properties_of(index), batch.times[index]
+        )
         mark = batch.mark_of(index)
         if mark:
             self.mark(here, mark)
@@ -178,17 +186,16 @@ class OutgoingBatch:
     def _unsettled(
         self, keys: list[bytes], values: list[bytes]
     ) -> Iterator[tuple[bytes, int, int]]:
-        properties = self.properties
         for index, (key, value, sent_at_ns) in enumerate(
             zip(keys, values, self.times, strict=True)
         ):
             if not (self.expired and self.settled(index)):
-                size = len(key) + len(value) + (len(properties[index]) if properties else 0)
+                size = len(key) + len(value) + len(self.properties_of(index))
                 yield key, size, sent_at_ns
 
     def size_of(self, index: int) -> int:
         """Bytes of key, value and properties of message `index`."""
-        packed = self.properties[index] if self.properties else b""
+        packed = self.properties_of(index)
         return len(self.keys[index]) + len(self.values[index]) + len(packed)
 
     def set_deadline(self, index: int, at_ms: int, timeout_ms: int) -> None:
@@ -240,13 +247,18 @@ class OutgoingBatch:
                 sent_at_ns=self.times,
                 keys=self.keys,
                 values=self.values,
-                properties=self.properties or (),
+                properties=self._all_properties(),
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 sequence=sequence,
                 compression=compression,
             )
         return self.data
+
+    def _all_properties(self) -> list[bytes]:
+        if self.properties is None:
+            return []
+        return self.properties + [b""] * (len(self) - len(self.properties))
 
     def unpack(self) -> None:
         """Forget the bytes and the sequence, so that the batch is numbered anew."""

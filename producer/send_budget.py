@@ -42,6 +42,8 @@ class SendBudget:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
+        self.full = False
+        """True while the limit is reached."""
         self.messages = 0
         self.acked = 0
         self.failed = 0
@@ -58,6 +60,7 @@ class SendBudget:
         """Count messages that were queued, of `size` bytes in their batch."""
         self.messages += messages
         self.bytes += size + messages * MEMORY_PER_MESSAGE
+        self.full = self.bytes >= self._bytes_max
 
     def leave(self, batch: OutgoingBatch) -> None:
         """Count a batch out: it is settled, or its messages are in other batches."""
@@ -65,7 +68,8 @@ class SendBudget:
         self.bytes -= batch.size + len(batch) * MEMORY_PER_MESSAGE
         assert self.messages >= 0
         assert self.bytes >= 0
-        if self.bytes < self._bytes_max:
+        self.full = self.bytes >= self._bytes_max
+        if not self.full:
             self._unawaited.clear()
         if self.bytes * 2 < self._bytes_max:
             self._room.set()
@@ -119,7 +123,7 @@ class SendBudget:
 
     def exceeded(self, task: object) -> None:
         """Note that `task` does not await its last message over the limit."""
-        if self.bytes >= self._bytes_max:
+        if self.full:
             self._unawaited.add(task)
 
     def awaited(self, task: object) -> None:
@@ -129,7 +133,7 @@ class SendBudget:
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────
     async def wait_for_room(self) -> None:
         """If the limit is reached, wait until half of it is free."""
-        while self.bytes >= self._bytes_max:
+        while self.full:
             self._room.clear()
             await self._room.wait()
 

@@ -75,7 +75,7 @@ HOME_OF: dict[str, list[str]] = {
             "protocol/scheduled/deliver_at.py",
             "consumer/reading/instants.py",
             "consumer/reading/bounds.py",
-            "producer/client.py",
+            "producer/sending.py",
             "producer/scheduled/sending.py",
             "sync/producer.py",
         ),

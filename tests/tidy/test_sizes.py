@@ -10,7 +10,7 @@ FILES_MAX = 20
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 LONGER: dict[str, int] = {
-    "producer/client.py:send": 94,
+    "producer/sending.py:send": 94,
 }
 """Functions that were longer before there was this limit: what each may have.  No new ones; each comes down."""
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
-from keylane.producer import client
+from keylane.producer import sending
 from keylane.rpc import home
 from sim.machines.loop import Process, SimLoop
 
@@ -105,7 +105,7 @@ def thread_number() -> int:
 @contextmanager
 def simulated_threads() -> Iterator[None]:
     """Producers and consumers know threads by these numbers."""
-    rooms = [room for room in (home, client) if room.get_ident is get_ident]  # else a mutant's
+    rooms = [room for room in (home, sending) if room.get_ident is get_ident]  # else a mutant's
     for room in rooms:
         room.get_ident = thread_number  # type: ignore[attr-defined]
     try:

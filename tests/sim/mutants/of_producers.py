@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from keylane.producer import client as client_module
 from keylane.producer import executor as executor_module
+from keylane.producer import sending as sending_module
 from keylane.producer.executor import Executor
 from keylane.producer.failure import Step, WaitStage
 from keylane.producer.given_up import GivenUp
@@ -76,7 +76,7 @@ def receipt_of_another_message(patches: Patches) -> None:
 
 def key_hashed_anew(patches: Patches) -> None:
     numbers = itertools.count()
-    patches.set(client_module, "_hash", lambda key: next(numbers) * 341)
+    patches.set(sending_module, "_hash", lambda key: next(numbers) * 341)
 
 
 def detour_not_declared(patches: Patches) -> None:

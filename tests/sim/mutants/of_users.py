@@ -9,7 +9,7 @@ from keylane.broker.partition.appends import Duplicate
 from keylane.consumer.client import Consumer
 from keylane.consumer.membership import Membership
 from keylane.consumer.pulling import shared_client
-from keylane.producer import client as producer_client
+from keylane.producer import sending as producer_sending
 from keylane.producer.client import Producer
 from keylane.producer.send_budget import SendBudget
 from keylane.protocol.errors import ClosedError, SequenceReusedError
@@ -105,7 +105,7 @@ def shared_messages_held_for_an_hour(patches: Patches) -> None:
 
 
 def _threads_are_alike(patches: Patches) -> None:
-    patches.set(producer_client, "get_ident", lambda: NO_THREAD)
+    patches.set(producer_sending, "get_ident", lambda: NO_THREAD)
 
 
 def home_is_not_looked_at(patches: Patches) -> None:

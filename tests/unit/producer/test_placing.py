@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane import LogicQueue
+from keylane import LogicQueue, ProducerSettings
 from keylane.protocol.errors import (
     ConfigError,
     InvalidRequestError,
@@ -182,12 +182,22 @@ async def test_send_is_refused_when_the_partitioner_fails():
     assert network.stored == {1: [b"1"]}
 
 
+async def test_unknown_queue_is_refused_when_it_is_the_number_of_the_time_out():
+    """`send` asks whether a message is plain by the identity of its `queue`."""
+    number = 60_000
+    settings = ProducerSettings(delivery_timeout_ms=number)
+    async with producer_on(static_network(), settings=settings) as producer:
+        await producer.send("s", b"0", key=LEFT)
+        with pytest.raises(QueueUnknownError):
+            producer.send("s", b"1", key=LEFT, queue=number)
+
+
 async def test_placed_message_waits_in_its_turn_when_the_queue_is_full():
     """`await send` beyond the limit keeps the place too."""
     network = static_network()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", queue=1)
-        producer._queue_bytes = 0
+        producer._budget.full = True
         receipt = await producer.send("s", b"1", key=LEFT, queue=1)
     assert (receipt.queue, network.stored) == (1, {2: [b"0", b"1"]})
 

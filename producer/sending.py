@@ -1,0 +1,361 @@
+"""The way of a message from `send` into the open batch of its partition.
+
+    send() ─▶ plain: four appends, written out        the rest: `_send_carefully`, which checks one fact after another
+
+A message is plain if it has a value, at most a key, and nothing in its way: no codec, partitioner or time-out, no halted
+key, a queue that is not full, the right thread, a size that needs no batch of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from threading import get_ident
+from typing import Any, Generic, TypeVar, cast, overload
+
+import xxhash
+
+from ..protocol.batch import BYTES_PER_MESSAGE
+from ..protocol.codecs.by_subject import checked_codecs, encode_for
+from ..protocol.codecs.codec import Codec, V
+from ..protocol.errors import ClosedError, QueueFullError
+from ..protocol.ids import check_name
+from ..protocol.limits import KEY_BYTES_MAX
+from ..protocol.message import check_message_size, pack_properties
+from ..protocol.routing import OrderStrategy
+from ..rpc.client import MetaClient
+from ..rpc.connections import Connections
+from ..rpc.environment import Environment
+from ..rpc.home import NO_THREAD
+from .arguments import (
+    checked_partitioner,
+    checked_settings,
+    checked_timeout,
+    refuse_text,
+)
+from .executor import Executor
+from .identity import Identity
+from .outgoing_batch import OutgoingBatch
+from .placing import LogicQueue, chosen_place
+from .scheduled.sending import LaterSending, ScheduledCancels, ScheduledFuture
+from .send_budget import SendBudget
+from .send_future import BatchFuture, OverLimitFuture, SendFuture
+from .sender import SubjectSender
+from .settings import ProducerSettings
+
+NOT_OPEN = "the producer is not open; use: async with Producer(...)"
+_hash = xxhash.xxh3_64_intdigest
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def named_only(positional: int) -> Callable[[F], F]:
+    """
+    Show the parameters after the first `positional` ones of a method as keyword-only, which they are not for Python.
+
+    The next parameter after these is not shown: the method refuses what is passed there.
+    """
+
+    def show(method: F) -> F:
+        signature = inspect.signature(method)
+        by_position, others = [], []
+        for number, parameter in enumerate(signature.parameters.values()):
+            if number <= positional:  # self is one more
+                by_position.append(parameter)
+            elif number > positional + 1:
+                others.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        shown = signature.replace(parameters=[*by_position, *others])
+        method.__signature__ = shown  # type: ignore[attr-defined]  # inspect looks there
+        return method
+
+    return show
+
+
+class _NoSender:
+    """The sender of a subject to which nothing was sent: no message is plain."""
+
+    careful = True
+
+
+_NO_SENDER = cast(SubjectSender, _NoSender())
+
+
+class Sending(ScheduledCancels, Generic[V]):
+    """The part of a producer that takes messages."""
+
+    def __init__(
+        self,
+        *,
+        order_strategy: OrderStrategy | None,
+        partitioner: Callable[[bytes], int | LogicQueue] | None,
+        codec: Codec[V] | Mapping[str, Codec[Any]] | None,
+        settings: ProducerSettings | None,
+        wait_s: float,
+        environment: Environment | None,
+    ) -> None:
+        self._order_strategy = order_strategy
+        self._partitioner = checked_partitioner(partitioner)
+        self._codec = checked_codecs(codec)
+        self._settings = checked_settings(settings)
+        self._timeout_ms = self._settings.delivery_timeout_ms
+        self._plain_queue = object() if partitioner or self._timeout_ms else None
+        """The `queue` of a plain message: None; what no message has if none is plain."""
+        self._batch_bytes = self._settings.batch_bytes
+        self._last_index = self._settings.batch_count - 1
+        self._large_bytes = self._settings.large_bytes
+        self._plain_bytes = min(KEY_BYTES_MAX, self._large_bytes)
+        """A message that is no larger needs no look at its key's size, and no batch of its own."""
+        self._environment = environment or Environment()
+        self._connections = Connections(
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="producer",
+            wait_s=wait_s,
+        )  # fmt: skip
+        self._home = self._connections.home
+        self._clock = self._environment.clock
+        self._now_ns = self._clock.wall_ns
+        self._open, self._thread = False, NO_THREAD
+        self._meta: MetaClient | None = None
+        self._identity: Identity | None = None
+        self._senders: dict[str, SubjectSender] = {}
+        self._budget = SendBudget(self._settings.queue_bytes)
+
+    def _begin(self, meta: MetaClient) -> None:
+        """Set the state of a new opening; no state of an earlier one is kept, and none that a fork copied."""
+        self._meta = meta
+        self._thread = get_ident() if self._codec is None else NO_THREAD  # where values are bytes
+        self._rng: random.Random = self._environment.new_rng()
+        self._identity = Identity(self._environment.draw_identity)
+        self._senders = {}
+        self._budget = SendBudget(self._settings.queue_bytes)
+        self._scheduled = LaterSending(
+            meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=self._environment.draw_identity,
+            order_strategy=self._order_strategy, settings=self._settings, clock=self._clock, rng=self._rng,
+        )  # fmt: skip
+
+    @overload
+    def send(
+        self, subject: str, value: V, *, key: bytes = b"", deliver_at: None = None,
+        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
+        queue: int | None = None, timeout_ms: int | None = None,
+    ) -> SendFuture: ...  # fmt: skip
+    @overload
+    def send(
+        self, subject: str, value: V, *, key: bytes = b"", deliver_at: datetime | int,
+        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
+        queue: int | None = None, timeout_ms: int | None = None,
+    ) -> ScheduledFuture: ...  # fmt: skip
+    @named_only(2)
+    def send(  # noqa: PLR0917 - passed by name; see `named_only`
+        self,
+        subject: str,
+        value: V,
+        unnamed: None = None,
+        key: bytes = b"",
+        deliver_at: datetime | int | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendFuture | ScheduledFuture:
+        """
+        Queue a message, behind those of its key that were sent before.
+
+        Args:
+            subject: an existing subject, or one that the metaserver creates for its first message (`auto_create`).
+            value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).
+            key: the order key, up to 1,024 bytes; none means any partition, and no order.
+            deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
+                at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
+            properties: text to text or bytes, up to 64 KiB packed.
+            tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
+            queue: the logic queue of a static subject in which the message is stored, whatever its key.  The messages
+                of a queue are stored in the order of their `send` calls; those of a key that is sent to several
+                queues have no order.  None: by the key, or by the producer's partitioner.
+            timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
+                its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
+
+        Returns:
+            A future: `await` it for the Receipt; an unknown subject raises there, and a limit that was not known here.
+
+        Raises:
+            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was queued.
+            DeliverAtError, DeliverAtKeyError: an impossible time, or one with a key; nothing was sent.
+            QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The future of a message
+                that is sent before the first route raises it.
+            QueueFullError: not awaited while the queue is full; nothing was queued.  `await producer.drain()` first.
+            KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume` first.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+        """
+        # Not keyword-only, because Python looks up each default of such a parameter at each call.
+        try:
+            sender = self._senders[subject]
+        except (KeyError, TypeError):  # the first message of the subject, or not a name
+            sender = _NO_SENDER
+        if (
+            sender.careful
+            or queue is not self._plain_queue
+            or properties
+            or tags
+            or deliver_at is not None
+            or timeout_ms is not None
+            or unnamed is not None
+            or self._budget.full
+            or get_ident() != self._thread
+            or type(value) is not bytes
+            or type(key) is not bytes
+        ):
+            return self._send_carefully(
+                subject, value, unnamed, key, deliver_at, properties, tags, queue, timeout_ms
+            )
+        data: bytes = value  # type: ignore[assignment]
+        size = len(data) + len(key)
+        if size > self._plain_bytes and (
+            size > self._large_bytes or size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX
+        ):
+            return self._send_carefully(subject, value, None, key)
+        if key:
+            executor = sender.table[_hash(key) & 1023]
+        else:
+            executor = sender.keyless[self._rng.getrandbits(10)]
+        if executor is None:
+            self._home.check()
+            return sender.hold(key, data, b"", self._now_ns(), 0)
+        # `OutgoingBatch.add`, written out: a producer spends most of its time here.
+        batch = executor.open
+        values = batch.values
+        index = len(values)
+        if not index:
+            self._home.check()  # once for each batch, because it costs a third of a send
+        values.append(data)
+        batch.keys.append(key)
+        batch.times.append(self._now_ns())
+        batch.size = filled = batch.size + size + BYTES_PER_MESSAGE
+        if not index:
+            executor.started()
+        elif filled >= self._batch_bytes or index >= self._last_index:
+            executor.roll()
+        return BatchFuture(batch, index)
+
+    def _send_carefully(  # noqa: PLR0917 - those of `send`, in its order
+        self,
+        subject: str,
+        value: Any,
+        unnamed: object,
+        key: bytes,
+        deliver_at: datetime | int | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+        *,
+        over_limit: bool = False,
+    ) -> SendFuture | ScheduledFuture:
+        """As `send`, of any message; `over_limit`: also while the queue is full."""
+        if unnamed is not None:
+            raise TypeError("send takes subject and value by position; the others by name, as key=")
+        if deliver_at is not None or (self._budget.full and not over_limit):
+            return self._send_aside(
+                deliver_at, subject, value, key=key, properties=properties, tags=tags, queue=queue,
+                timeout_ms=timeout_ms,
+            )  # fmt: skip
+        try:
+            sender = self._senders[subject]
+        except (KeyError, TypeError):
+            sender = self._new_sender(subject)
+        if get_ident() != self._thread:  # two threads would corrupt a batch; or there is a codec
+            value = self._encoded(subject, value)
+        if type(value) is not bytes or type(key) is not bytes:
+            refuse_text(value=value, key=key)
+        packed = pack_properties(properties, tags) if properties or tags else b""
+        size = len(value) + len(key) + len(packed)
+        if size > KEY_BYTES_MAX and (size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX):
+            check_message_size(len(key), len(value), len(packed), sender.message_bytes_max)
+        timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
+        if queue is not None or self._partitioner is not None:
+            self._home.check()
+            place = chosen_place(queue, self._partitioner, key)
+            return sender.send_to(place, key, value, packed, self._now_ns(), timeout_ms)
+        if key:
+            logical = _hash(key) & 1023
+            executor = sender.table[logical]
+        else:
+            logical = self._rng.getrandbits(10)
+            executor = sender.keyless[logical]
+        if executor is None:
+            self._home.check()
+            return sender.hold(key, value, packed, self._now_ns(), timeout_ms)
+        reordered = sender.careful and sender.check(executor, key, logical)
+        batch = executor.open
+        if not len(batch) or size > self._large_bytes:
+            batch = self._begin_batch(executor, size)
+        index = batch.add(key, value, packed, self._now_ns())
+        if reordered or timeout_ms:
+            sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
+        if not index:
+            executor.started()
+        elif batch.size >= self._batch_bytes or index >= self._last_index:
+            executor.roll()
+        return BatchFuture(batch, index)
+
+    def _encoded(self, subject: str, value: Any) -> Any:
+        """The bytes of a value for a subject with a codec; other values as they are.  Raises CodecError."""
+        self._home.check_thread()
+        return encode_for(self._codec, subject, value)
+
+    def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
+        """As `send`, of bytes that no codec shall encode."""
+        thread, self._thread = self._thread, get_ident()
+        try:
+            return self.send(subject, cast(V, data), key=key)
+        finally:
+            self._thread = thread
+
+    def _begin_batch(self, executor: Executor, size: int) -> OutgoingBatch:
+        """The batch that a message of this size begins."""
+        self._home.check()
+        if size > self._large_bytes:
+            executor.roll()
+        return executor.open
+
+    def _send_aside(
+        self,
+        deliver_at: datetime | int | None,
+        subject: str,
+        value: Any,
+        *,
+        key: bytes,
+        **named: Any,
+    ) -> SendFuture | ScheduledFuture:
+        """Send a message for later, or queue one over the limit, which raises QueueFullError if this task may not."""
+        self._home.check()
+        if deliver_at is not None:
+            if not self._open or self._scheduled is None:
+                raise ClosedError(NOT_OPEN)
+            return self._scheduled.send(subject, value, key=key, **named, deliver_at=deliver_at)
+        budget, task = self._budget, asyncio.current_task()
+        if not budget.may_exceed(task):
+            raise QueueFullError(queued_bytes=budget.bytes)
+        future = self._send_carefully(subject, value, None, key, **named, over_limit=True)
+        assert isinstance(future, SendFuture)
+        budget.exceeded(task)
+        return OverLimitFuture(future._batch, future._index, budget, task)
+
+    def _new_sender(self, subject: str) -> SubjectSender:
+        self._home.check()
+        if not self._open or self._meta is None or self._identity is None:
+            raise ClosedError(NOT_OPEN)
+        check_name("subject", subject)
+        sender = self._senders[subject] = SubjectSender(
+            subject, order_strategy=self._order_strategy, meta=self._meta,
+            broker_at=self._connections.broker_at, identity=self._identity, settings=self._settings,
+            clock=self._clock, rng=self._rng, budget=self._budget, on_dead=self._forget,
+        )  # fmt: skip
+        return sender
+
+    def _forget(self, sender: SubjectSender) -> None:
+        if self._senders.get(sender.subject) is sender:
+            del self._senders[sender.subject]
