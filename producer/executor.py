@@ -508,7 +508,7 @@ class Executor:
         if not self._report.waits(now_ms):
             return
         batches = self.batches
-        oldest_ms = self._clock.wall_ms() - batches[0].times[0] // 1_000_000
+        oldest_ms = self._clock.wall_ms() - batches[0].first_sent_at_ns // 1_000_000
         log.warning(
             "%s at %s: %s, the oldest for %.0f s: %s",
             self.group.partition_name,

@@ -132,7 +132,7 @@ class HeldMessages:
             if took_ms is not None:
                 log.warning("%s: messages are held no longer, after %.0f s", self._subject, took_ms / 1000)  # fmt: skip
         elif self._report.waits(now_ms):
-            oldest_ms = self._clock.wall_ms() - self.batches[0].times[0] // 1_000_000
+            oldest_ms = self._clock.wall_ms() - self.batches[0].first_sent_at_ns // 1_000_000
             log.warning(
                 "%s: %s held, the oldest for %.0f s: %s",
                 self._subject, counted(held, "message is", "messages are"), max(0, oldest_ms) / 1000, why.reason,

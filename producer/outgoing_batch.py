@@ -14,11 +14,14 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from itertools import chain, pairwise, repeat
+from operator import itemgetter
 
 import msgspec
 
-from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch
+from ..protocol.batch import BYTES_PER_MESSAGE, encode_columns
 from ..protocol.message import Receipt
 from ..protocol.record import Compression
 from .given_up import GivenUp
@@ -37,6 +40,7 @@ class OutgoingBatch:
     __slots__ = (
         "_all_bound",
         "_reported",
+        "_runs",
         "_waiters",
         "data",
         "deadlines",
@@ -55,7 +59,7 @@ class OutgoingBatch:
         "sends",
         "sequence",
         "size",
-        "times",
+        "sent_at_ns",
         "tries",
         "values",
     )
@@ -63,7 +67,10 @@ class OutgoingBatch:
     def __init__(self, future: asyncio.Future[None]) -> None:
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
-        self.times: list[int] = []
+        self.sent_at_ns: int | None = None
+        """The time of sending of the messages that are added next; `at` sets it."""
+        self._runs: list[tuple[int, int]] = []
+        """Messages with the same time of sending: the index of the first, and that time."""
         self.properties: list[bytes] | None = None
         """Packed, up to the last message that has some; None if none has.  `properties_of` knows all."""
         self.size = 0
@@ -103,12 +110,18 @@ class OutgoingBatch:
         return len(self.values)
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
+    def at(self, sent_at_ns: int) -> None:
+        """Have the messages that are added from here on sent at `sent_at_ns`."""
+        self.sent_at_ns = sent_at_ns
+        self._runs.append((len(self.values), sent_at_ns))
+
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
         """Append a message; returns its index."""
         index = len(self.values)
+        if sent_at_ns != self.sent_at_ns:
+            self.at(sent_at_ns)
         self.keys.append(key)
         self.values.append(value)
-        self.times.append(sent_at_ns)
         if packed_properties:
             self._add_properties(index, packed_properties)
         self.size += len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
@@ -141,7 +154,7 @@ class OutgoingBatch:
         here = len(self)
         self.origins.append(batch.origins[index] if batch.origins else (batch, index))
         self.add(
-            batch.keys[index], batch.values[index], batch.properties_of(index), batch.times[index]
+            batch.keys[index], batch.values[index], batch.properties_of(index), batch.time_of(index)
         )
         mark = batch.mark_of(index)
         if mark:
@@ -186,12 +199,26 @@ class OutgoingBatch:
     def _unsettled(
         self, keys: list[bytes], values: list[bytes]
     ) -> Iterator[tuple[bytes, int, int]]:
-        for index, (key, value, sent_at_ns) in enumerate(
-            zip(keys, values, self.times, strict=True)
-        ):
+        times = chain.from_iterable(repeat(at_ns, count) for at_ns, count in self._times())
+        for index, (key, value, sent_at_ns) in enumerate(zip(keys, values, times, strict=True)):
             if not (self.expired and self.settled(index)):
                 size = len(key) + len(value) + len(self.properties_of(index))
                 yield key, size, sent_at_ns
+
+    @property
+    def first_sent_at_ns(self) -> int:
+        """When the first message was sent."""
+        return self._runs[0][1]
+
+    def time_of(self, index: int) -> int:
+        """When message `index` was sent."""
+        return self._runs[bisect_right(self._runs, index, key=itemgetter(0)) - 1][1]
+
+    def _times(self) -> Iterator[tuple[int, int]]:
+        """Times of sending, each with the number of messages that have it, in their order."""
+        edges = [first for first, _ in self._runs] + [len(self)]
+        for (_, sent_at_ns), (start, end) in zip(self._runs, pairwise(edges), strict=True):
+            yield sent_at_ns, end - start
 
     def size_of(self, index: int) -> int:
         """Bytes of key, value and properties of message `index`."""
@@ -242,12 +269,16 @@ class OutgoingBatch:
         """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
-            self.data = encode_batch(
+            self.data = encode_columns(
+                b"".join(
+                    sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times()
+                ),
+                self.keys,
+                self.values,
+                self._all_properties(),
                 partition_id=partition_id,
-                sent_at_ns=self.times,
-                keys=self.keys,
-                values=self.values,
-                properties=self._all_properties(),
+                first_sent_at_ns=self._runs[0][1],
+                last_sent_at_ns=self._runs[-1][1],
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 sequence=sequence,

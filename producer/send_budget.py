@@ -11,7 +11,10 @@ from .given_up import GivenUp, Unreported
 from .outgoing_batch import OutgoingBatch
 
 MEMORY_PER_MESSAGE = 160
-"""Bytes that CPython needs for a message beside its key and value: the headers of both, the time, three places in lists."""
+"""
+Bytes that CPython needs for a message beside its key and value: the headers of both, two places in lists, rounding, and
+the future, which the program may keep.
+"""
 UNAWAITED_MAX = 64
 """How many tasks may have a message over the limit that they do not await."""
 

@@ -46,6 +46,8 @@ from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
 
+UNREAD = -1
+"""No time: the clock was not read in this turn of the event loop."""
 NOT_OPEN = "the producer is not open; use: async with Producer(...)"
 _hash = xxhash.xxh3_64_intdigest
 
@@ -117,6 +119,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._home = self._connections.home
         self._clock = self._environment.clock
         self._now_ns = self._clock.wall_ns
+        self._turn_ns, self._turn_ends = UNREAD, False
         self._open, self._thread = False, NO_THREAD
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
@@ -126,6 +129,8 @@ class Sending(ScheduledCancels, Generic[V]):
     def _begin(self, meta: MetaClient) -> None:
         """Set the state of a new opening; no state of an earlier one is kept, and none that a fork copied."""
         self._meta = meta
+        self._loop = asyncio.get_running_loop()
+        self._end_turn()
         self._thread = get_ident() if self._codec is None else NO_THREAD  # where values are bytes
         self._rng: random.Random = self._environment.new_rng()
         self._identity = Identity(self._environment.draw_identity)
@@ -222,21 +227,17 @@ class Sending(ScheduledCancels, Generic[V]):
         else:
             executor = sender.keyless[self._rng.getrandbits(10)]
         if executor is None:
-            self._home.check()
-            return sender.hold(key, data, b"", self._now_ns(), 0)
+            return sender.hold(key, data, b"", self._time_ns(), 0)
         # `OutgoingBatch.add`, written out: a producer spends most of its time here.
         batch = executor.open
+        if batch.sent_at_ns is not self._turn_ns:
+            self._stamp(batch, executor)
         values = batch.values
         index = len(values)
-        if not index:
-            self._home.check()  # once for each batch, because it costs a third of a send
         values.append(data)
         batch.keys.append(key)
-        batch.times.append(self._now_ns())
         batch.size = filled = batch.size + size + BYTES_PER_MESSAGE
-        if not index:
-            executor.started()
-        elif filled >= self._batch_bytes or index >= self._last_index:
+        if (filled >= self._batch_bytes or index >= self._last_index) and index:
             executor.roll()
         return BatchFuture(batch, index)
 
@@ -270,15 +271,14 @@ class Sending(ScheduledCancels, Generic[V]):
             value = self._encoded(subject, value)
         if type(value) is not bytes or type(key) is not bytes:
             refuse_text(value=value, key=key)
-        packed = pack_properties(properties, tags) if properties or tags else b""
+        packed = pack_properties(properties, tags)
         size = len(value) + len(key) + len(packed)
         if size > KEY_BYTES_MAX and (size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX):
             check_message_size(len(key), len(value), len(packed), sender.message_bytes_max)
         timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
         if queue is not None or self._partitioner is not None:
-            self._home.check()
             place = chosen_place(queue, self._partitioner, key)
-            return sender.send_to(place, key, value, packed, self._now_ns(), timeout_ms)
+            return sender.send_to(place, key, value, packed, self._time_ns(), timeout_ms)
         if key:
             logical = _hash(key) & 1023
             executor = sender.table[logical]
@@ -286,18 +286,18 @@ class Sending(ScheduledCancels, Generic[V]):
             logical = self._rng.getrandbits(10)
             executor = sender.keyless[logical]
         if executor is None:
-            self._home.check()
-            return sender.hold(key, value, packed, self._now_ns(), timeout_ms)
+            return sender.hold(key, value, packed, self._time_ns(), timeout_ms)
         reordered = sender.careful and sender.check(executor, key, logical)
+        if size > self._large_bytes:
+            self._home.check()
+            executor.roll()
         batch = executor.open
-        if not len(batch) or size > self._large_bytes:
-            batch = self._begin_batch(executor, size)
-        index = batch.add(key, value, packed, self._now_ns())
+        if batch.sent_at_ns is not self._turn_ns:
+            self._stamp(batch, executor)
+        index = batch.add(key, value, packed, self._turn_ns)
         if reordered or timeout_ms:
             sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
-        if not index:
-            executor.started()
-        elif batch.size >= self._batch_bytes or index >= self._last_index:
+        if index and (batch.size >= self._batch_bytes or index >= self._last_index):
             executor.roll()
         return BatchFuture(batch, index)
 
@@ -314,12 +314,27 @@ class Sending(ScheduledCancels, Generic[V]):
         finally:
             self._thread = thread
 
-    def _begin_batch(self, executor: Executor, size: int) -> OutgoingBatch:
-        """The batch that a message of this size begins."""
-        self._home.check()
-        if size > self._large_bytes:
-            executor.roll()
-        return executor.open
+    def _stamp(self, batch: OutgoingBatch, executor: Executor) -> None:
+        """Have the next messages of an open batch sent now: it is new, or a turn of the event loop has begun."""
+        if not len(batch):
+            self._turn_ns = UNREAD
+        batch.at(self._time_ns() if self._turn_ns == UNREAD else self._turn_ns)
+        if not len(batch):
+            executor.started()
+
+    def _time_ns(self) -> int:
+        """The time of this turn of the event loop.  The clock is read once for a turn, and for each batch."""
+        self._home.check()  # not for each message, because it costs a third of a send
+        if self._turn_ns == UNREAD:
+            self._turn_ns = self._now_ns()
+            if not self._turn_ends:
+                self._turn_ends = True
+                self._loop.call_soon(self._end_turn)
+        return self._turn_ns
+
+    def _end_turn(self) -> None:
+        self._turn_ns = UNREAD
+        self._turn_ends = False
 
     def _send_aside(
         self,

@@ -60,14 +60,40 @@ def encode_batch(
     All columns have the same length.  An empty `properties` means that no message has properties.
     `sequence` is the first message's; the others follow without gap.
     """
+    assert len(sent_at_ns) == len(values)
+    return encode_columns(
+        struct.pack(f"<{len(values)}q", *sent_at_ns),
+        keys,
+        values,
+        properties,
+        partition_id=partition_id,
+        first_sent_at_ns=sent_at_ns[0],
+        last_sent_at_ns=sent_at_ns[-1],
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        sequence=sequence,
+        compression=compression,
+    )
+
+
+def encode_columns(
+    times: bytes,
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    properties: Sequence[bytes] = (),
+    *,
+    compression: Compression = Compression.NONE,
+    **fields: int,
+) -> bytes:
+    """As `encode_batch`, of times of sending that are the bytes of the layout already; `fields` as of `encode_body`."""
     count = len(values)
     assert 0 < count <= BATCH_COUNT_MAX
-    assert len(keys) == len(sent_at_ns) == count
+    assert len(keys) == count == len(times) // 8
     lengths = struct.Struct(f"<{count}I")
     blobs = b"".join(properties)
     body = b"".join(
         (
-            struct.pack(f"<{count}q", *sent_at_ns),
+            times,
             lengths.pack(*map(len, keys)),
             lengths.pack(*map(len, values)),
             lengths.pack(*map(len, properties)) if blobs else bytes(4 * count),
@@ -76,17 +102,7 @@ def encode_batch(
             blobs,
         )
     )
-    return encode_body(
-        body,
-        count=count,
-        compression=compression,
-        partition_id=partition_id,
-        first_sent_at_ns=sent_at_ns[0],
-        last_sent_at_ns=sent_at_ns[-1],
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        sequence=sequence,
-    )
+    return encode_body(body, count=count, compression=compression, **fields)
 
 
 def encode_body(

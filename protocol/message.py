@@ -84,7 +84,10 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     offset: int
     partition_id: int
     sent_at_ns: int
-    """Nanoseconds since 1970, by the sender's calendar."""
+    """
+    Nanoseconds since 1970, by the sender's calendar.  A producer reads it once in a turn of its event loop, and for each
+    batch: messages that were sent one after another without an `await` between them may have the same time.
+    """
     fencing_token: int = 0
     attempt: int = 1
     packed_properties: bytes = b""

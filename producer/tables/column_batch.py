@@ -23,7 +23,7 @@ class ColumnBatch(OutgoingBatch):
         super().__init__(future)
         self._body, self._count = body, count
         self.size = len(body)
-        self.times = [sent_at_ns] * count
+        self._runs = [(0, sent_at_ns)]
         del self.keys, self.values
 
     # Not in OutgoingBatch: a class that has it has slow attributes, and `send` reads six of a batch for each message.
@@ -60,8 +60,8 @@ class ColumnBatch(OutgoingBatch):
                 count=self._count,
                 compression=compression,
                 partition_id=partition_id,
-                first_sent_at_ns=self.times[0],
-                last_sent_at_ns=self.times[-1],
+                first_sent_at_ns=self.first_sent_at_ns,
+                last_sent_at_ns=self.first_sent_at_ns,
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 sequence=sequence,

@@ -34,6 +34,27 @@ async def test_packed_batch_keeps_its_bytes():
     assert (header.sequence, header.producer_epoch, header.count) == (5, 0, 3)
 
 
+async def test_packed_batch_has_the_time_of_each_message():
+    """Messages may share a time, and clocks may be set back."""
+    batch = new_batch()
+    for sent_at_ns in (5, 5, 9, 4, 4):
+        batch.add(b"", b"v", b"", sent_at_ns)
+    data = batch.pack(partition_id=7, producer_id=1, producer_epoch=0, sequence=0)
+
+    header = check_batch(data)
+    assert (header.first_sent_at_ns, header.last_sent_at_ns) == (5, 4)
+    assert columns(data, header).sent_at_ns.tolist() == [5, 5, 9, 4, 4]
+    assert list(map(batch.time_of, range(5))) == [5, 5, 9, 4, 4]
+
+
+async def test_message_keeps_its_time_when_it_is_moved():
+    batch = filled(3)
+    taken, rest = batch.divided(lambda index: index == 1)
+
+    assert [part.first_sent_at_ns for part in (taken, rest)] == [1, 0]
+    assert [sent_at_ns for _, _, sent_at_ns in rest.unsettled()] == [0, 2]
+
+
 async def test_properties_that_begin_late_stay_with_their_message():
     """Messages before the first one with properties have none."""
     batch = filled(2)
