@@ -9,6 +9,7 @@ from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
 from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
+from .protocol.errors.parked import *
 from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
@@ -67,6 +68,7 @@ __all__ = [
     "KeylaneError",
     "LeaseLostError",
     "MessageTooLargeError",
+    "MixedUseError",
     "NoPartitionError",
     "NotEnoughBrokersError",
     "NotSentError",
@@ -85,6 +87,9 @@ __all__ = [
     "OutboxSubjectExistsError",
     "OutcomeUnknownError",
     "OverloadedError",
+    "ParkFullError",
+    "ParkMovedError",
+    "ParkedKeyUnknownError",
     "PartitionInUseError",
     "PartitionUnknownError",
     "PartlyQueuedError",
@@ -101,6 +106,7 @@ __all__ = [
     "RowsRefusedError",
     "ScheduleFullError",
     "ScheduledUnknownError",
+    "SeekRefusedError",
     "SequenceGapError",
     "SequenceReusedError",
     "SessionUnknownError",

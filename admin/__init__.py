@@ -25,11 +25,13 @@ from ..protocol.operations import (
     StepView,
     SubjectHistory,
 )
+from ..protocol.parked import Failure, ParkState
 from ..protocol.progress import CursorView, GroupReset, ResetTo
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification
 from .client import Admin
+from .parked import ParkedKeyView, ParkedMessage
 from .scheduled import ScheduledMessages
 from .views import (
     BrokerList,
@@ -48,6 +50,7 @@ __all__ = [
     "CancelOutcome",
     "CheckView",
     "CursorView",
+    "Failure",
     "GroupDeletion",
     "GroupDescription",
     "GroupReset",
@@ -59,6 +62,9 @@ __all__ = [
     "OperationList",
     "OperationState",
     "OperationView",
+    "ParkState",
+    "ParkedKeyView",
+    "ParkedMessage",
     "OwnerView",
     "Partition",
     "PartitionDescription",

@@ -51,13 +51,14 @@ from ..rpc.connections import Connections
 from . import views
 from .arguments import checked
 from .group_resets import reset_group
+from .parked import ParkedCalls
 from .scheduled import ScheduledCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
 
 POLL_MS = 100
 
 
-class Admin(ScheduledCalls):
+class Admin(ScheduledCalls, ParkedCalls):
     """
     Administers a cluster.
 

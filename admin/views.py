@@ -96,6 +96,8 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     """Messages that retention by time removed before the group had acked them."""
     problem: str | None = None
     """Why the broker's fields are unknown."""
+    parked: int | None = None
+    """Messages that the group has set aside."""
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):
@@ -203,15 +205,15 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
 
 
 def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
-    offset = above = following = lag = removed = None
+    offset = above = following = lag = removed = parked = None
     if isinstance(status, PartitionStatus):
         # A broker does not know a group before its first pull, which begins at the first message.
         offset, above, following = status.first_offset, 0, status.next_offset
-        lag, removed = following - offset, 0
+        lag, removed, parked = following - offset, 0, 0
         for progress in status.groups:
             if progress.group == group:
                 offset, above, lag = progress.cursor, progress.acked_above, progress.lag
-                removed = progress.removed_unread
+                removed, parked = progress.removed_unread, progress.parked
     return PartitionProgress(
         partition_id=owner.partition.partition_id,
         name=owner.partition.name,
@@ -225,5 +227,6 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
         next_offset=following,
         lag=lag,
         removed_unread=removed,
+        parked=parked,
         problem=status if isinstance(status, str) else None,
     )

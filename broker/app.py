@@ -25,6 +25,7 @@ from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Server, document_route
 from .control import BrokerControl
+from .parking import Parking
 from .peers import Peers
 from .posting import MessagePosting
 from .reading import MessageReading
@@ -130,7 +131,8 @@ async def running_broker(
         control = _control(opened, registration, cleaning, clock=clock)
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _scheduling(opened, service, peers, registration, clock=clock)
-        routes = _routes(control, posting, peers, scheduling)
+        parking = Parking(store, service, clock=clock, standing=registration)
+        routes = _routes(control, posting, peers, scheduling, parking)
         server = Server(routes, data_handler=service.handle, limits=_limits(settings))
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
@@ -209,7 +211,11 @@ def _scheduling(
 
 
 def _routes(
-    control: BrokerControl, posting: MessagePosting, peers: Peers, scheduling: Scheduling
+    control: BrokerControl,
+    posting: MessagePosting,
+    peers: Peers,
+    scheduling: Scheduling,
+    parking: Parking,
 ) -> list[ControlRoute]:
     """A route for each endpoint of `endpoints.BROKER`, and one for their document."""
     return [
@@ -217,6 +223,7 @@ def _routes(
         posting.route(),
         MessageReading(peers).route(),
         *scheduling.routes(),
+        *parking.routes(),
         document_route(BROKER, "broker"),
     ]
 

@@ -29,10 +29,13 @@ from ..protocol.frames import (
     Append,
     Appended,
     Batches,
+    ChangeParked,
     Handed,
+    ListParked,
     Pull,
     PullShared,
     Read,
+    ReadParked,
     Release,
     Released,
     Request,
@@ -48,7 +51,7 @@ from ..protocol.limits import (
 )
 from ..rpc.answer_room import take_room
 from .partition.acks import apply_ack, decide_ack
-from .partition.partition import Group, HostedPartition
+from .partition.partition import ATTEMPTS_MAX, Group, HostedPartition
 from .partition.pull_lock import (
     SHARED,
     check_holder,
@@ -64,7 +67,9 @@ from .waiting import LongPolls
 
 Handled = tuple[Answer, bytes]
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
-_WITH_PAYLOAD = (Append, Schedule)
+_WITH_PAYLOAD = (Append, Schedule, ChangeParked)
+OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | ReadParked
+"""What only the owner of a pull lock may ask."""
 
 
 class BrokerService:
@@ -138,6 +143,9 @@ class BrokerService:
             tuple(group.acked.ranges),
             partition.readable_offset,
             partition.ended,
+            tuple(pair for pair in group.attempts.items() if pair[0] not in group.acked),
+            group.parked_version,
+            () if group.parked is None else tuple(group.parked.adopted),
         )
         saved = self._save(partition, group)
         await durable
@@ -150,20 +158,22 @@ class BrokerService:
         return answer, b""
 
     async def _pull(self, request: Pull, _payload: memoryview) -> Handled:
-        partition, group = self._owned(request)
+        partition, group = self.owned(request)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
         drained = partition.ended and request.offset == partition.next_offset
         if request.wait_ms and request.offset == partition.readable_offset and not drained:
             await self._waiting.wait(partition.partition_id, request.wait_ms)
-            partition, group = self._owned(request)
-        answer = await self._batches(request, partition, bytes_max)
+            partition, group = self.owned(request)
+        answer = await self._batches(
+            request, partition, bytes_max, parked_version=group.parked_version
+        )
         check_holder(group.lock, token=request.token, session=request.session)
         return answer
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
-        partition, group = self._owned(request)
+        partition, group = self.owned(request)
         bytes_max = _check_shared(request)
         session = request.session
         until_ms = self._clock.boot_ms() + request.wait_ms
@@ -184,12 +194,12 @@ class BrokerService:
             if drained and (saved := self._save(partition, group)) is not None:
                 # The metaserver stores that the partition is drained, so a restart of this broker must not forget it.
                 await saved
-                partition, group = self._owned(request)
+                partition, group = self.owned(request)
             if ranges or drained or now_ms >= until_ms:
                 break
             due_ms = max(now_ms + 1, min(until_ms, in_flight.due_ms))
             await self._waiting.wait(partition.partition_id, due_ms - now_ms)
-            partition, group = self._owned(request)
+            partition, group = self.owned(request)
         data = b""
         if ranges:
             try:
@@ -197,7 +207,7 @@ class BrokerService:
                 partition.readable_end(start)
                 await take_room(bytes_max)
                 data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
-                partition, group = self._owned(request)
+                partition, group = self.owned(request)
                 ranges = in_flight.trim(session, ranges, upto=upto)
             except BaseException:
                 in_flight.trim(session, ranges, upto=0)
@@ -217,7 +227,12 @@ class BrokerService:
         return await self._batches(request, partition, bytes_max)
 
     async def _batches(
-        self, request: Pull | Read, partition: HostedPartition, bytes_max: int
+        self,
+        request: Pull | Read,
+        partition: HostedPartition,
+        bytes_max: int,
+        *,
+        parked_version: int = 0,
     ) -> Handled:
         data, upto = b"", request.offset
         if request.offset < partition.readable_offset:
@@ -228,11 +243,12 @@ class BrokerService:
             partition.readable_offset,
             upto,
             partition.ended,
+            parked_version,
         )
         return answer, data
 
     async def _ack(self, request: Ack, _payload: memoryview) -> Handled:
-        partition, group = self._owned(request)
+        partition, group = self.owned(request)
         ranges = request.ranges
         if len(ranges) > ACK_RANGES_MAX:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
@@ -243,11 +259,15 @@ class BrokerService:
                 group.changed()
             if group.lock.shared:
                 group.handed_out().acked(ranges)
+        if request.failed:
+            _check_failed(request, partition)
+            self._store.commit.check_room(0, own=True)
+            group.failed(request.failed)
         cursor = group.acked.cursor
         saved = self._save(partition, group)
         if saved is not None:
             await saved
-        return Acked(cursor), b""
+        return Acked(cursor, group.parked_version), b""
 
     def _save(self, partition: HostedPartition, group: Group) -> Awaitable[None] | None:
         """
@@ -265,7 +285,7 @@ class BrokerService:
         return self._store.save_progress(partition, group)
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
-        partition, group = self._owned(request)
+        partition, group = self.owned(request)
         if group.lock.shared:
             group.handed_out().give_back(request.session)
         else:
@@ -273,7 +293,7 @@ class BrokerService:
         self._waiting.wake(partition.partition_id)
         return Released(), b""
 
-    def _owned(self, request: Pull | PullShared | Ack | Release) -> tuple[HostedPartition, Group]:
+    def owned(self, request: OwnersRequest) -> tuple[HostedPartition, Group]:
         """Check that a request comes from the owner of the pull lock, and renew the lock; the partition and the group."""
         check_session(request.session)
         partition = self._store.state.partition(request.partition_id)
@@ -294,12 +314,21 @@ class BrokerService:
         self._waiting.wake_all()
 
 
-def _owner(request: Pull | PullShared | Ack | Release, group: Group) -> str:
+def _owner(request: OwnersRequest, group: Group) -> str:
     """The session that must own the lock for this request: SHARED for a shared group, except for an exclusive pull."""
     of_all = isinstance(request, PullShared) or (
         group.lock.shared and not isinstance(request, Pull)
     )
     return SHARED if of_all else request.session
+
+
+def _check_failed(request: Ack, partition: HostedPartition) -> None:
+    """Raises InvalidRequestError, OverloadedError: no tries of messages that could have failed."""
+    if len(request.failed) > ATTEMPTS_MAX:
+        raise OverloadedError(f"more than {ATTEMPTS_MAX} failed messages in one ack")
+    for offset, attempts in request.failed:
+        if not (0 <= offset < partition.readable_offset and 1 <= attempts <= MAX_I64):
+            raise InvalidRequestError(f"no failed message: offset {offset}, {attempts} tries")
 
 
 def _check_shared(request: PullShared) -> int:

@@ -19,14 +19,18 @@ class Era:
         sure: the broker has confirmed the reset; until then it may have been done or not.
     """
 
-    __slots__ = ("_acked", "_cursors", "_passed", "cursor", "ended", "start", "sure", "token")
+    __slots__ = (
+        "_acked", "_cursors", "_passed", "aside", "cursor", "ended", "start", "sure", "token",
+    )  # fmt: skip
 
     def __init__(self, token: int = 0, start: int = 0, *, sure: bool = True) -> None:
         self.token = token
         self.start = start
         self.sure = sure
         self.ended: set[int] = set()
-        """Offsets handled by any owner."""
+        """Offsets handled by any owner, or given up by an operator."""
+        self.aside: set[int] = set()
+        """Offsets that a broker was asked to park."""
         self.cursor = start
         """The highest cursor that the broker reported."""
         self._cursors: list[tuple[int, int]] = []
@@ -52,7 +56,7 @@ class Era:
     ) -> None:
         """The broker reported its cursor, and acked ranges: those of an ack's request, or those above the cursor."""
         for offset in range(max(self._passed, floor), cursor):
-            if offset not in self.ended:
+            if offset not in self.ended and offset not in self.aside:
                 note("skip", f"the cursor passed {offset}, not handled")
         self._passed = max(self._passed, cursor)
         at = bisect_left(self._cursors, (began, -1)) - 1
@@ -66,7 +70,7 @@ class Era:
             self._check_kept(began, cursor, ranges, note)
         for start, end in ranges:
             for offset in range(start, end):
-                if offset not in self.ended:
+                if offset not in self.ended and offset not in self.aside:
                     note("skip", f"{offset} acked, not handled")
                 if kind == "ack":
                     self._acked.setdefault(offset, instant)

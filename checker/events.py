@@ -155,7 +155,7 @@ class Holds(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release"; or a "reset"."""
+    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release", "park"; or a "reset"."""
 
     kind: str
     group: str
@@ -166,6 +166,22 @@ class Served(NamedTuple):
     cursor: int = -1
     ranges: tuple[tuple[int, int], ...] = ()
     """Acked offsets `[start, end)`: of an ack those in the request, of an acquire those above the cursor."""
+
+
+class SetAside(NamedTuple):
+    """
+    A broker is asked to park messages: its cursor may pass them from now on, though they are not handled.
+
+    `skipped`: an operator gives them up; they are owed no longer.
+    """
+
+    group: str
+    partition_id: int
+    """The partition that has their bytes."""
+    token: int
+    """The owner's; 0: an operator asks."""
+    ranges: tuple[tuple[int, int], ...]
+    skipped: bool = False
 
 
 class Looked(NamedTuple):
@@ -225,6 +241,7 @@ Event = (
     | LetGo
     | Holds
     | Served
+    | SetAside
     | Looked
     | Resetting
     | Expired

@@ -54,6 +54,7 @@ from .events import (
     Routed,
     Sent,
     Served,
+    SetAside,
     Settled,
     Started,
     Stored,
@@ -101,6 +102,7 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         Looked: judge.looked,
         Recovered: judge.recovered,
         Resetting: judge.resetting,
+        SetAside: judge.set_aside,
         Expired: judge.expired,
         AcceptedLost: judge.lost,
     }
@@ -137,6 +139,8 @@ class Judge:
         """Partitions whose loss is accepted."""
         self._begun: dict[tuple[str, str, bytes], int] = {}
         """(group, producer, key) → newest message begun since a loss was accepted, outside of lost partitions."""
+        self._homes: dict[tuple[str, int], int] = {}
+        """(group, token) → the partition that it is a token of."""
         self._firsts: dict[int, int] = {}
         """Partition → offset below which it has expired."""
 
@@ -173,11 +177,21 @@ class Judge:
             note("late start", f"{value!r} under token {token}, {late_ms:.1f} ms late")
         elif session_left_ms is not None and session_left_ms <= 0:
             note("late start", f"{value!r} under token {token}, of a session that has ended")
-        self.ownership.begun(session, partition_id, offset, token, ours=ours)
+        home = self._homes.get((group, token), partition_id)
+        self.ownership.begun(session, partition_id, offset, token, home, ours=ours)
         sending = log.sendings.get(value)
         if sending is None:
             return  # the log has it as a phantom already
-        self.progress(group, partition_id).begun(offset, sending.key, token, session)
+        foreign = home != partition_id
+        if foreign and sending.key and not log.belongs(sending.key, home):
+            note(
+                "stale effect",
+                f"{partition_id}/{offset} of {sending.key!r} begun under token {token} of {home}, where its "
+                "key does not belong",
+            )
+        self.progress(group, partition_id).begun(
+            offset, sending.key, token, session, foreign=foreign
+        )
         if self._lost and sending.key and sending.strict:
             self._check_lost(partition_id, (group, sending.producer, sending.key), sending.number)
         for before in log.before(slot):
@@ -203,7 +217,8 @@ class Judge:
         self, group: str, partition_id: int, offset: int, token: int, session: str = ""
     ) -> None:
         """See `events.Ended`."""
-        self.progress(group, partition_id).handled(offset, token)
+        foreign = self._homes.get((group, token), partition_id) != partition_id
+        self.progress(group, partition_id).handled(offset, token, foreign=foreign)
         self.ownership.dropped(session, partition_id, offset)
 
     def served(  # noqa: PLR0917 - the fields of an event
@@ -218,9 +233,25 @@ class Judge:
     ) -> None:
         """See `events.Served`."""
         progress = self.progress(group, partition_id)
+        if kind == "acquire":
+            self._homes[group, token] = partition_id
         progress.served(kind, token, began, self.now)
         if cursor >= 0:
             progress.reported(kind, token, began, self.now, cursor, ranges)
+
+    def set_aside(
+        self,
+        group: str,
+        partition_id: int,
+        token: int,
+        ranges: tuple[Range, ...],
+        skipped: bool = False,
+    ) -> None:
+        """See `events.SetAside`."""
+        progress = self.progress(group, partition_id)
+        for start, end in ranges:
+            for offset in range(start, end):
+                progress.set_aside(token, offset, skipped=skipped)
 
     def resetting(self, group: str, partition_id: int, token: int, cursor: int) -> None:
         """See `events.Resetting`."""
@@ -261,6 +292,8 @@ class Judge:
                 if any(era.through(offset) for era in eras):
                     continue
                 where = f"{partition_id}/{offset} for {group!r}"
+                if any(offset in era.aside for era in eras) and not drained:
+                    continue  # it is parked
                 if any(offset < era.cursor for era in eras):
                     self.findings.note("lost", f"{where} was acked and never handled")
                 elif drained:

@@ -80,6 +80,11 @@ class Log:
         """See `events.Ranged`."""
         self._ranges[partition_id] = range(range_start, range_end)
 
+    def belongs(self, key: bytes, partition_id: int) -> bool:
+        """Whether a partition takes messages of this key, as far as its range is known."""
+        taken = self._ranges.get(partition_id)
+        return taken is None or logical_partition(key) in taken
+
     def abandoned(self, partition_id: int) -> None:
         """See `events.Abandoned`."""
         self._abandoned.add(partition_id)

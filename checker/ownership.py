@@ -18,8 +18,8 @@ class Ownership:
         self._sessions: dict[tuple[int, int, int], str] = {}
         """(group, partition, token) → session."""
         self._let_go: set[tuple[str, int, int]] = set()
-        self._running: defaultdict[str, dict[tuple[int, int], int]] = defaultdict(dict)
-        """Session → (partition, offset) of its running handlers → the token under which they began."""
+        self._running: defaultdict[str, dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
+        """Session → (partition, offset) of its running handlers → the token under which they began, and its partition."""
         self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def granted(
@@ -59,8 +59,8 @@ class Ownership:
     def let_go(self, session: str, partition_id: int, token: int) -> None:
         """See `events.LetGo`; a repeated release of an older token releases nothing newer."""
         self._let_go.add((session, partition_id, token))
-        for (running_id, offset), under in sorted(self._running[session].items()):
-            if not partition_id or (partition_id == running_id and token >= under):
+        for (running_id, offset), (under, home) in sorted(self._running[session].items()):
+            if not partition_id or (partition_id == home and token >= under):
                 where = f"{running_id}/{offset}"
                 self._note(
                     "two grants", f"{session[:8]} lets go of {where} while it is handled ({token})"
@@ -71,17 +71,30 @@ class Ownership:
         self._holding[session] = holding
 
     def begun(
-        self, session: str, partition_id: int, offset: int, token: int, *, ours: bool
+        self, session: str, partition_id: int, offset: int, token: int, home: int, *, ours: bool
     ) -> None:
-        """A handler began."""
-        granted = self._token(session, partition_id)
+        """A handler began under the token of the partition `home`, which is another one for a parked message of an ancestor."""
+        granted = self._token(session, home)
         if token < granted:
             self._note(
                 "two grants",
                 f"{partition_id}/{offset} begun under token {token} after {granted} was granted",
             )
+        if home != partition_id:
+            self._check_alone(session, partition_id, offset)
         if ours:
-            self._running[session][partition_id, offset] = token
+            self._running[session][partition_id, offset] = token, home
+
+    def _check_alone(self, session: str, partition_id: int, offset: int) -> None:
+        """A parked message that a child has is not with handlers of an owner that has lost nothing."""
+        for other, running in self._running.items():
+            under, home = running.get((partition_id, offset), (0, 0))
+            if other != session and under and under == self._token(other, home):
+                self._note(
+                    "two grants",
+                    f"{partition_id}/{offset} begun by {session[:8]}, while {other[:8]} handles it under "
+                    f"token {under} of {home}",
+                )
 
     def dropped(self, session: str, partition_id: int, offset: int) -> None:
         """See `events.Dropped`."""

@@ -15,7 +15,7 @@ class Progress:
     """Judges what owners and the broker do with one partition, in the order of time."""
 
     __slots__ = (
-        "_fences", "_findings", "_instants", "_late", "_sessions", "done", "eras", "looks", "newest",
+        "_aside", "_fences", "_findings", "_instants", "_late", "_sessions", "done", "eras", "looks", "newest",
         "partition_id", "reached",
     )  # fmt: skip
 
@@ -25,6 +25,8 @@ class Progress:
         """Progress between the resets."""
         self.done: defaultdict[int, set[int]] = defaultdict(set)
         """Token → offsets handled under it."""
+        self._aside: defaultdict[int, set[int]] = defaultdict(set)
+        """Token → offsets parked under it."""
         self.reached: dict[tuple[int, bytes], int] = {}
         """(token, key) → the highest offset begun."""
         self.newest = 0
@@ -41,13 +43,21 @@ class Progress:
         """Tokens acquired, ascending."""
 
     # ── owners ───────────────────────────────────────────────────────────────────────────────────────
-    def begun(self, offset: int, key: bytes, token: int, session: str) -> None:
-        """A handler began."""
+    def begun(
+        self, offset: int, key: bytes, token: int, session: str, *, foreign: bool = False
+    ) -> None:
+        """A handler began; `foreign`: under the token of a descendant, which has the parked messages of this partition."""
         if self._sessions.setdefault(token, session) != session:
             self._findings.note(
                 "duplicate token", f"token {token} of partition {self.partition_id} used twice"
             )
-        self.newest = max(self.newest, token)
+        if foreign:
+            if not any(offset in era.aside for era in self.eras.all):
+                self._note(
+                    "stale effect", f"{offset} begun under token {token} of another partition"
+                )
+        else:
+            self.newest = max(self.newest, token)
         if key:
             reached = self.reached.get((token, key), -1)
             if offset < reached or (offset == reached and offset in self.done[token]):
@@ -59,10 +69,16 @@ class Progress:
             else:
                 self.reached[token, key] = offset
 
-    def handled(self, offset: int, token: int) -> None:
+    def set_aside(self, token: int, offset: int, *, skipped: bool) -> None:
+        """A broker is asked to park a message, or an operator gives a parked one up."""
+        era = self.eras.of(token) if token else self.eras.all[-1]
+        (era.ended if skipped else era.aside).add(offset)
+        self._aside[token].add(offset)
+
+    def handled(self, offset: int, token: int, *, foreign: bool = False) -> None:
         """A handler returned."""
         ended = self.eras.of(token).ended
-        if token < self.newest and offset not in ended:
+        if token < self.newest and offset not in ended and not foreign:
             self._late.append((token, offset))
         ended.add(offset)
         self.done[token].add(offset)
@@ -156,7 +172,8 @@ class Progress:
                 self._note("nonmonotonic", f"{look} seen after {before}")
             elif look.token == before.token and look.cursor > before.cursor:
                 passed = set(range(before.cursor, look.cursor))
-                foreign = len(passed - self.done[look.token]) - before.acked_above
+                own = self.done[look.token] | self._aside[look.token]
+                foreign = len(passed - own) - before.acked_above
                 if foreign > 0:
                     self._findings.note(
                         "stale effect",

@@ -1,19 +1,29 @@
 """Consuming: membership and leases, pull clients per partition, lanes per order key, acks, hand-over."""
 
-from .client import Assignment, Consumer
-from .handling.handlers import Handler
+from .client import Consumer
+from .handling.arrow_batch import ArrowBatch
+from .handling.handlers import BatchHandler, Handler
 from .handling.not_acked import NACK, Retry
-from .pulling.queue_reader import QueueProgress, QueueReader, QueueSlice
+from .owned import Assignment, Lag
+from .pulling.progress import Position
+from .reading.queue_reader import QueueProgress, QueueReader, QueueSlice
 from .reading.reader import Reader
-from .settings import AckMode, ConsumerSettings
+from .rebalance import PartitionsCallback
+from .settings import AckMode, ConsumerSettings, FailurePolicy
 
 __all__ = [
     "NACK",
     "AckMode",
+    "ArrowBatch",
     "Assignment",
+    "BatchHandler",
     "Consumer",
     "ConsumerSettings",
+    "FailurePolicy",
     "Handler",
+    "Lag",
+    "PartitionsCallback",
+    "Position",
     "QueueProgress",
     "QueueReader",
     "QueueSlice",

@@ -24,14 +24,18 @@ from ..protocol.clock import Clock
 from ..protocol.codecs.codec import Codec
 from ..protocol.control import Grant, Grants
 from ..protocol.message import Message
+from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
+from .handling.batch_workers import BatchWorkers
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
 from .pulling.pull_client import PullClient
+from .pulling.pulled_batch import PulledBatch
 from .pulling.shared_client import SharedClient
+from .rebalance import Rebalance
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
@@ -49,6 +53,7 @@ class Assignments:
     Args:
         dispatch: gets the messages, and ends their handlers.
         fail: called with an error that ends the consumer.
+        rebalance: tells the user of partitions that come and go.
     """
 
     def __init__(
@@ -64,8 +69,12 @@ class Assignments:
         dispatch: Workers | Stream,
         codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
+        rebalance: Rebalance | None = None,
     ) -> None:
         self.codec = codec
+        self.keeps_batches = isinstance(dispatch, Stream)
+        """A consumer without a handler opens batches when it is known how it gives its messages."""
+        self._rebalance = rebalance or Rebalance(limit_ms=settings.handover_ms)
         self._subject = subject
         self._group = group
         self._settings = settings
@@ -104,6 +113,14 @@ class Assignments:
         """The clients whose partition is being handed over, by partition id."""
         return [self._ending[key] for key in sorted(self._ending)]
 
+    @property
+    def redrives(self) -> bool:
+        """Parked messages are handled again one by one, not in batches."""
+        dispatch = self._dispatch
+        if isinstance(dispatch, Stream):
+            return not dispatch.takes_batches
+        return not isinstance(dispatch, BatchWorkers)
+
     # ── called by the membership: GrantHolder ────────────────────────────────────────────────────────
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         """Take every partition granted now; all leases end at `deadline_ms` on the boot clock."""
@@ -121,6 +138,12 @@ class Assignments:
         """Ids of sealed partitions that the group has acked to the end."""
         return tuple(client.partition_id for client in self.clients if client.drained)
 
+    def parked(self) -> tuple[int, ...]:
+        """Ids of those of them on which the group has parked messages."""
+        return tuple(
+            client.partition_id for client in self.clients if client.drained and client.has_parked
+        )
+
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
         """(partition id, token) of each partition that `session` has here or is still handing over."""
         clients = sorted((self._clients | self._ending).items())
@@ -135,15 +158,24 @@ class Assignments:
         """Give messages of one partition to handlers or the iteration."""
         self._dispatch.put(messages)
 
-    def nack(self, message: Message, after_s: float) -> None:
+    def hand_out_batch(self, batch: PulledBatch) -> None:
+        """Give a batch of one partition to the iteration."""
+        assert isinstance(self._dispatch, Stream)
+        self._dispatch.put_batch(batch)
+
+    def nack(self, message: Message, after_s: float) -> list[Message]:
         """Have the iteration hand a message out again; one that a handler was given never comes here."""
         assert isinstance(self._dispatch, Stream)
-        self._dispatch.nack(message, after_s)
+        return self._dispatch.nack(message, after_s)
 
     def acked_again(self, message: Message) -> None:
         """Let the next message of its key be handed out."""
         assert isinstance(self._dispatch, Stream)
         self._dispatch.acked_again(message)
+
+    async def history(self) -> SubjectHistory:
+        """Every partition that the subject ever had."""
+        return await self._membership.history()
 
     def report_drained(self) -> None:
         """Send the next heartbeat now: it lists the drained partitions."""
@@ -182,7 +214,8 @@ class Assignments:
             if grant.token <= self._ended_tokens.get(partition_id, 0):
                 self._report_again(grant)
             elif grant.partition.address is not None and self._clock.boot_ms() < self._deadline_ms:
-                self._clients[partition_id] = self._make(grant)
+                client = self._clients[partition_id] = self._make(grant)
+                self._rebalance.assigned(client)
 
     def _make(self, grant: Grant) -> PullClient:
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
@@ -211,8 +244,13 @@ class Assignments:
             self._apply(self._grants)  # granted again during the hand-over
 
     async def _hand_over(self, client: PullClient) -> None:
-        self._note_loss(client)
+        lost = self._note_loss(client)
+        iterated = isinstance(self._dispatch, Stream)  # its user may still ack what is in hand
+        if iterated:
+            await self._rebalance.ends(client.partition_id, lost=lost)
         await self._dispatch.quiesce(client)
+        if not iterated:
+            await self._rebalance.ends(client.partition_id, lost=lost)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         if self._announcing is not None:
             await asyncio.wait([self._announcing])
@@ -279,8 +317,8 @@ class Assignments:
             self._log_losses()
             self._dispatch.look()
 
-    def _note_loss(self, client: PullClient) -> None:
-        """Note the reason for the end of `client`, unless the metaserver or the user asked for it."""
+    def _note_loss(self, client: PullClient) -> bool:
+        """Note the reason for the end of `client`, unless the metaserver or the user asked for it: then False."""
         now_ms = self._clock.boot_ms()
         if client.fenced:
             why = FENCED
@@ -291,8 +329,9 @@ class Assignments:
         elif client.session != self._membership.session and not self._closing:
             why = SESSION_ENDED
         else:
-            return
+            return False
         self._losses.note(client.partition_id, client.token, why, fence=client.life.fence)
+        return True
 
     def _log_stall(self) -> None:
         now_ms = self._clock.boot_ms()

@@ -7,16 +7,20 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Self
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
 from ..protocol.address import addresses_of
 from ..protocol.codecs.codec import Codec, V, check_codec
 from ..protocol.control import SHORT_TEXT_CHARS_MAX
-from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError
+from ..protocol.errors import (
+    ClosedError,
+    ConfigError,
+    HandlerTypeError,
+    InvalidRequestError,
+)
 from ..protocol.ids import check_name
-from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
@@ -25,32 +29,24 @@ from ..rpc.home import Resident
 from ..rpc.race import Race
 from ..rpc.stop_signals import StopSignals
 from .assignments import Assignments
-from .handling.handlers import Handler, check_handler
+from .dispatches import Calls, Dispatches
+from .handling.handlers import BatchHandler, Handler
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
-from .settings import AckMode, ConsumerSettings
+from .owned import Owned
+from .rebalance import PartitionsCallback, Rebalance, check_callbacks
+from .settings import AckMode, ConsumerSettings, FailurePolicy
+from .several import Several
+from .taking import Taking
 
 log = logging.getLogger("keylane.consumer")
+H = TypeVar("H", bound=Callable[..., Any])
 _UNSENDABLE = re.compile("[\0\ud800-\udfff]")
 """NUL, and halves of characters, which have no bytes in UTF-8."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """One partition that a consumer owns."""
-
-    partition_id: int
-    fencing_token: int
-    outstanding: int
-    """Messages pulled and not yet handled."""
-    waiting_for: str
-    """For people: what pulling waits for, as "messages", "handlers" or the text of an error."""
-    missed: int = 0
-    """Messages that retention by time removed before this consumer pulled them."""
-
-
-class Consumer(Resident, Generic[V]):
+class Consumer(Resident, Owned, Taking[V]):
     """
     Handles the messages of a subject for a consumer group.
 
@@ -66,79 +62,120 @@ class Consumer(Resident, Generic[V]):
     place, and later messages of its key wait.  A handler that does not ack raises `keylane.Retry`, with the seconds until
     the next try, or returns `keylane.NACK`; that is no error, and has no traceback in the log.
 
+    A `batch_handler` gets a list of messages of one partition, by offset, and all are acked when it returns.
+
     Without a handler: `async for message in consumer: ...; await message.ack()`, in one task; another task may take over
-    once every message taken is acked, and gets an OtherTaskError before.  `await message.nack(after_s=5)` gives a message
-    back: it comes again before any later message of its key.  While the loop body runs,
+    once every message taken is acked, and gets an OtherTaskError before.  A message comes only once all earlier ones of
+    its key are acked; `await message.nack(after_s=5)` gives one back, and it comes again.  `getmany` gives several
+    messages of a key together, and `batches` Arrow data.  While the loop body runs,
     partitions with unacked messages stay assigned as long as heartbeats renew the lease.  When the partition is wanted
     elsewhere, messages passed over without an ack are redelivered to its next owner, `handover_ms` later at the earliest.
     Closing the consumer lets every unacked message be redelivered.
+
+    One object for several subjects: `consumer = Consumer(meta)`, then `@consumer.on("orders", group="billing")`.
 
     A message may be handled again after a crash or a lost lease; its `fencing_token` lets a store refuse a late write.
 
     A consumer works in the event loop and the process in which it was opened, and refuses calls from elsewhere.  A
     consumer made before a fork may be opened in each process; a closed consumer may be opened again, and joins anew.
+
+    Args:
+        meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+        subject: an existing subject.  Without one, and without a group, the consumer has those of `on`.
+        group: the consumer group; its first consumer creates it.
+        handler: an `async def`, called for many keys at once; or a `def`, called on the event loop, so it must be
+            quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
+        batch_handler: in place of `handler`: it gets a list of up to `max_records` messages of one partition.  A batch that
+            fails is tried again whole once, and then in halves, by key.
+        threads: the handler is a `def` that blocks, and is called in as many threads, in place of `concurrency`.
+        codec: decodes values for `message.decode()`, as JsonCodec(Order) does; None: that returns bytes.
+        concurrency: handlers at once, each on another key; 16 by default.
+        max_records: messages of a batch, at most; 500 by default.
+        max_wait_ms: how long a message may wait for others of its batch; 0 by default.
+        ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
+        name: for people, shown with the partitions; up to 512 characters; by default host and process id.
+        consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
+            partition, in no order, each at least once.  The group's first consumer decides.
+        ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts.
+        on_failure: what becomes of a message whose handler has failed `tries_max` times: "block", the default: it is tried
+            on; "park": its key is set aside at the broker with all that follows, in order; "dead": the message alone is.
+        tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default.
+        on_assigned: called with ids of partitions that were granted, before anything of them is pulled.
+        on_revoked: called with the id of a partition that goes to another consumer, before it does: without a
+            handler, what is in hand may still be acked.
+        on_lost: called with the id of a partition whose lease is lost: nothing of it can be acked.
+            The three may be `async def`, and have `handover_ms`.
+        settings: everything that can be set; the arguments above take precedence.
+        wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
     """
 
     def __init__(
         self,
         meta: str | Iterable[str],
         *,
-        subject: str,
-        group: str,
+        subject: str | None = None,
+        group: str | None = None,
         handler: Handler[V] | None = None,
+        batch_handler: BatchHandler[V] | None = None,
+        threads: int = 0,
         codec: Codec[V] | None = None,
         concurrency: int | None = None,
+        max_records: int | None = None,
+        max_wait_ms: int | None = None,
         ttl_ms: int | None = None,
         name: str | None = None,
         consume_strategy: ConsumeStrategy | str | None = None,
         ack: AckMode | str | None = None,
+        on_failure: FailurePolicy | str | None = None,
+        tries_max: int | None = None,
+        on_assigned: PartitionsCallback | None = None,
+        on_revoked: PartitionsCallback | None = None,
+        on_lost: PartitionsCallback | None = None,
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
         _environment: Environment | None = None,
     ) -> None:
         """
-        Make a consumer; `async with` or `run` opens it.
-
-        Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
-            subject: an existing subject.
-            group: the consumer group; its first consumer creates it.
-            handler: an `async def`, called for many keys at once; or a `def`, called on the event loop, so it must be
-                quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
-            codec: decodes values for `message.decode()`, as JsonCodec(Order) does; None: that returns bytes.
-            concurrency: handlers at once, each on another key; 16 by default.
-            ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
-            name: for people, shown with the partitions; up to 512 characters; by default host and process id.
-            consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
-                partition, in no order, each at least once.  The group's first consumer decides.
-            ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts.
-            settings: everything that can be set; the arguments above take precedence.
-            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
+        Make a consumer, of the arguments that the class lists; `async with` or `run` opens it.
 
         Raises:
             ConfigError, InvalidNameError: an argument that cannot work.
             HandlerTypeError: the handler is a generator function, a class, or not for one message; also a TypeError.
         """
-        _check_names(subject, group, name)
-        _check_calls(handler, codec)
+        self._calls = Calls(handler, batch_handler, threads)
+        check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
+        self._callbacks = (on_assigned, on_revoked, on_lost)
+        self._several = _several_if(subject, group, name, self._calls)
+        if codec is not None:
+            check_codec(codec)
         self._settings = _settings_with(
             settings,
             concurrency=concurrency,
+            max_records=max_records,
+            max_wait_ms=max_wait_ms,
             ttl_ms=ttl_ms,
             consume_strategy=consume_strategy,
             ack=ack,
+            on_failure=on_failure,
+            tries_max=tries_max,
         )
+        self._calls.check(concurrency=concurrency, on_failure=self._settings.on_failure)
         self._addresses = addresses_of(meta)
-        self._subject, self._group, self._codec = subject, group, codec
-        self._handler = handler
+        self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name
         self._environment = _environment or Environment()
+        self._make_parts(wait_s)
+        self._clear()
+
+    def _make_parts(self, wait_s: float) -> None:
         network, call_ms = self._environment.network, self._settings.call_timeout_ms
         self._connections = Connections(network, timeout_ms=call_ms, what="consumer", wait_s=wait_s)
         self._home = self._connections.home
         self._clock = self._environment.clock
+        self._dispatches = Dispatches(
+            self._calls, settings=self._settings, clock=self._clock, home=self._home
+        )
         self._ended: asyncio.Future[None] | None = None
-        self._clear()
 
     def _clear(self) -> None:
         """Set the state of a new opening: nothing of an earlier opening is in it, and nothing that a fork copied."""
@@ -153,6 +190,9 @@ class Consumer(Resident, Generic[V]):
 
     def __repr__(self) -> str:
         where = ", ".join(self._addresses)
+        if self._several is not None:
+            count = len(self._several.members)
+            return f"<Consumer of {count} at {where}, {self._several.state}>"
         return (
             f"<Consumer of {self._subject} in group {self._group} at {where}, {self._home.state}>"
         )
@@ -169,12 +209,17 @@ class Consumer(Resident, Generic[V]):
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
             AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
         """
+        if self._several is not None:
+            await self._several.open()
+            return self
         network = self._connections.open()
         self._clear()
         self._ended = asyncio.get_running_loop().create_future()
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
-        dispatch = self._dispatch = self._new_dispatch()
+        dispatch = self._dispatch = self._dispatches.new(
+            rng=self._rng, on_crash=self._fail, client=self._client_name
+        )
         self._assignments = self._new_assignments(membership, dispatch)
         try:
             await self._connections.wait_for(meta)
@@ -190,13 +235,14 @@ class Consumer(Resident, Generic[V]):
 
     async def _give_up_opening(self, dispatch: Workers | Stream) -> None:
         await dispatch.close()
+        self._dispatches.end()
         await self._connections.close()
 
     def _new_membership(self, meta: MetaClient) -> Membership:
         return Membership(
             subject=self._subject,
             group=self._group,
-            client=self._name or f"{socket.gethostname()}:{os.getpid()}",
+            client=self._client_name,
             meta=meta,
             settings=self._settings,
             clock=self._clock,
@@ -204,26 +250,18 @@ class Consumer(Resident, Generic[V]):
             identity=self._environment.draw_identity,
         )
 
-    def _new_dispatch(self) -> Workers | Stream:
-        if self._handler is None:
-            return Stream(
-                clock=self._clock,
-                handover_ms=self._settings.handover_ms,
-                check=self._home.check_not_elsewhere,
-            )
-        return Workers(
-            self._handler,
-            concurrency=self._settings.concurrency,
-            handover_ms=self._settings.handover_ms,
-            backoff=self._settings.handler_backoff,
-            clock=self._clock,
-            rng=self._rng,
-            on_crash=self._fail,
-            ordered=self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE,
-            acks_each=self._settings.ack is AckMode.EACH,
-        )
+    @property
+    def _client_name(self) -> str:
+        return self._name or f"{socket.gethostname()}:{os.getpid()}"
 
     def _new_assignments(self, membership: Membership, dispatch: Workers | Stream) -> Assignments:
+        on_assigned, on_revoked, on_lost = self._callbacks
+        rebalance = Rebalance(
+            limit_ms=self._settings.handover_ms,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+            on_lost=on_lost,
+        )
         return Assignments(
             subject=self._subject,
             group=self._group,
@@ -235,6 +273,7 @@ class Consumer(Resident, Generic[V]):
             dispatch=dispatch,
             codec=self._codec,
             fail=self._fail,
+            rebalance=rebalance,
         )
 
     async def close(self) -> None:
@@ -251,13 +290,21 @@ class Consumer(Resident, Generic[V]):
         Raises:
             OtherLoopError: the consumer was opened in another event loop.
         """
-        if not self._home.here:
+        if self._several is not None:
+            await self._several.close()
             return
-        self._home.check()
-        # A cancellation ends only the waiting: handlers end, and partitions are handed over, all the same.
-        ending = self._end()
-        if not self._called_by_handler():
+        ending = self.begin_close()
+        if ending is not None:
+            # A cancellation ends only the waiting: handlers end, and partitions are handed over, all the same.
             await asyncio.shield(ending)
+
+    def begin_close(self) -> asyncio.Task[None] | None:
+        """Begin what `close` does, and return at once; the task ends when everything is handed over; None: do not wait."""
+        if not self._home.here:
+            return None
+        self._home.check()
+        ending = self._end()
+        return None if self._called_by_handler() else ending
 
     def _called_by_handler(self) -> bool:
         """True if the running task is that of a handler, whose end a hand-over waits for."""
@@ -281,6 +328,7 @@ class Consumer(Resident, Generic[V]):
         await assignments.close()
         await membership.stop()
         await dispatch.close()
+        self._dispatches.end()
         await self._connections.close()
         self._membership = None
         if self._ended is not None and not self._ended.done():
@@ -297,6 +345,53 @@ class Consumer(Resident, Generic[V]):
             self._dispatch.fail(error)
         self._end()
 
+    def on(self, subject: str, *, group: str, **options: Any) -> Callable[[H], H]:
+        """
+        Have a function handle the messages of a subject; for a consumer made without one.
+
+            consumer = Consumer("127.0.0.1:7000")
+
+            @consumer.on("orders", group="billing", concurrency=32)
+            async def bill(message: Message) -> None: ...
+
+            await consumer.run()
+
+        Each is a consumer of its own, with a session of its own; they are opened, run and closed together.
+
+        Args:
+            subject: an existing subject.
+            group: the consumer group.
+            options: arguments of `Consumer`; `batch=True`: the function is a batch handler.
+
+        Raises:
+            InvalidRequestError: this consumer has a subject of its own.
+            AlreadyOpenError: it is open.
+            ConfigError, InvalidNameError, HandlerTypeError: as of `Consumer`.
+        """
+        several = self._several
+        if several is None:
+            raise InvalidRequestError(
+                f"this consumer is of {self._subject}; Consumer(meta) without a subject takes handlers of any"
+            )
+        known: dict[str, Any] = {
+            "settings": self._settings, "wait_s": self._connections.wait_s,
+        } | options  # fmt: skip
+        kind = "batch_handler" if known.pop("batch", False) else "handler"
+
+        def add(handler: H) -> H:
+            known[kind] = handler
+            member: Consumer[Any] = Consumer(
+                self._addresses,
+                subject=subject,
+                group=group,
+                _environment=self._environment,
+                **known,
+            )
+            several.add(member)
+            return handler
+
+        return add
+
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
         """
@@ -311,11 +406,14 @@ class Consumer(Resident, Generic[V]):
             HandlerTypeError: the consumer is not open and has no handler, so that its messages would reach no code.
             KeylaneError: the consumer cannot be opened, or the error that ended it.
         """
+        if self._several is not None:
+            await self._several.run()
+            return
         with StopSignals() as stop:
             if self._membership is not None:
                 await self._run(stop.event)
                 return
-            if self._handler is None:
+            if self._calls.one is None:
                 raise HandlerTypeError(
                     "run() of a consumer without a handler: give it handler=, or iterate over it inside `async with`"
                 )
@@ -359,6 +457,9 @@ class Consumer(Resident, Generic[V]):
             ForkedError, OtherLoopError: it is open elsewhere.
             KeylaneError: the error that ended the consumer, each time until it is opened again.
         """
+        if self._several is not None:
+            await self._several.wait()
+            return
         self._home.check_not_elsewhere()
         if self._ended is None:
             raise ClosedError("the consumer was never opened; use: async with Consumer(...)")
@@ -374,6 +475,9 @@ class Consumer(Resident, Generic[V]):
         Raises:
             KeylaneError: the metaserver could not be told; still consuming, try again.
         """
+        if self._several is not None:
+            await self._several.suspend()
+            return
         self._home.check_not_elsewhere()
         if self._membership is None or self._assignments is None:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
@@ -385,55 +489,36 @@ class Consumer(Resident, Generic[V]):
             iterated = isinstance(self._dispatch, Stream)
             await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
 
-    async def resume(self) -> None:
+    async def resume(self, *partition_ids: int) -> None:
         """
-        Take part again after `suspend`.
+        Take part again after `suspend`; with ids of partitions, pull these again after `pause`.
 
         Raises:
+            PartitionUnknownError: a partition is not assigned now, so that it is not paused either; nothing has changed.
             KeylaneError: the metaserver could not be told; still suspended, try again.
         """
+        if partition_ids:
+            self._steer(partition_ids, paused=False)
+            return
+        if self._several is not None:
+            await self._several.resume()
+            return
         self._home.check_not_elsewhere()
         if self._membership is None:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(False)
 
-    def __aiter__(self) -> AsyncIterator[Message[V]]:
-        return self
 
-    def __anext__(self) -> Coroutine[Any, Any, Message[V]]:
-        """
-        The next message, for a consumer without a handler.
-
-        Raises:
-            StopAsyncIteration: the consumer is closed.
-            OtherTaskError: another task waits for a message, or runs with a message that it has not acked.
-            ClosedError: the consumer was never opened, or has a handler.
-            ForkedError, OtherLoopError: it is open elsewhere.
-            KeylaneError: the error that ended the consumer.
-        """
-        self._home.check_thread()
-        if not isinstance(self._dispatch, Stream):
-            raise ClosedError(
-                "the consumer is not open, or it has a handler that gets the messages"
-            )
-        step: Coroutine[Any, Any, Message[Any]] = self._dispatch.next()
-        return step
-
-    @property
-    def assignment(self) -> list[Assignment]:
-        """The partitions owned now, by id; none while it is not open here."""
-        if self._assignments is None or not self._home.here:
-            return []
-        return [
-            Assignment(
-                client.partition_id,
-                client.token,
-                client.outstanding,
-                client.waiting_for,
-                client.missed,
-            )
-            for client in self._assignments.clients
-        ]
+def _several_if(subject: object, group: object, name: object, calls: Calls) -> Several | None:
+    """The place for consumers of `on`, if there is no subject; else checks the names.  Raises ConfigError."""
+    if subject is not None or group is not None:
+        _check_names(subject, group, name)
+        return None
+    if calls.one is not None:
+        raise ConfigError(
+            "a handler is of a subject and a group: Consumer(meta, subject=..., group=..., handler=...)"
+        )
+    return Several()
 
 
 def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
@@ -445,15 +530,7 @@ def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerS
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
-def _check_calls(handler: object, codec: object) -> None:
-    """Raises HandlerTypeError, ConfigError: what will be called cannot be."""
-    if handler is not None:
-        check_handler(handler)
-    if codec is not None:
-        check_codec(codec)
-
-
-def _check_names(subject: str, group: str, name: object) -> None:
+def _check_names(subject: object, group: object, name: object) -> None:
     """Raises InvalidNameError, and ConfigError if a metaserver would not take `name` as that of a client."""
     check_name("subject", subject)
     check_name("consumer group", group)

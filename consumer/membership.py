@@ -25,6 +25,7 @@ from ..protocol.errors import (
     StorageError,
     UnreachableError,
 )
+from ..protocol.operations import SubjectHistory
 from ..rpc.client import MetaClient
 from ..rpc.identity import DrawBits
 from ..rpc.race import Race
@@ -49,6 +50,10 @@ class GrantHolder(Protocol):
 
     def drained(self) -> tuple[int, ...]:
         """Ids of sealed partitions that the group has acked to the end."""
+        ...
+
+    def parked(self) -> tuple[int, ...]:
+        """Ids of those of them on which the group has parked messages."""
         ...
 
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
@@ -106,6 +111,10 @@ class Membership:
         """Set when the next heartbeat should be answered at once: for a report, or because the lease may end soon."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
+
+    async def history(self) -> SubjectHistory:
+        """Every partition that the subject ever had."""
+        return await self._meta.history(self._subject)
 
     async def start(self, holder: GrantHolder) -> None:
         """
@@ -179,6 +188,7 @@ class Membership:
             session=self.session,
             known_version=-1 if hurry else self._version,
             drained=holder.drained(),
+            parked=holder.parked(),
             holding=holder.holding(self.session),
             wait_ms=wait_ms,
             suspended=self._suspended,

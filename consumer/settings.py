@@ -25,9 +25,21 @@ class AckMode(enum.StrEnum):
     EACH = "each"
 
 
+class FailurePolicy(enum.StrEnum):
+    """What becomes of a message that failed `tries_max` times."""
+
+    BLOCK = "block"
+    PARK = "park"
+    DEAD = "dead"
+
+
+RECORDS_MAX = 100_000
+
 _RANGES = {
     "ttl_ms": (TTL_MS_MIN, TTL_MS_MAX),
     "concurrency": (1, 10_000),
+    "max_records": (1, RECORDS_MAX),
+    "max_wait_ms": (0, 60_000),
     "pull_bytes": (1, PULL_BYTES_MAX),
     "pull_wait_ms": (0, 30_000),
     "buffer_messages": (1, 1_000_000),
@@ -35,6 +47,7 @@ _RANGES = {
     "in_flight_ms": (100, IN_FLIGHT_MS_MAX),
     "ack_linger_ms": (0, 10_000),
     "handover_ms": (0, 600_000),
+    "tries_max": (1, 1_000_000),
     "call_timeout_ms": CALL_TIMEOUT_MS,
 }
 
@@ -50,6 +63,9 @@ class ConsumerSettings:
         consume_strategy: the strategy of the group, also as text: "exclusive", the default, or "shared"; the
             group's first consumer decides.
         concurrency: 1 to 10_000, default 16; handlers at once, each on another order key.
+        max_records: 1 to 100_000, default 500; messages that a batch handler gets at once, at most.
+        max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until a batch handler gets it
+            with `max_records` of its partition; 0: a free worker takes what is there.
         pull_bytes: 1 to 2_097_152, default 1_048_576; bytes of the batches that one pull may bring.
         pull_wait_ms: 0 to 30_000, default 5_000; milliseconds for which a broker that has nothing new may wait
             before it answers a pull.
@@ -73,6 +89,13 @@ class ConsumerSettings:
             partition is handed over, within the lease; then they are cancelled.  A handler that ignores the
             cancellation keeps its partition here until it ends.  Iteration: the time for acks of messages
             passed over; a running loop body is waited for.
+        on_failure: what becomes of a message whose handler has failed `tries_max` times, also as text.  "block", the
+            default: it is tried on, and later messages of its key wait.  "park": its key is set aside at the broker
+            with all its messages, in their order, until an operator has them handled again or skips some; everything
+            else goes on.  "dead": the message is set aside alone, and later ones of its key go on.  Messages without a
+            key are set aside alone, as are all of a shared group.
+        tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, until `on_failure` applies.  A
+            `Retry` counts, and is never the last.
         call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call of a metaserver or broker, beyond
             the time that it may wait itself.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing call.
@@ -86,6 +109,8 @@ class ConsumerSettings:
     ttl_ms: int = TTL_MS_DEFAULT
     consume_strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     concurrency: int = 16
+    max_records: int = 500
+    max_wait_ms: int = 0
     pull_bytes: int = 1 << 20
     pull_wait_ms: int = 5_000
     buffer_messages: int = 20_000
@@ -94,6 +119,8 @@ class ConsumerSettings:
     ack: AckMode = AckMode.LINGERING
     ack_linger_ms: int = 20
     handover_ms: int = 5_000
+    on_failure: FailurePolicy = FailurePolicy.BLOCK
+    tries_max: int = 10
     call_timeout_ms: int = 5_000
     backoff: Backoff = field(default_factory=Backoff)
     handler_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=100, max_ms=30_000))
@@ -110,11 +137,12 @@ class ConsumerSettings:
         except ValueError:
             names = " or ".join(ConsumeStrategy)
             problems.append(f"consume_strategy must be {names}, not {self.consume_strategy!r:.40}")
-        try:
-            object.__setattr__(self, "ack", AckMode(self.ack))
-        except ValueError:
-            names = " or ".join(AckMode)
-            problems.append(f"ack must be {names}, not {self.ack!r:.40}")
+        for name, kind in (("ack", AckMode), ("on_failure", FailurePolicy)):
+            try:
+                object.__setattr__(self, name, kind(str(values[name])))
+            except ValueError:
+                names = " or ".join(kind)
+                problems.append(f"{name} must be {names}, not {values[name]!r:.40}")
         problems += kind_problems(values, {"backoff": Backoff, "handler_backoff": Backoff})
         refuse(problems)
 

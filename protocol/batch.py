@@ -18,7 +18,7 @@ Invariants
     a broker knows the size without unpacking; unpacked, a batch keeps the limits of others.
     Python loops per message only in the two joins of the writer and in the slicing of the reader.
 
-Source: columns because Arrow arrays are these buffers; see `spark/rows.py`.
+Source: columns because Arrow arrays are these buffers; see `arrow/columns.py`.
 """
 
 from __future__ import annotations

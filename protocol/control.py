@@ -238,6 +238,8 @@ class Grant(Struct, frozen=True, kw_only=True):
 
     partition: Partition
     token: int
+    parked_parents: tuple[Partition, ...] = ()
+    """Parents on which the group had parked messages when it drained them: they become the partition's."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
@@ -247,6 +249,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     known_version: int = -1
     drained: tuple[int, ...] = ()
     """Sealed partitions that the group has acked to their end."""
+    parked: tuple[int, ...] = ()
+    """Those of them on which the group has parked messages."""
     holding: tuple[tuple[int, int], ...] | None = None
     """(partition id, token) of each partition that the session has or is handing over; None: not said.  A lease that
     was taken back and is missing here becomes free: the session never heard of the grant, or its release was lost."""
@@ -435,6 +439,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """The ttl of the session that presented the token; 0: unknown, as after a restart of the broker."""
     removed_unread: int = 0
     """Messages that retention by time removed before the group had acked them."""
+    parked: int = 0
+    """Messages that the group has set aside."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):

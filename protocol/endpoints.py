@@ -58,6 +58,7 @@ from .operations import (
     SetSubject,
     SubjectHistory,
 )
+from .parked import ChangeParkedKey, ParkedList, ParkedOffsets
 from .progress import (
     ForgetGroup,
     ForgottenGroup,
@@ -384,6 +385,33 @@ DROP_PARTITION = Endpoint(
     "Drop a partition of a deleted subject, with its messages.",
     idempotent=True,
 )
+PARKED = Endpoint(
+    "GET",
+    "/v1/partitions/{id}/parked",
+    None,
+    ParkedList,
+    Rights.READ,
+    "A page of the keys that a consumer group has parked on a partition.",
+    query=("group", "first", "count"),
+)
+PARKED_OFFSETS = Endpoint(
+    "GET",
+    "/v1/partitions/{id}/parked/offsets",
+    None,
+    ParkedOffsets,
+    Rights.READ,
+    "Where the parked messages of a key are, the oldest first; without `key` of the dead letters.",
+    query=("group", "key", "first", "count"),
+)
+CHANGE_PARKED = Endpoint(
+    "POST",
+    "/v1/partitions/{id}/parked",
+    ChangeParkedKey,
+    ParkedList,
+    Rights.ADMINISTER,
+    "Redrive a parked key, or skip some of its messages.",
+    idempotent=True,
+)
 
 POST_MESSAGES = Endpoint(
     "POST",
@@ -486,4 +514,7 @@ BROKER: tuple[Endpoint[Any], ...] = (
     SCHEDULE_MESSAGES,
     CANCEL_SCHEDULED,
     SCHEDULED,
+    PARKED,
+    PARKED_OFFSETS,
+    CHANGE_PARKED,
 )

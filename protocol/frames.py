@@ -77,6 +77,8 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
     session: str
     token: int
     ranges: tuple[tuple[int, int], ...]
+    failed: tuple[tuple[int, int], ...] = ()
+    """(offset, tries that failed so far) of messages that failed since the last ack."""
 
 
 class Release(Frame, frozen=True, array_like=True, tag=5):
@@ -149,6 +151,68 @@ class CancelScheduled(Frame, frozen=True, array_like=True, tag=10):
     scheduled_id: bytes
 
 
+class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
+    """
+    Change what the group has parked: the payload is a list of `parked.ParkChange`.  Answer: ParkedChanged, once durable.
+
+    All of them are made, or none.  A repeat changes nothing.
+    """
+
+    partition_id: int
+    group: str
+    session: str
+    token: int
+
+
+class ListParked(Frame, frozen=True, array_like=True, tag=12):
+    """The keys that the group has parked, from the `first`th on.  Answer: ParkedKeys."""
+
+    partition_id: int
+    group: str
+    session: str
+    token: int
+    first: int
+
+
+class ReadParked(Frame, frozen=True, array_like=True, tag=13):
+    """Where the first `count` parked messages of a key are.  Answer: ParkedRows."""
+
+    partition_id: int
+    group: str
+    session: str
+    token: int
+    key: bytes | None
+    count: int
+
+
+class TakeParked(Frame, frozen=True, array_like=True, tag=14):
+    """
+    What the group has parked on a drained parent, of keys in the logical partitions `[start, end)`.  Answer: ParkedTaken.
+
+    It is asked by the owner of a child, which needs no token of the parent.  From then on nothing changes there.
+    """
+
+    partition_id: int
+    group: str
+    start: int
+    end: int
+    first: int
+    """The first row of the answer, counted from 0."""
+
+
+class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
+    """
+    The owner of a child needs nothing any more of what the group had parked on an ancestor.  Answer: ParkedChanged.
+
+    It is of keys in the logical partitions `[start, end)`.
+    """
+
+    partition_id: int
+    group: str
+    start: int
+    end: int
+
+
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
     """
@@ -169,6 +233,12 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     ranges: tuple[tuple[int, int], ...]
     next_offset: int
     sealed: bool
+    attempts: tuple[tuple[int, int], ...] = ()
+    """(offset, tries that failed) of messages that failed and are not acked."""
+    parked_version: int = 0
+    """Changes when an operator changes what is parked; 0: nothing is."""
+    adopted: tuple[int, ...] = ()
+    """Parents whose parked messages the partition has."""
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):
@@ -181,12 +251,14 @@ class Batches(Frame, frozen=True, array_like=True, tag=67):
     upto: int
     """One past the last offset in the payload; the requested offset if the payload is empty."""
     sealed: bool
+    parked_version: int = 0
 
 
 class Acked(Frame, frozen=True, array_like=True, tag=68):
     """The acks are durable; `cursor` is the group's cursor after them."""
 
     cursor: int
+    parked_version: int = 0
 
 
 class Released(Frame, frozen=True, array_like=True, tag=69):
@@ -219,6 +291,36 @@ class ScheduledCanceled(Frame, frozen=True, array_like=True, tag=72):
     outcome: str
 
 
+class ParkedChanged(Frame, frozen=True, array_like=True, tag=73):
+    """The changes are durable."""
+
+    parked_version: int
+
+
+class ParkedKeys(Frame, frozen=True, array_like=True, tag=74):
+    """Keys, a list of `parked.ParkedKeyRow`, in the payload; `following` is the first of the next page, if there is one."""
+
+    parked_version: int
+    following: int | None
+    unneeded: tuple[int, ...] = ()
+    """Ancestors that keep messages for the group though nothing of them is parked any more."""
+
+
+class ParkedRows(Frame, frozen=True, array_like=True, tag=75):
+    """Messages as (source, start, end), the oldest first, and the number of all of the key."""
+
+    rows: tuple[tuple[int, int, int], ...]
+    messages: int
+
+
+class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
+    """Keys, a list of `parked.AdoptedKey`, in the payload; `following` is the first row of the next page, if there is one."""
+
+    following: int | None
+    sources: tuple[int, ...] = ()
+    """Ancestors that keep messages for the group."""
+
+
 class Refused(Frame, frozen=True, array_like=True, tag=127):
     """An error: its code, its text, its details and its fate."""
 
@@ -230,11 +332,12 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
 
 Request = (
     Append | Acquire | Pull | Ack | Release | Read | AcquireShared | PullShared | Schedule
-    | CancelScheduled
+    | CancelScheduled | ChangeParked | ListParked | ReadParked | TakeParked
+    | LeaveParked
 )  # fmt: skip
 Answer = (
     Appended | Acquired | Batches | Acked | Released | Handed | Scheduled | ScheduledCanceled
-    | Refused
+    | ParkedChanged | ParkedKeys | ParkedRows | ParkedTaken | Refused
 )  # fmt: skip
 Header = TypeVar("Header", Request, Answer)
 

@@ -53,6 +53,11 @@ class Delivery(Protocol):
         ...
 
     @property
+    def leased_id(self) -> int:
+        """The partition whose lease the messages are handled under: their own, or a child that has parked them."""
+        ...
+
+    @property
     def exclusive(self) -> bool:
         """True if no other session has messages of the partition under the same token."""
         ...
@@ -104,7 +109,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         """
         Ack this message: it is handled.  The ack queue sends the ack to the broker within milliseconds.
 
-        This is for messages of `async for`.  A message that was passed to a handler is acked when the handler returns.
+        This is for messages of `async for` and `getmany`.  A message that was passed to a handler is acked when the handler returns.
         A repeated ack is harmless.
 
         Raises:
@@ -118,10 +123,10 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     async def nack(self, *, after_s: float = 0) -> None:
         """
-        Give this message back: the iteration hands it out again, before any later message of its key.
+        Give this message back: it is handed out again, before any later message of its key.
 
-        This is for messages of `async for`; a handler raises `keylane.Retry`.  Messages of other keys come meanwhile.
-        Later messages of its key that the iteration has handed out already stay with the caller.
+        This is for messages of `async for` and `getmany`; a handler raises `keylane.Retry`.  Messages of other keys come
+        meanwhile.  Later messages of its key that are in hand, after `getmany`, are given back with it.
 
         Args:
             after_s: seconds until it is handed out again, at the earliest; up to a day.  If its partition is handed over

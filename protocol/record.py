@@ -70,6 +70,8 @@ class Kind(enum.IntEnum):
     """A consumer group was deleted: the partition has no progress of it, and refuses its tokens."""
     DROPPED = 9
     """Partitions were dropped with their subject: the broker hosts them no longer, and never again."""
+    PARKED = 10
+    """Changes of what a consumer group has set aside on the partition."""
 
 
 class Compression(enum.IntEnum):

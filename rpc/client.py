@@ -65,6 +65,7 @@ from ..protocol.operations import (
     SetSubject,
     SubjectHistory,
 )
+from ..protocol.parked import ChangeParkedKey, ParkedList, ParkedOffsets
 from ..protocol.progress import (
     ForgetGroup,
     ForgottenGroup,
@@ -467,6 +468,23 @@ class BrokerClient:
     async def cancel_scheduled(self, scheduled_id: str) -> CanceledScheduled:
         """Have a scheduled message never delivered.  Raises ScheduledUnknownError."""
         return await self._control(endpoints.CANCEL_SCHEDULED, id=scheduled_id)
+
+    async def parked(self, partition_id: int, group: str, *, first: int = 0) -> ParkedList:
+        """The keys that a group has parked on a partition, from the `first`th on."""
+        query = {"group": group, "first": str(first), "count": "1000"}
+        return await self._control(endpoints.PARKED, query=query, id=partition_id)
+
+    async def parked_offsets(
+        self, partition_id: int, group: str, *, key_hex: str | None, first: int = 0
+    ) -> ParkedOffsets:
+        """Where parked messages of a key are, behind the first `first` ranges; without a key of the dead letters."""
+        query = {"group": group, "first": str(first)}
+        query |= {} if key_hex is None else {"key": key_hex}
+        return await self._control(endpoints.PARKED_OFFSETS, query=query, id=partition_id)
+
+    async def change_parked(self, partition_id: int, body: ChangeParkedKey) -> ParkedList:
+        """Redrive a parked key, or skip messages of it.  Raises ParkedKeyUnknownError, ParkMovedError."""
+        return await self._control(endpoints.CHANGE_PARKED, body, id=partition_id)
 
     async def health(self) -> Health:
         """

@@ -43,6 +43,13 @@ class Source(NamedTuple):
     group: str
     partition_id: int
     token: int
+    leased_id: int
+    """The partition that the token is of: a child, for parked messages of an ancestor."""
+
+    @property
+    def borrowed(self) -> bool:
+        """True if the token is of another partition: it is compared with that one's fence."""
+        return self.leased_id != self.partition_id
 
     def fenced(self, current_token: int, offset: int) -> EffectFencedError:
         """The error of a message whose owner was followed by another."""
@@ -108,10 +115,11 @@ class Rows:
         if not found_rows:
             return Look(0, list(offsets))
         token = found_rows[0][0]
-        if token > self._source.token:
+        if token > self._source.token and not self._source.borrowed:
             raise self._source.fenced(token, offsets[0])
         ranges = [(first, end) for _, first, end in found_rows if first is not None]
-        return Look(token, not_in(ranges, offsets))
+        known = 0 if self._source.borrowed else token  # owners of several children may be at work
+        return Look(known, not_in(ranges, offsets))
 
     def record(self, look: Look) -> int:
         """
@@ -121,13 +129,12 @@ class Rows:
             EffectFencedError, EffectDoneError: this transaction must not commit.
         """
         offsets, token = look.left, self._source.token
-        fence_id, current = self._locked(shared=look.token == token)
-        if current > token:
-            raise self._source.fenced(current, offsets[0])
-        if current < token:
-            fences = self._tables.fences
-            raised = sa.update(fences).where(fences.c.id == fence_id).values(token=token)
-            self._connection.execute(raised)
+        if self._source.borrowed:
+            own = self._source._replace(partition_id=self._source.leased_id)
+            Rows(self._connection, self._tables, own).raise_fence(0, offsets[0])
+            fence_id, _ = self._locked(shared=False)
+        else:
+            fence_id = self.raise_fence(look.token, offsets[0])
         if look.token != token:
             self._check_not_done(fence_id, offsets)
         rows = [
@@ -138,6 +145,23 @@ class Rows:
             self._connection.execute(sa.insert(self._tables.done), rows)
         except IntegrityError as error:
             raise self._done(offsets[0]) from error
+        return fence_id
+
+    def raise_fence(self, known_token: int, offset: int) -> int:
+        """
+        Lock the fence until the end of the transaction, and raise it to our token; returns its id.
+
+        Raises:
+            EffectFencedError: it is higher.
+        """
+        token = self._source.token
+        fence_id, current = self._locked(shared=known_token == token)
+        if current > token:
+            raise self._source.fenced(current, offset)
+        if current < token:
+            fences = self._tables.fences
+            raised = sa.update(fences).where(fences.c.id == fence_id).values(token=token)
+            self._connection.execute(raised)
         return fence_id
 
     def merge(self, fence_id: int, mark: int, cursor: int) -> int:

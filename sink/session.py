@@ -261,7 +261,10 @@ def _passes_a_merge(offsets: list[int]) -> bool:
 
 
 def _source_of(message: Message[Any]) -> Source:
-    return Source(message.subject, message.group, message.partition_id, message.fencing_token)
+    delivery = message.delivery
+    assert delivery is not None
+    where = (message.partition_id, message.fencing_token, delivery.leased_id)
+    return Source(message.subject, message.group, *where)
 
 
 def _connection_of(target: Session | Connection) -> Connection:

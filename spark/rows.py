@@ -1,48 +1,27 @@
-"""Batch columns become Arrow columns: buffers are cut and joined, no Python runs per message.  Pure.
-
-    record   times i64×n │ lengths u32×3n │ keys │ values │ properties        one batch of the broker
-                 │             │              │       │
-                 ▼             ▼ cumsum       ▼       ▼  joined over the batches of one Arrow batch
-    Arrow    timestamp      edges i32      key    value                       about `batch_rows` rows
+"""Batches of a range become Arrow batches of about `batch_rows` rows, by column.  Pure.
 
 Invariants
     Every batch is checked as a whole before anything of it is used.
     The rows are exactly the range, dense: a hole, an overlap or another partition's batch is a
     CorruptBatchError, never a row less or more.
 
-Source: the body of a batch is columnar for this reader; see protocol/batch.py.
+Source: see arrow/columns.py.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
-from ..protocol.batch import BYTES_PER_MESSAGE, batch_starts, unpacked
+from ..arrow.columns import Piece, column, cut
+from ..protocol.batch import batch_starts, unpacked
 from ..protocol.errors import CorruptBatchError
-from ..protocol.message import unpack_properties
-from ..protocol.record import HEADER_BYTES, Header
+from ..protocol.record import Header
 from .schema import arrow_schema
 
 BATCH_BYTES_MAX = 8 << 20
 """An Arrow batch is cut here, whatever its rows: workers have little memory, and offsets in it 31 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The rows of one batch that lie in the range: lengths as u32 arrays, blobs as views of the frame."""
-
-    sent_at_ns: np.ndarray
-    key_lengths: np.ndarray
-    value_lengths: np.ndarray
-    property_lengths: np.ndarray
-    keys: memoryview
-    values: memoryview
-    properties: memoryview
 
 
 class RowBuilder:
@@ -64,7 +43,7 @@ class RowBuilder:
         self._schema = arrow_schema(columns)
         self._batch_rows = batch_rows
         self._end = end
-        self._pieces: list[_Piece] = []
+        self._pieces: list[Piece] = []
         self._rows = 0
         self._bytes = 0
         self._first = start
@@ -111,10 +90,10 @@ class RowBuilder:
             )
         first = offset - header.base_offset
         last = min(header.count, self._end - header.base_offset)
-        piece = _cut(record, header, first, last)
+        piece = cut(record, header, first, last)
         self._pieces.append(piece)
         self._rows += last - first
-        self._bytes += len(piece.keys) + len(piece.values) + len(piece.properties)
+        self._bytes += piece.size_bytes
         self.next_offset = header.base_offset + last
 
     def _build(self) -> pa.RecordBatch:
@@ -123,107 +102,10 @@ class RowBuilder:
         )
 
     def _column(self, name: str) -> pa.Array:
-        pieces = self._pieces
         match name:
             case "subject":
                 return pa.repeat(self._subject, self._rows)
             case "partition":
                 return pa.repeat(self._partition, self._rows)
-            case "offset":
-                return pa.array(np.arange(self._first, self.next_offset, dtype=np.int64))
-            case "key":
-                return _blobs(
-                    [piece.key_lengths for piece in pieces], [piece.keys for piece in pieces]
-                )
-            case "value":
-                return _blobs(
-                    [piece.value_lengths for piece in pieces], [piece.values for piece in pieces]
-                )
-            case "timestamp":
-                return _timestamps([piece.sent_at_ns for piece in pieces])
             case _:
-                assert name == "properties"
-                return _maps(
-                    [piece.property_lengths for piece in pieces],
-                    [piece.properties for piece in pieces],
-                )
-
-
-def _cut(record: memoryview, header: Header, first: int, last: int) -> _Piece:
-    """Messages `[first, last)` of a batch, by their place in it."""
-    count = header.count
-    times = np.frombuffer(record, "<i8", count, HEADER_BYTES)
-    lengths = np.frombuffer(record, "<u4", 3 * count, HEADER_BYTES + 8 * count)
-    kinds = lengths.reshape(3, count)
-    key_bytes, value_bytes, property_bytes = kinds.sum(axis=1, dtype=np.int64).tolist()
-    keys_at = HEADER_BYTES + BYTES_PER_MESSAGE * count
-    values_at = keys_at + key_bytes
-    properties_at = values_at + value_bytes
-    if properties_at + property_bytes != len(record):
-        raise CorruptBatchError("the lengths do not add up", length=header.length)
-    keys = record[keys_at:values_at]
-    values = record[values_at:properties_at]
-    properties = record[properties_at:]
-    if last - first < count:
-        before = kinds[:, :first].sum(axis=1, dtype=np.int64).tolist()
-        kinds = kinds[:, first:last]
-        sizes = kinds.sum(axis=1, dtype=np.int64).tolist()
-        times = times[first:last]
-        keys, values, properties = (
-            blob[start : start + size]
-            for blob, start, size in zip((keys, values, properties), before, sizes, strict=True)
-        )
-    return _Piece(times, kinds[0], kinds[1], kinds[2], keys, values, properties)
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _edges(lengths: list[np.ndarray]) -> np.ndarray:
-    together = _joined(lengths)
-    edges = np.zeros(len(together) + 1, dtype=np.int32)
-    np.cumsum(together, dtype=np.int32, out=edges[1:])
-    return edges
-
-
-def _blobs(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
-    edges = _edges(lengths)
-    # One batch alone is not copied: its column is a view of the frame it came in.
-    data = blobs[0] if len(blobs) == 1 else b"".join(blobs)
-    return pa.Array.from_buffers(
-        pa.binary(), len(edges) - 1, [None, pa.py_buffer(edges), pa.py_buffer(data)], null_count=0
-    )
-
-
-def _timestamps(sent_at_ns: list[np.ndarray]) -> pa.Array:
-    times = _joined(sent_at_ns) // 1_000
-    return pa.Array.from_buffers(
-        pa.timestamp("us", tz="UTC"), len(times), [None, pa.py_buffer(times)], null_count=0
-    )
-
-
-def _shown(value: str | bytes) -> str:
-    """A property as text; of bytes, base64."""
-    return value if isinstance(value, str) else b64encode(value).decode()
-
-
-def _maps(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
-    """Properties as maps; only the messages that have any are decoded."""
-    together = _joined(lengths)
-    edges = np.zeros(len(together) + 1, dtype=np.int32)
-    names: list[str] = []
-    texts: list[str] = []
-    if any(blobs):
-        data = b"".join(blobs)
-        starts = _edges(lengths)
-        sizes = np.zeros(len(together), dtype=np.int32)
-        for row in np.flatnonzero(together).tolist():
-            properties = unpack_properties(data[starts[row] : starts[row + 1]])
-            sizes[row] = len(properties)
-            names += properties.keys()
-            texts += map(_shown, properties.values())
-        np.cumsum(sizes, dtype=np.int32, out=edges[1:])
-    return pa.MapArray.from_arrays(
-        pa.array(edges), pa.array(names, pa.string()), pa.array(texts, pa.string())
-    )
+                return column(name, self._pieces, self._first)

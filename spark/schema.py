@@ -29,14 +29,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from ..arrow.columns import TYPES
+
 _ARROW: dict[str, pa.DataType] = {
     "subject": pa.string(),
     "partition": pa.int32(),
-    "offset": pa.int64(),
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "properties": pa.map_(pa.string(), pa.string()),
+    **TYPES,
 }
 _SPARK: dict[str, DataType] = {
     "subject": StringType(),

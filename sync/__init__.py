@@ -1,7 +1,9 @@
-"""Clients for programs without an event loop, as scripts and notebooks: `from keylane.sync import Producer`."""
+"""Clients for programs without an event loop, as scripts and notebooks: `from keylane.sync import Consumer, Producer`."""
 
+from .consumer import SyncConsumer, TakenMessage
 from .producer import ScheduledMessage, SentMessage, SyncProducer
 
+Consumer = SyncConsumer
 Producer = SyncProducer
 
-__all__ = ["Producer", "ScheduledMessage", "SentMessage"]
+__all__ = ["Consumer", "Producer", "ScheduledMessage", "SentMessage", "TakenMessage"]

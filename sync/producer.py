@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
@@ -154,7 +155,8 @@ class SyncProducer(Generic[V]):
         if self._thread.state != "open":
             return
         try:
-            self._thread.run(partial(self._producer.close, flush=flush))
+            with contextlib.suppress(ClosedError):  # another thread has closed it meanwhile
+                self._thread.run(partial(self._producer.close, flush=flush))
         finally:
             self._thread.stop()
             atexit.unregister(self.close)

@@ -13,7 +13,8 @@
      forgotten: [[name, token], …],
      message_bytes_max]                             msgpack; later fields come last
 
-`removed_unread` is written only if it is not 0.  The array ends behind the last of `static`, `producers_all`,
+A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any.  `removed_unread` is
+written only if it is not 0, or these are.  The array ends behind the last of `static`, `producers_all`,
 `body_crcs`, `groups_told`, `forgotten` and `message_bytes_max` that is not its default.  `producers_before` and `producers_all` are written in parts only:
 a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
 checksums of the remembered batches, by producer in the order of `producers`.
@@ -36,6 +37,7 @@ from ...protocol.errors import CorruptLogError
 from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import OrderStrategy, Partition, PartitionState
 from .appends import CRC_UNKNOWN, ProducerState, StoredBatch
+from .parked import Parked
 from .partition import Group, HostedPartition, Lost
 
 
@@ -46,6 +48,8 @@ class _GroupImage(msgspec.Struct, frozen=True, array_like=True):
     cursor: int
     ranges: list[tuple[int, int]]
     removed_unread: int = 0
+    attempts: list[tuple[int, int]] = []
+    parked: bytes = b""
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
@@ -193,6 +197,10 @@ def _kind(
 def _group_image(group: Group) -> tuple[Any, ...]:
     lock, acked = group.lock, group.acked
     row = (group.name, lock.fence, lock.session, acked.cursor, acked.ranges)
+    parked = b"" if group.parked is None else group.parked.image()
+    attempts = [pair for pair in group.attempts.items() if pair[0] not in acked]
+    if parked or attempts:
+        return (*row, group.removed_unread, attempts, parked)
     return (*row, group.removed_unread) if group.removed_unread else row
 
 
@@ -255,6 +263,9 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         group.acked = AckedOffsets(row.cursor, row.ranges)
         group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
         group.removed_unread = row.removed_unread
+        group.attempts = dict(row.attempts)
+        if row.parked:
+            group.parked = _parked_of(partition_id, row.parked)
         group.kept = True
     partition.groups_told = decoded.groups_told
     partition.forgotten = dict(decoded.forgotten)
@@ -263,6 +274,16 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     return partition, Part(
         decoded.producers_before, max(decoded.producers_all, len(partition.producers))
     )
+
+
+def _parked_of(partition_id: int, image: bytes) -> Parked:
+    try:
+        return Parked.of_image(partition_id, image)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CorruptLogError(
+            f"what a group has parked on partition {partition_id} is unreadable: {error}",
+            partition_id=partition_id,
+        ) from error
 
 
 def _batches(latest: list[tuple[int, int, int]], crcs: list[int]) -> tuple[StoredBatch, ...]:

@@ -8,7 +8,7 @@ Until the record is durable, the state is ahead of the disk: `next_offset` is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -36,9 +36,12 @@ from ...protocol.record import Compression, Header
 from ...protocol.routing import PartitionState
 from .appends import Duplicate, ProducerState, after_append, decide_append, forget_producer
 from .in_flight import InFlight
+from .parked import Parked
 from .pull_lock import PullLock, raise_fence
-from .records import CursorBody, FenceBody, ForgetBody
+from .records import CursorBody, FenceBody, ForgetBody, ParkedBody
 
+ATTEMPTS_MAX = 1_000
+"""Messages of a group on a partition whose failed tries are kept; those of the lowest offsets."""
 END_UNKNOWN = -1
 """The end of a lost range whose start alone is known."""
 FORGOTTEN_MAX = 1_000
@@ -51,8 +54,8 @@ class Group:
     """A consumer group's fence, lock and progress on a partition."""
 
     __slots__ = (
-        "_saved_version", "_version", "acked", "durable_cursor", "durable_fence", "durable_ranges", "in_flight", "kept",
-        "lock", "name", "removed_unread",
+        "_saved_version", "_version", "acked", "attempts", "changing", "durable_cursor", "durable_fence", "durable_ranges",
+        "in_flight", "kept", "lock", "name", "parked", "removed_unread",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -75,6 +78,41 @@ class Group:
         """Messages that retention removed before the group had acked them."""
         self.in_flight: InFlight | None = None
         """The messages in flight of a shared group; in memory only."""
+        self.attempts: dict[int, int] = {}
+        """Offset → tries that failed, of messages that are not acked."""
+        self.parked: Parked | None = None
+        """What the group has set aside; None: it never did."""
+        self.changing = 0
+        """Changes of `parked` that are not durable yet."""
+
+    def parked_on(self, partition_id: int) -> Parked:
+        """What the group has set aside on this partition, which is its own."""
+        if self.parked is None:
+            self.parked = Parked(partition_id)
+        return self.parked
+
+    @property
+    def parked_version(self) -> int:
+        """See `Parked.seen_version`."""
+        return 0 if self.parked is None else self.parked.seen_version
+
+    @property
+    def parked_messages(self) -> int:
+        """Messages that are set aside here; those that the children have adopted are counted there."""
+        return 0 if self.parked is None or self.parked.frozen else self.parked.messages
+
+    @property
+    def needed_from(self) -> int:
+        """The lowest offset whose message the group still needs."""
+        first = None if self.parked is None else self.parked.first_own()
+        return self.acked.cursor if first is None else min(first, self.acked.cursor)
+
+    def failed(self, attempts: Iterable[tuple[int, int]]) -> None:
+        """Note the failed tries of messages; of the lowest ATTEMPTS_MAX offsets that are not acked."""
+        self.attempts.update(attempts)
+        kept = sorted(offset for offset in self.attempts if offset not in self.acked)
+        self.attempts = {offset: self.attempts[offset] for offset in kept[:ATTEMPTS_MAX]}
+        self.changed()
 
     def handed_out(self) -> InFlight:
         """The messages in flight under the present token, which a shared group has acquired."""
@@ -87,6 +125,7 @@ class Group:
         return (
             self.durable_fence == self.lock.fence
             and not self.unsaved
+            and not self.changing
             and self.lock.expires_at_ms <= now_ms
             and (self.in_flight is None or self.in_flight.empty(now_ms))
         )
@@ -120,8 +159,9 @@ class Group:
     def cursor_body(self) -> CursorBody:
         """A record of the present progress."""
         acked = self.acked
+        attempts = [pair for pair in self.attempts.items() if pair[0] not in acked]
         return CursorBody(
-            self.name, self.lock.fence, acked.cursor, acked.ranges, self.removed_unread
+            self.name, self.lock.fence, acked.cursor, acked.ranges, self.removed_unread, attempts
         )
 
     def drained(self, end_offset: int) -> bool:
@@ -384,6 +424,18 @@ class HostedPartition:
         group.acked = AckedOffsets(body.cursor, body.ranges)
         group.durable_cursor, group.durable_ranges = body.cursor, body.ranges
         group.removed_unread = max(group.removed_unread, body.removed_unread)
+        group.attempts = dict(body.attempts)
+        group.kept = True
+
+    def apply_parked(self, body: ParkedBody) -> None:
+        """Make changes of what a group has parked, which were read from the log."""
+        group = self.groups.get(body.group)
+        if group is None:
+            group = self.groups[body.group] = Group(body.group)
+        parked = group.parked_on(self.partition_id)
+        for change in body.changes:
+            parked.apply(change, at_ms=body.at_ms, acked=group.acked)
+        group.durable_cursor, group.durable_ranges = group.acked.cursor, group.acked.ranges
         group.kept = True
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────────
@@ -429,6 +481,7 @@ class HostedPartition:
                 by_operator=progress.lock.by_operator,
                 ttl_ms=progress.lock.known_ttl_ms,
                 removed_unread=progress.removed_unread,
+                parked=progress.parked_messages,
             )
             for name, progress in sorted(self.groups.items())
             if progress.kept and group in {None, name}

@@ -2,9 +2,10 @@
 
     PARTITION  {subject, partition}                       map, so that facts can be added
     FENCE      [group, token, session]
-    CURSOR     [group, token, cursor, [[start, end], …], removed_unread]   token: the fence when it was written;
-               removed_unread is written only if it is not 0
+    CURSOR     [group, token, cursor, [[start, end], …], removed_unread, [[offset, tries], …]]
+               token: the fence when it was written; the last two fields are written only if they are not 0 and empty
     FORGET     [group, token]
+    PARKED     [group, token, at_ms, [change, …]]    changes as in protocol/parked/changes.py
     DROPPED    [[[first id, one past the last id], …], {subject: highest partition id}]
     SEAL       empty; base_offset is the partition's end
     TOLD       empty
@@ -20,6 +21,7 @@ import msgspec
 
 from ...protocol.control import HostPartition
 from ...protocol.errors import CorruptLogError
+from ...protocol.parked import ParkChange
 from ...protocol.record import Header, Kind, encode_record
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -42,6 +44,18 @@ class CursorBody(msgspec.Struct, frozen=True, array_like=True):
     ranges: list[tuple[int, int]]
     removed_unread: int = 0
     """Messages that retention removed before the group had acked them."""
+    attempts: list[tuple[int, int]] = []
+    """(offset, tries that failed) of messages that are not acked."""
+
+
+class ParkedBody(msgspec.Struct, frozen=True, array_like=True):
+    """Changes of what a consumer group has parked on a partition."""
+
+    group: str
+    token: int
+    at_ms: int
+    """By the broker's calendar."""
+    changes: tuple[ParkChange, ...]
 
 
 class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +74,7 @@ class DroppedBody(msgspec.Struct, frozen=True, array_like=True):
     """Name of a deleted subject → its highest partition id."""
 
 
-Body = HostPartition | FenceBody | CursorBody | ForgetBody | DroppedBody | None
+Body = HostPartition | FenceBody | CursorBody | ForgetBody | DroppedBody | ParkedBody | None
 
 _DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
     Kind.PARTITION: msgspec.msgpack.Decoder(HostPartition),
@@ -68,6 +82,7 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
     Kind.CURSOR: msgspec.msgpack.Decoder(CursorBody),
     Kind.FORGET: msgspec.msgpack.Decoder(ForgetBody),
     Kind.DROPPED: msgspec.msgpack.Decoder(DroppedBody),
+    Kind.PARKED: msgspec.msgpack.Decoder(ParkedBody),
 }
 WITHOUT_BODY = frozenset({Kind.SEAL, Kind.TOLD})
 _KINDS = {
@@ -76,6 +91,7 @@ _KINDS = {
     CursorBody: Kind.CURSOR,
     ForgetBody: Kind.FORGET,
     DroppedBody: Kind.DROPPED,
+    ParkedBody: Kind.PARKED,
 }
 
 
@@ -87,8 +103,9 @@ def encode_body(partition_id: int, body: Body) -> bytes:
     if isinstance(body, HostPartition):
         said = msgspec.to_builtins(body)
         del said["partition"]["logic_start"]  # brokers do not store it
-    elif isinstance(body, CursorBody) and not body.removed_unread:
+    elif isinstance(body, CursorBody) and not body.attempts:
         said = (body.group, body.token, body.cursor, body.ranges)
+        said += (body.removed_unread,) if body.removed_unread else ()
     return encode_record(_encode(said), kind=_KINDS[type(body)], partition_id=partition_id)
 
 

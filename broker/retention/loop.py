@@ -299,7 +299,7 @@ class Cleaning:
         """The first offset that a group needs; the partition's first offset if its groups were never told."""
         if not partition.groups_told:
             return partition.first_offset
-        cursors = (group.acked.cursor for group in partition.groups.values())
+        cursors = (group.needed_from for group in partition.groups.values())
         return max(min(cursors, default=partition.readable_offset), partition.first_offset)
 
     async def _slices(self, numbers: list[int]) -> AsyncIterator[list[HostedPartition]]:

@@ -19,7 +19,7 @@ from ...protocol.errors import StorageError
 from ...protocol.record import Kind, encode_record
 from ..partition.image import image_of, images_of_parts
 from ..partition.partition import HostedPartition
-from ..partition.records import CursorBody, DroppedBody, FenceBody, encode_body
+from ..partition.records import DroppedBody, FenceBody, ParkedBody, encode_body
 from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.log.commit_log import CommitLog
@@ -130,12 +130,19 @@ class CarryOver:
         parts = images_of_parts(partition, together=PRODUCERS_TOGETHER)
         records = [_state_record(partition, part) for part in parts]
         for group in partition.groups.values():
-            lock, acked = group.lock, group.acked
+            lock = group.lock
             bodies = (
                 FenceBody(group.name, lock.fence, lock.session),
-                CursorBody(group.name, lock.fence, acked.cursor, acked.ranges),
+                group.cursor_body(),
             )
             records += [encode_body(partition.partition_id, body) for body in bodies]
+            if group.parked is not None:
+                records += [
+                    encode_body(
+                        partition.partition_id, ParkedBody(group.name, lock.fence, 0, (change,))
+                    )
+                    for change in group.parked.changes()
+                ]
         return [self._submit(partition, record) for record in records]
 
     def _submit_dropped(self, body: DroppedBody) -> Entry:

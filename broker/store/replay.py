@@ -34,6 +34,7 @@ from ..partition.records import (
     DroppedBody,
     FenceBody,
     ForgetBody,
+    ParkedBody,
     decode_body,
 )
 from ..partition.state import PROBLEMS_MAX, BrokerState
@@ -167,6 +168,7 @@ class Replay:
         for name, group in restored.groups.items():
             self._fence(known, FenceBody(name, group.lock.fence, group.lock.session))
             known.apply_cursor(group.cursor_body())
+            known.groups[name].parked = group.parked
 
     def _dropped(self, header: Header, body: memoryview) -> None:
         try:
@@ -195,6 +197,8 @@ class Replay:
                 self._fence(partition, said)
             case ForgetBody():
                 partition.apply_forget(said)
+            case ParkedBody():
+                partition.apply_parked(said)
             case CursorBody():
                 partition.apply_cursor(said)
                 self._known_fences.add((partition.partition_id, said.group))
@@ -256,6 +260,13 @@ class Replay:
             self._state.touch(partition)
             self._problem(
                 f"a fence of partition {header.partition_id} is lost: no consumer may acquire it"
+            )
+        elif header.kind == Kind.PARKED:
+            # Messages that are acked may be parked: a consumer would leave them out without a word.
+            partition.fences_lost = True
+            self._state.touch(partition)
+            self._problem(
+                f"what is parked on partition {header.partition_id} is not known: no consumer may acquire it"
             )
         elif header.kind == Kind.CURSOR:
             # It may be the only record of its group, so the metaserver has to tell the groups again.

@@ -1,10 +1,12 @@
 """Sets a group's progress for an operator: the fence rises to a new token, then the cursor is set.
 
-    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []]   one commit
+    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []] ─▶ PARKED [Clear]   one commit
 
 Invariants
     The earlier owner is refused from the decision on, so none of its acks changes the new cursor.
     A repeat with the same token sets the same cursor, because no other call has that token.
+    What is parked is forgotten behind the new cursor: a log that ends between them has lost no message, and a repeat
+    clears what it still has.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ import asyncio
 
 from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.offsets import AckedOffsets
+from ...protocol.parked import Clear
 from ...protocol.progress import SetCursor
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
+from .parking import change_parked
 from .store import OWN_RECORD_BYTES, Store
 
 
 def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
     """
-    Set a group's cursor; a cursor below the first offset is raised to it.
+    Set a group's cursor; a cursor below the first offset is raised to it.  What the group has parked is forgotten.
 
     Returns:
         A future that is resolved when fence and cursor are durable.
@@ -44,13 +48,16 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
             next_offset=partition.readable_offset,
         )
     cursor = max(ask.cursor, partition.first_offset)
-    if not rises and group.acked.cursor == cursor and not group.acked.ranges:
+    if not rises and group.acked.cursor == cursor and not (group.acked.ranges or group.parked):
         return store.commit.flushed()
-    # Check room for both records before the first is decided.
-    store.commit.check_room(2 * OWN_RECORD_BYTES, own=True)
+    # Check room for all records before the first is decided.
+    store.commit.check_room(4 * OWN_RECORD_BYTES, own=True)
     if rises:
         store.raise_fence(partition, group, token=ask.token, session=session)
-    return _submit(store, partition, group, cursor)
+    durable = _submit(store, partition, group, cursor)
+    if group.parked:
+        return change_parked(store, partition, group, [Clear()], at_ms=0)
+    return durable
 
 
 def _submit(
@@ -58,12 +65,12 @@ def _submit(
 ) -> asyncio.Future[None]:
     # The group may need older messages than before.
     store.firsts.grouped.add(partition.partition_id)
-    before = group.acked
-    group.acked = AckedOffsets(cursor)
+    before = group.acked, group.attempts
+    group.acked, group.attempts = AckedOffsets(cursor), {}
     group.changed()
 
     def undo() -> None:
-        group.acked = before
+        group.acked, group.attempts = before
         group.changed()  # a record with the new cursor may be durable, so the old cursor must be written again
 
     return store.save_now(partition, group, undo=undo)

@@ -25,9 +25,16 @@ AWAITED_MAX = 10
 """The result of an awaitable may be awaitable too, up to this depth."""
 
 
-def check_handler(handler: object) -> None:
+BatchHandler = Callable[[list[Message[V]]], Awaitable[Any]] | Callable[[list[Message[V]]], Any]
+
+
+def check_handler(handler: object, takes: str = "one message") -> None:
     """
     Check that the body of a handler runs when it is called or awaited.
+
+    Args:
+        handler: what the user gave.
+        takes: the one argument that it is called with, for the error.
 
     Raises:
         HandlerTypeError: not callable; a class, whose call only makes an object, unless that can be awaited; a
@@ -35,7 +42,7 @@ def check_handler(handler: object) -> None:
             message.  A handler whose arguments cannot be told, as of some builtins, passes.
     """
     if not callable(handler):
-        raise HandlerTypeError(f"handler is a function of a message, not {handler!r:.80}")
+        raise HandlerTypeError(f"handler is a function of {takes}, not {handler!r:.80}")
     bodies = _bodies(handler)
     if isinstance(bodies[0], type) and not issubclass(bodies[0], Awaitable | Future):
         raise HandlerTypeError(f"handler {handler!r:.80} is a class: give an object of it")
@@ -52,7 +59,7 @@ def check_handler(handler: object) -> None:
         signature.bind(object())
     except TypeError as error:
         raise HandlerTypeError(
-            f"handler {handler!r:.80} cannot be called with one message: {error}"
+            f"handler {handler!r:.80} cannot be called with {takes}: {error}"
         ) from None
 
 

@@ -14,9 +14,12 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 from ...protocol.message import Message
+
+_by_offset = attrgetter("offset")
 
 
 class Lanes:
@@ -31,16 +34,44 @@ class Lanes:
         self._ordered = ordered
         self.arrived: deque[Message] = deque()
         """Messages that no worker has looked at yet, in the order they were put."""
+        self._due: set[int] = set()
+        """`id` of each message in `arrived` whose next try is due: its lane is its own."""
         self._lanes: dict[bytes, deque[Message] | None] = {}
         """For each key of which a message runs or waits for its next try: the messages behind it; None if none."""
+        self._paused: dict[int, list[Message]] = {}
+        """By partition that is paused: its waiting messages, by offset."""
 
     def put(self, messages: Iterable[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
-        self.arrived.extend(messages)
+        if self._paused:
+            self._put_beside_paused(messages)
+        else:
+            self.arrived.extend(messages)
+
+    def _put_beside_paused(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._paused.get(message.partition_id, self.arrived).append(message)
 
     def put_first(self, messages: Sequence[Message]) -> None:
         """Put messages whose next try is due at the front; their lanes are blocked for others."""
         self.arrived.extendleft(reversed(messages))
+        if self._ordered:
+            self._due.update(id(message) for message in messages if message.key)
+
+    def collect(self, failed: Message, ours: Callable[[Message], bool]) -> list[Message]:
+        """Take out the messages that are `ours` and wait behind a failed one of their key, which is not tried again here."""
+
+        def behind(message: Message) -> bool:
+            return message.key == failed.key and ours(message)
+
+        lane = self._lanes[failed.key] or deque()
+        waiting = [message for message in lane if behind(message)]
+        self._lanes[failed.key] = deque(message for message in lane if not behind(message)) or None
+        arrived = [message for message in self.arrived if behind(message)]
+        if arrived:
+            self.arrived = deque(message for message in self.arrived if not behind(message))
+        self.release(failed)
+        return waiting + arrived
 
     def take(self) -> Message | None:
         """Take the next message that may run; it counts as running.  None if there is none."""
@@ -52,7 +83,8 @@ class Lanes:
             if not key or not self._ordered:
                 return message
             if key in lanes:
-                if message.attempt != 1:
+                if message.attempt != 1 and id(message) in self._due:
+                    self._due.discard(id(message))
                     return message
                 lane = lanes[key]
                 if lane is None:
@@ -80,21 +112,47 @@ class Lanes:
         if lane:
             self.arrived.extendleft(reversed(lane))
 
-    def drop(self, partition_id: int) -> list[Message]:
-        """Forget and return the waiting messages of a partition; running messages are not affected."""
-        dropped = [message for message in self.arrived if message.partition_id == partition_id]
-        self.arrived = deque(
-            message for message in self.arrived if message.partition_id != partition_id
-        )
-        failed = [message for message in dropped if message.attempt != 1]
-        for key, lane in self._lanes.items():
-            if lane:
-                kept = deque(message for message in lane if message.partition_id != partition_id)
-                dropped += [message for message in lane if message.partition_id == partition_id]
-                self._lanes[key] = kept or None
+    def pause(self, partition_id: int) -> None:
+        """Let no message of a partition run until `resume`, but for those that failed."""
+        if partition_id in self._paused:
+            return
+        waiting = self._take_out(lambda message: message.partition_id == partition_id)
+        self.arrived.extendleft(reversed([each for each in waiting if id(each) in self._due]))
+        held = [message for message in waiting if id(message) not in self._due]
+        self._paused[partition_id] = sorted(held, key=_by_offset)
+
+    def resume(self, partition_id: int) -> bool:
+        """Let the messages of a partition run again; True if any waits."""
+        held = self._paused.pop(partition_id, [])
+        self.arrived.extendleft(reversed(held))
+        return bool(held)
+
+    def drop(self, partition_id: int, ours: Callable[[Message], bool]) -> list[Message]:
+        """
+        Forget and return the waiting messages that are `ours`; running messages are not affected.
+
+        Args:
+            partition_id: a partition that is paused no longer; `ours` may be of others as well.
+        """
+        held = self._paused.pop(partition_id, [])
+        dropped = self._take_out(ours) + held
+        failed = [message for message in dropped if id(message) in self._due]
+        self._due.difference_update(map(id, failed))
         for message in failed:
             self.release(message)
         return dropped
 
+    def _take_out(self, ours: Callable[[Message], bool]) -> list[Message]:
+        """Take the waiting messages that are `ours` out of the queue and the lanes."""
+        dropped = [message for message in self.arrived if ours(message)]
+        self.arrived = deque(message for message in self.arrived if not ours(message))
+        for key, lane in self._lanes.items():
+            if lane:
+                kept = deque(message for message in lane if not ours(message))
+                dropped += [message for message in lane if ours(message)]
+                self._lanes[key] = kept or None
+        return dropped
+
     def __len__(self) -> int:
-        return len(self.arrived) + sum(len(lane) for lane in self._lanes.values() if lane)
+        paused = sum(map(len, self._paused.values()))
+        return len(self.arrived) + paused + sum(len(lane) for lane in self._lanes.values() if lane)

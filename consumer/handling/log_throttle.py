@@ -162,6 +162,20 @@ class LogThrottle:
         """Note that a message that failed or hung is handled."""
         return self._over(message, now_ms, handled=True)
 
+    def set_aside(
+        self, message: Message, kind: str, now_ms: int, *, with_key: bool
+    ) -> LogLine | None:
+        """Note that a message is not tried again, and `with_key`: that later ones of its key wait with it."""
+        known = self._troubles.pop(_where(message), None)
+        if known is not None and not known.gap_ms:
+            self._summed -= 1
+        if not self._lines.take(now_ms):
+            return None
+        what = "is parked with the later messages of its key" if with_key else "is set aside alone"
+        return LogLine(
+            f"{name_of(message)} {what}: {kind} after {counted(message.attempt, 'attempt')}"
+        )
+
     def given_up(self, message: Message, now_ms: int) -> LogLine | None:
         """Note that a message is not tried again here; None if it neither failed nor hung."""
         return self._over(message, now_ms, handled=False)

@@ -1,4 +1,4 @@
-"""How a handler says that it does not ack its message: it raises `Retry`, or returns `NACK`."""
+"""How a handler says that it does not ack its message: it raises `Retry`, or returns `NACK`.  Pure."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ Invariants
 from __future__ import annotations
 
 import heapq
-
-from ...protocol.message import Message
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 SHARE = 40
 WORKERS_PER_TRY = 4
@@ -25,12 +25,24 @@ BURST_NS = 10_000_000
 PAUSE_MAX_NS = 30_000_000_000
 
 
-class Retries:
+class Tried(Protocol):
+    """A message, or a batch of them."""
+
+    @property
+    def partition_id(self) -> int:
+        """The partition that it is of."""
+        ...
+
+
+T = TypeVar("T", bound=Tried)
+
+
+class Retries(Generic[T]):
     """The failed messages of one consumer; every time is nanoseconds of the boot clock."""
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
-        self._waiting: list[tuple[int, int, Message]] = []
+        self._waiting: list[tuple[int, int, T]] = []
         self._number = 0
         self._under_way: dict[int, int] = {}
         """By `id(message)`: when its try began; 0 before it began."""
@@ -40,12 +52,12 @@ class Retries:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def wait(self, message: Message, due_ns: int) -> None:
+    def wait(self, message: T, due_ns: int) -> None:
         """Add a message that failed; its next try is at `due_ns` at the earliest."""
         self._number += 1
         heapq.heappush(self._waiting, (due_ns, self._number, message))
 
-    def take(self, now_ns: int, *, others_wait: bool) -> list[Message]:
+    def take(self, now_ns: int, *, others_wait: bool) -> list[T]:
         """
         Take the messages to try now, the longest due first; each is under way until `end`.
 
@@ -76,11 +88,11 @@ class Retries:
             free_at_ns = max(free_at_ns, min(begun) + LONG_NS) if begun else NEVER
         return free_at_ns
 
-    def begin(self, message: Message, now_ns: int) -> None:
+    def begin(self, message: T, now_ns: int) -> None:
         """Note that a worker begins to try `message`."""
         self._under_way[id(message)] = now_ns
 
-    def end(self, message: Message, now_ns: int) -> None:
+    def end(self, message: T, now_ns: int) -> None:
         """Note that the try of `message` ended, or will not begin."""
         began_ns = self._under_way.pop(id(message), 0)
         if began_ns:
@@ -88,13 +100,11 @@ class Retries:
             owed_until_ns = max(self._owed_until_ns, began_ns) + owed_ns
             self._owed_until_ns = min(owed_until_ns, now_ns + PAUSE_MAX_NS)
 
-    def drop(self, partition_id: int) -> list[Message]:
-        """Forget and return the waiting messages of a partition; tries under way are not affected."""
-        dropped = [entry[2] for entry in self._waiting if entry[2].partition_id == partition_id]
+    def drop(self, ours: Callable[[T], bool]) -> list[T]:
+        """Forget and return the waiting messages that are `ours`; tries under way are not affected."""
+        dropped = [entry[2] for entry in self._waiting if ours(entry[2])]
         if dropped:
-            self._waiting = [
-                entry for entry in self._waiting if entry[2].partition_id != partition_id
-            ]
+            self._waiting = [entry for entry in self._waiting if not ours(entry[2])]
             heapq.heapify(self._waiting)
         return dropped
 

@@ -1,13 +1,17 @@
 """
-Messages for `async for`: one queue, no handlers, acks by the user.
+Messages for `async for`, `getmany` and `batches`: one queue, no handlers, acks by the user.
+
+    pulled ─▶ stored, not opened ─▶ waiting ─▶ in hand ─▶ acked
+                 │                     ▲          ╰─ given back, or later messages of a key in hand: `InHand`
+                 ╰─▶ Arrow batches     ╰──────────╯
 
 The hand-over of a partition waits until the messages taken of it are acked: for `handover_ms` in any case, and then for
 as long as the loop body runs, as it may still be working on them.  Messages passed over without an ack by then are
 redelivered.  When the consumer closes, unacked messages are redelivered at once.
 
-A message that the user gives back is handed out again, and later messages of its key wait for it: `Nacked`.
-
-Invariant
+Invariants
+    In an exclusive group a message is handed out only once all earlier ones of its key are acked; `getmany` gives several
+    messages of a key together.
     While a task that took messages runs and any of them is not acked, no other task gets a message: it might be the next
     one of the same key.
 """
@@ -19,16 +23,20 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from ...protocol.clock import Clock
-from ...protocol.errors import OtherTaskError
+from ...protocol.errors import MixedUseError, OtherTaskError
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ...rpc.race import Race
-from ..pulling.pull_client import PullClient, client_of
-from .log_throttle import LogThrottle
-from .nacked import Nacked
+from ..pulling.pull_client import PullClient
+from ..pulling.pulled_batch import PulledBatch
+from .arrow_batch import ArrowBatch
+from .arrow_stream import ArrowStream
+from .in_hand import InHand
+from .log_throttle import LogThrottle, name_of
 from .not_acked import wait_ms_of
 
 log = logging.getLogger("keylane.consumer")
@@ -37,44 +45,64 @@ MESSAGES_PER_TURN = 256
 NOT_ITERATED_MS = 10_000
 """Log a warning if messages wait for this long and the consumer, which has no handler, is never iterated."""
 NOT_ITERATED_REPEAT_MS = 600_000
+NOT_ACKED_MS = 10_000
+"""Log a warning if the user waits for messages for this long, and there are none because others are not acked."""
 HANDOVER_WARN_MS = 5_000
 """Log a warning if the loop body delays a hand-over by more than this after `handover_ms`."""
 
 
 class Stream:
     """
-    Hands messages out one by one, in the order of their offsets within each partition.
+    Hands messages out, in the order of their offsets within each partition, but for those that wait for their key.
 
     Args:
         handover_ms: the time that acks of taken messages have in any case when their partition is handed over.
         check: raises if the caller runs in another event loop than the consumer.
+        ordered: False: only a message that was given back makes later ones of its key wait.
     """
 
-    def __init__(self, *, clock: Clock, handover_ms: int, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        handover_ms: int,
+        check: Callable[[], None],
+        ordered: bool = True,
+    ) -> None:
         self._check = check
+        self._ordered = ordered
+        self._manner = ""
+        """How messages are taken: for people."""
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[Any] | None = None
         """The task that iterates: the last one that asked for a message."""
         self._clients: set[PullClient] = set()
         """The clients whose messages came here, until they are handed over."""
         self._waiting: deque[Message] = deque()
-        self._nacked = Nacked()
+        self._stored: deque[PulledBatch] = deque()
+        """Pulled after what is in `_waiting`."""
+        self._paused: dict[int, list[Message]] = {}
+        """By partition: waiting messages that the user does not want now."""
+        self._in_hand = InHand()
         self._boot_ns = clock.boot_ns
         self._handover_ms = handover_ms
         self._work = asyncio.Event()
+        self._arrow = ArrowStream(boot_ns=clock.boot_ns, wake=self._work.set)
         self._asked = asyncio.Event()
         """Set while the user waits for a message; otherwise the loop body runs, with the messages taken."""
         self._turn_left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
-        self._in_hand: Message | None = None
+        self._current: Message | None = None
         """The message that the loop body was given last, while it runs."""
         self._seen: Message | None = None
-        """`_in_hand` at the last check; `_seen_ms` says since when."""
+        """`_current` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
         self._idle_since_ms: int | None = None
         """The boot milliseconds since which messages wait and no iteration takes them; None while none wait so."""
         self._iterated = False
+        self._stuck_since_ms: int | None = None
+        """The boot milliseconds since which the user waits for messages that wait for acks."""
         self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()
 
@@ -85,6 +113,21 @@ class Stream:
             self._waiting.extend(messages)
         self._work.set()
 
+    def put_batch(self, batch: PulledBatch) -> None:
+        """Add a batch of one partition."""
+        if batch.count:
+            self._clients.add(batch.client)  # type: ignore[arg-type]
+            self._stored.append(batch)
+        self._work.set()
+
+    @property
+    def _here(self) -> int:
+        """Messages that are not with the user."""
+        paused = sum(map(len, self._paused.values()))
+        stored = sum(batch.count for batch in self._stored)
+        return len(self._waiting) + stored + paused + self._in_hand.waiting + self._arrow.waiting
+
+    # ── the ways to take messages ────────────────────────────────────────────────────────────────────
     async def next(self) -> Message:
         """
         The next message whose lease has not ended.
@@ -93,67 +136,175 @@ class Stream:
             StopAsyncIteration: the consumer is closed.
             OtherLoopError: it was opened in another event loop.
             OtherTaskError: another task iterates.
+            MixedUseError: messages were taken in another way.
         """
         task = asyncio.current_task(self._loop)
         if task is not self._task or self._asked.is_set():
             self._take_over(task)
         if not self._waiting:
             self._check()
-        self._asked.set()
-        self._iterated = True
-        self._in_hand = None
+        self._begin("async for")
         try:
             while True:
                 self._turn_left -= 1
                 if not self._turn_left:
                     self._turn_left = MESSAGES_PER_TURN
                     await asyncio.sleep(0)
-                if self._error is not None:
-                    raise self._error
-                if self._closed:
-                    raise StopAsyncIteration
-                message = self._nacked.take(self._boot_ns()) if self._nacked else None
+                self._check_open()
+                message = self._take_one()
                 if message is not None:
-                    client_of(message).in_lanes.add(message.offset)
-                elif self._waiting:
-                    message = self._waiting.popleft()
-                    if self._nacked and self._nacked.hold(message):
-                        continue
-                else:
-                    await self._wait_for_work()
-                    continue
-                client: PullClient = message.delivery  # type: ignore[assignment]
-                if self._boot_ns() < client.deadline_ns:
-                    client.taken(message)
-                    self._in_hand = message
+                    self._current = message
                     return message
-                client.forget(1)
-                if self._nacked:
-                    self.acked_again(message)
+                if not self._waiting and not self._stored:
+                    await self._wait_for_work(self._in_hand.next_ns())
         finally:
             self._asked.clear()
 
-    async def _wait_for_work(self) -> None:
-        """Wait for a message to arrive, or to be due again."""
+    async def take_many(self, max_records: int, timeout_ms: int) -> list[Message[Any]]:
+        """Up to `max_records` messages; none if none came within `timeout_ms`.  Raises as `next` does."""
+        self._begin_waiting("getmany()")
+        until_ns = self._boot_ns() + timeout_ms * 1_000_000
+        try:
+            while True:
+                self._check_open()
+                await asyncio.sleep(0)  # for heartbeats and pulls
+                taken = self._take(max_records)
+                if taken or self._boot_ns() >= until_ns:
+                    self._current = taken[0] if taken else None
+                    return taken or []
+                if taken is None:
+                    due_ns = self._in_hand.next_ns()
+                    await self._wait_for_work(until_ns if due_ns is None else min(due_ns, until_ns))
+        finally:
+            self._asked.clear()
+
+    @property
+    def takes_batches(self) -> bool:
+        """True while the user takes Arrow batches."""
+        return self._manner == "batches()"
+
+    async def take_arrow(self) -> ArrowBatch:
+        """The next batch as Arrow columns.  Raises as `next` does."""
+        self._begin_waiting("batches()")
+        try:
+            while True:
+                self._check_open()
+                while self._stored:
+                    self._arrow.put(self._stored.popleft())
+                batch = self._arrow.take()
+                if batch is not None:
+                    await asyncio.sleep(0)
+                    return batch
+                await self._wait_for_work(self._arrow.next_ns())
+        finally:
+            self._asked.clear()
+
+    def _begin_waiting(self, manner: str) -> None:
+        """Begin to wait for messages, in whichever task."""
+        self._check()
+        if self._asked.is_set():
+            raise OtherTaskError("another task waits for messages of this consumer")
+        self._begin(manner)
+
+    def _begin(self, manner: str) -> None:
+        if self._manner != manner:
+            if self._manner:
+                raise MixedUseError(
+                    f"{manner} of a consumer that gives its messages by {self._manner}"
+                )
+            self._manner = manner
+        self._asked.set()
+        self._iterated = True
+        self._current = None
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise StopAsyncIteration
+
+    def _take_one(self) -> Message | None:
+        """A message that the user may have now; None: what was looked at has to wait."""
+        if not self._waiting and self._stored:
+            self._waiting.extend(self._stored.popleft().messages())
+        now_ns = self._boot_ns()
+        while (
+            message := self._in_hand.first(self._waiting, now_ns, ordered=self._ordered)
+        ) is not None:
+            if self._give(message, now_ns):
+                return message
+        return None
+
+    def _take(self, count: int) -> list[Message] | None:
+        """Up to `count` messages that the user may have now; None: something has to happen first."""
+        while self._stored and len(self._waiting) < count:
+            self._waiting.extend(self._stored.popleft().messages())
+        now_ns = self._boot_ns()
+        messages = self._in_hand.collect(self._waiting, count, now_ns, ordered=self._ordered)
+        taken = [message for message in messages if self._give(message, now_ns)]
+        return taken if messages or self._waiting or self._stored else None
+
+    def _give(self, message: Message, now_ns: int) -> bool:
+        """True if the user gets the message: its lease has not ended, and its partition is not paused."""
+        client: PullClient = message.delivery  # type: ignore[assignment]
+        if now_ns >= client.deadline_ns:
+            client.forget(1)
+            self.acked_again(message)
+            return False
+        if self._paused and message.partition_id in self._paused:
+            self._paused[message.partition_id].append(message)
+            self.acked_again(message)  # what waits behind it is taken next, and paused too
+            return False
+        client.taken(message)
+        if message.key or message.attempt != 1:
+            client.client.in_lanes.add(message.offset)
+        return True
+
+    async def _wait_for_work(self, due_ns: int | None) -> None:
+        """Wait for a message to arrive, or to be due again, at `due_ns` of the boot clock."""
         self._work.clear()
-        due_ns = self._nacked.next_ns()
         left_s = None if due_ns is None else max(0.0, (due_ns - self._boot_ns()) / 1e9)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 await self._work.wait()
 
     # ── messages given back ──────────────────────────────────────────────────────────────────────────
-    def nack(self, message: Message, after_s: float) -> None:
-        """Hand a message out again in `after_s`, and later ones of its key only once it is acked.  Raises ConfigError."""
+    def nack(self, message: Message, after_s: float) -> list[Message]:
+        """
+        Hand a message out again in `after_s`, and later ones of its key only once it is acked.
+
+        Returns:
+            The message, and the later ones of its key that the user has: they come again with it.
+
+        Raises:
+            ConfigError
+        """
         wait_ms = wait_ms_of(after_s)
-        message.attempt += 1
-        self._nacked.nack(message, self._boot_ns() + wait_ms * 1_000_000)
+        back = self._in_hand.give_back(message, self._boot_ns() + wait_ms * 1_000_000)
+        for each in back:
+            each.attempt += 1
         self._work.set()
+        return back
 
     def acked_again(self, message: Message) -> None:
         """Let the next message of a lane be handed out."""
-        if self._nacked.acked(message):
+        if self._in_hand.acked(message):
             self._work.set()
+
+    # ── partitions that the user does not want now ───────────────────────────────────────────────────
+    def pause(self, partition_id: int) -> None:
+        """Hand no message of a partition out until `resume`."""
+        held = self._paused.setdefault(partition_id, [])
+        held += [message for message in self._waiting if message.partition_id == partition_id]
+        self._waiting = deque(
+            message for message in self._waiting if message.partition_id != partition_id
+        )
+
+    def resume(self, partition_id: int) -> None:
+        """Hand messages of a partition out again."""
+        held = sorted(self._paused.pop(partition_id, ()), key=_by_offset)
+        self._waiting.extendleft(reversed(held))
+        self._work.set()
 
     def _take_over(self, task: asyncio.Task[Any] | None) -> None:
         """
@@ -171,8 +322,7 @@ class Stream:
         if self._task is not None and not self._task.done():
             if task is not None and getattr(task.get_coro(), "cr_code", None) is _NEXT:
                 return
-            here = len(self._waiting) + self._nacked.waiting
-            unacked = sum(client.outstanding for client in self._clients) - here
+            unacked = sum(client.outstanding for client in self._clients) - self._here
             if unacked:
                 raise OtherTaskError(
                     f"another task iterates over this consumer: it took {counted(unacked, 'message')} "
@@ -193,9 +343,13 @@ class Stream:
             for message in self._waiting
             if message.delivery.client is not client  # type: ignore[union-attr]
         )
-        given_back = self._nacked.drop(client.partition_id)
-        client.forget(len(self._waiting) - len(kept) + given_back)
-        self._waiting = kept
+        stored = deque(batch for batch in self._stored if batch.client is not client)
+        opened = sum(batch.count for batch in self._stored if batch.client is client)
+        given_back = self._in_hand.drop(client.is_of)
+        paused = len(self._paused.pop(client.partition_id, ()))
+        client.forget(len(self._waiting) - len(kept) + opened + given_back + paused)
+        self._waiting, self._stored = kept, stored
+        self._arrow.drop(client)
         try:
             await self._wait_for_acks(client)
         finally:
@@ -233,15 +387,31 @@ class Stream:
     def look(self) -> None:
         """Log a loop body that runs for long, or a consumer that is never iterated.  Call it every second or so."""
         now_ms = self._boot_ns() // 1_000_000
-        if self._in_hand is not None and self._in_hand is self._seen:
+        if self._current is not None and self._current is self._seen:
             line = self._log_throttle.running(self._seen, self._seen_ms, now_ms)
         else:
             line = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
-            self._seen, self._seen_ms = self._in_hand, now_ms
+            self._seen, self._seen_ms = self._current, now_ms
         if line is not None:
             log.warning("%s", line.text)
-        if self._waiting and not self._iterated:
+        if not self._iterated and (self._waiting or self._stored):
             self._warn_not_iterated(now_ms)
+        self._warn_not_acked(now_ms)
+
+    def _warn_not_acked(self, now_ms: int) -> None:
+        """Log that the user waits in vain, because messages that wait are behind some that are not acked."""
+        stuck = self._in_hand.in_the_way() if self._asked.is_set() and not self._waiting else None
+        if stuck is None:
+            self._stuck_since_ms = None
+        elif self._stuck_since_ms is None:
+            self._stuck_since_ms = now_ms
+        elif now_ms - self._stuck_since_ms >= NOT_ACKED_MS:
+            self._stuck_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
+            log.warning(
+                "%s waits for acks: %s until earlier ones of their keys are acked or given back, as %s; to have several "
+                "messages of a key at once, use getmany()",
+                self._manner, counted(self._in_hand.waiting, "message waits", "messages wait"), name_of(stuck),
+            )  # fmt: skip
 
     def _warn_not_iterated(self, now_ms: int) -> None:
         if self._idle_since_ms is None:
@@ -251,8 +421,11 @@ class Stream:
             log.warning(
                 "a consumer has no handler and is not iterated: %s of %s wait, and no other consumer gets "
                 "its partitions; give it handler=, or use: async for message in consumer",
-                counted(len(self._waiting), "message"), self._waiting[0].subject,
+                counted(self._here, "message"), self._subject(),
             )  # fmt: skip
+
+    def _subject(self) -> str:
+        return (self._waiting or self._stored[0].messages())[0].subject
 
     def leave(self) -> None:
         """The consumer closes, and takes no more acks: no hand-over waits for taken messages any more."""
@@ -267,7 +440,9 @@ class Stream:
         """End the iteration."""
         self._closed = True
         self._waiting.clear()
+        self._stored.clear()
         self._work.set()
 
 
+_by_offset = attrgetter("offset")
 _NEXT = Stream.next.__code__

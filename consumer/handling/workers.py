@@ -29,6 +29,8 @@ from ...protocol.clock import Clock
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
 from ..pulling.pull_client import PullClient, client_of
+from ..settings import FailurePolicy
+from .failing import Failing
 from .handlers import Handler, await_result, is_async
 from .lanes import Lanes
 from .log_throttle import LogLine, LogThrottle, name_of
@@ -94,7 +96,10 @@ class Workers:
         on_crash: called with an error that ends the consumer.
         ordered: False: messages of one key may run at the same time.
         acks_each: True: a worker waits until the ack of its message is durable, before the next of its key may run.
+        failing: when a message is not tried again, and what is kept of its error.
     """
+
+    _per_turn = MESSAGES_PER_TURN
 
     def __init__(
         self,
@@ -108,8 +113,11 @@ class Workers:
         on_crash: Callable[[BaseException], None],
         ordered: bool = True,
         acks_each: bool = False,
+        failing: Failing | None = None,
     ) -> None:
         self._acks_each = acks_each
+        self._failing = failing or Failing()
+        self._ordered = ordered
         self._lanes = Lanes(ordered=ordered)
         self._handler = handler
         self._is_async = is_async(handler)
@@ -119,7 +127,7 @@ class Workers:
         self._rng = rng
         self._on_crash = on_crash
         self._log_throttle = LogThrottle()
-        self._retries = Retries(concurrency)
+        self._retries: Retries[Message] = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
         """Starts the tries that are due."""
         self._timer_ns = 0
@@ -133,6 +141,15 @@ class Workers:
         """Add messages of one partition, in the order of their offsets."""
         self._lanes.put(messages)
         self._work.set()
+
+    def pause(self, partition_id: int) -> None:
+        """Start no handler for a partition until `resume`, but for messages that failed."""
+        self._lanes.pause(partition_id)
+
+    def resume(self, partition_id: int) -> None:
+        """Start handlers for a partition again."""
+        if self._lanes.resume(partition_id):
+            self._work.set()
 
     async def _run(self, worker: _WorkerTask) -> None:
         message: Message | None = None
@@ -196,7 +213,7 @@ class Workers:
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
         acks_each = self._acks_each
         while True:
-            for _ in range(MESSAGES_PER_TURN):
+            for _ in range(self._per_turn):
                 if message is None:
                     message = take()
                     if message is None:
@@ -284,6 +301,9 @@ class Workers:
         if now_ns >= client.deadline_ns:
             self._give_up(message)
             return False
+        if self._failing.is_last(message, error):
+            return self._set_aside(message, error)
+        client.note_failed(message)
         wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
         reason = None
         error = only_retry(error) or error
@@ -296,9 +316,29 @@ class Workers:
         self._log_line(line, error)
         due_ns = now_ns + wait_ms * 1_000_000
         self._retries.wait(message, due_ns)
-        client_of(message).add_retrying(1)
+        self._count_retrying(message, 1)
         self._wake_at(due_ns, now_ns)
         return True
+
+    def _set_aside(self, message: Message, error: BaseException) -> bool:
+        """Park a message that failed too often, or bury it; True if no message of its lane may run now."""
+        client: PullClient = message.delivery  # type: ignore[assignment]
+        failure = self._failing.failure(error, message.attempt)
+        kind = type(error).__qualname__
+        parks = self._ordered and bool(message.key) and self._failing.policy is FailurePolicy.PARK
+        line = self._log_throttle.set_aside(message, kind, self._now_ms(), with_key=parks)
+        self._log_line(line, error)
+        if not parks:
+            client.bury(message, failure)
+            return False
+        client.park(message, failure, self._lanes.collect(message, client_of(message).is_of))
+        if self._lanes.arrived:
+            self._work.set()
+        return True
+
+    def _count_retrying(self, message: Message, sign: int) -> None:
+        """Note that a message begins (1) or ends (-1) to wait for its next try."""
+        client_of(message).add_retrying(sign)
 
     def _give_up(self, message: Message) -> None:
         message.delivery.forget(1)  # type: ignore[union-attr]
@@ -314,7 +354,7 @@ class Workers:
         due = self._retries.take(now_ns, others_wait=others_wait)
         for message in due:
             message.attempt += 1
-            client_of(message).add_retrying(-1)
+            self._count_retrying(message, -1)
         if due:
             self._lanes.put_first(due)
             self._work.set()
@@ -360,6 +400,10 @@ class Workers:
         if line is not None:
             log.warning("%s", line.text, exc_info=error if line.traceback else None)
 
+    def ends(self, task: asyncio.Task[Any] | None) -> bool:
+        """True if `task` is that of a worker that is to end itself, not only its handler."""
+        return any(worker.task is task and worker.is_cancelled for worker in self._workers)
+
     def runs(self, task: asyncio.Task[Any] | None) -> bool:
         """True if `task` is that of a worker, in which its handler runs."""
         return any(worker.task is task for worker in self._workers)
@@ -382,9 +426,9 @@ class Workers:
     def _drop(self, client: PullClient) -> None:
         """Forget the waiting messages of `client`'s partition: first tries and next ones."""
         now_ms = self._now_ms()
-        failed = self._retries.drop(client.partition_id)
+        failed = self._retries.drop(client.is_of)
         client.add_retrying(-len(failed))
-        waiting = self._lanes.drop(client.partition_id)
+        waiting = self._lanes.drop(client.partition_id, client.is_of)
         for message in failed:
             self._lanes.release(message)
             self._log_line(self._log_throttle.given_up(message, now_ms))

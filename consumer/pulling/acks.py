@@ -54,6 +54,14 @@ class AckQueue:
         self._start = offset
         self._end = offset + 1
 
+    def done_range(self, start: int, end: int) -> None:
+        """Note that the messages `[start, end)` are handled."""
+        if start != self._end:
+            if self._start < self._end:
+                self._ranges.append((self._start, self._end))
+            self._start = start
+        self._end = end
+
     def __bool__(self) -> bool:
         return self._start < self._end or bool(self._ranges) or bool(self.under_way)
 

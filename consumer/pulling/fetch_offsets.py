@@ -62,6 +62,17 @@ class FetchOffsets:
         self.next_offset = header.next_offset
         return messages
 
+    def unseen_ranges(self, header: Header) -> list[Range]:
+        """The offsets of a batch that were neither pulled before nor acked; the next pull begins behind the batch."""
+        ranges: list[Range] = []
+        start = self._acked.next_unacked(max(header.base_offset, self.next_offset))
+        while start < header.next_offset:
+            end = min(header.next_offset, self._acked.next_acked(start))
+            ranges.append((start, end))
+            start = self._acked.next_unacked(end)
+        self.next_offset = header.next_offset
+        return ranges
+
     def skip_removed(self, first_offset: int) -> int:
         """Pull from `first_offset` on, because older messages were removed; returns how many of them were not acked."""
         missed = self._acked.unacked(self.next_offset, first_offset)

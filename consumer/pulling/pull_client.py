@@ -15,67 +15,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
 from ...protocol.batch import batch_starts, columns
 from ...protocol.clock import Clock
-from ...protocol.codecs.codec import Codec
 from ...protocol.control import Grant
 from ...protocol.errors import (
     FencedError,
-    InvalidRequestError,
     KeylaneError,
-    LeaseLostError,
     OffsetOutOfRangeError,
     OverloadedError,
 )
 from ...protocol.frames import Ack, Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
 from ...protocol.message import Delivery, Message
+from ...protocol.offsets import IntervalSet, Range
+from ...protocol.parked import Failure
 from ...protocol.record import Header
 from ...protocol.text import counted
+from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
+from ...rpc.home import Home
 from ..settings import AckMode, ConsumerSettings
 from .acks import AckQueue
+from .aside import Aside
 from .decode import decode_messages
+from .failed_tries import FailedTries
 from .fetch_offsets import FetchOffsets
 from .lifetime import Lifetime, PullEvent, PullState
 from .messages_in_flight import MessagesInFlight
+from .progress import Position, PullProgress
+from .pull_gate import PAUSED, PullGate
+from .pull_owner import PullOwner
+from .pulled_batch import PulledBatch
+from .user_acks import UserAcks
 
 log = logging.getLogger("keylane.consumer")
 
 
-class PullOwner(Protocol):
-    """What a pull client needs of its consumer."""
-
-    codec: Codec[Any] | None
-
-    def hand_out(self, messages: list[Message]) -> None:
-        """Take messages of one partition, by offset, without those acked already."""
-        ...
-
-    def end(self, client: PullClient) -> None:
-        """Hand the client's partition over; the client pulls nothing more."""
-        ...
-
-    def nack(self, message: Message, after_s: float) -> None:
-        """Hand a message out again, which the user gave back."""
-        ...
-
-    def acked_again(self, message: Message) -> None:
-        """Take note of the ack of a message that was handed out behind one that the user gave back, or was that one."""
-        ...
-
-    def report_drained(self) -> None:
-        """Tell the metaserver soon that a partition is drained."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """End the consumer with an error that no retry can help."""
-        ...
-
-
-class PullClient:
+class PullClient(UserAcks):
     """
     Pulls one partition for one consumer session.
 
@@ -110,12 +87,12 @@ class PullClient:
         owner: PullOwner,
     ) -> None:
         self.partition_id = int(grant.partition.partition_id)
+        self.leased_id = self.partition_id
         self.token = grant.token
         self.queue = int(grant.partition.queue)
         self.logic_start = grant.partition.logic_start
         self.group = group
-        self.session = session
-        self.codec = owner.codec
+        self.session, self.codec = session, owner.codec
         self.client = self
         """As a delivery of messages: the pull client whose messages end together."""
         self.life = Lifetime(deadline_ms)
@@ -124,25 +101,28 @@ class PullClient:
         self.waiting_for = "the fence"
         """For people: what pulling waits for."""
         self._subject = subject
-        self._group = group
         self._who = (self.partition_id, group, session, self.token)
         assert grant.partition.address is not None
         self._connections = connections
         self._broker = connections.broker_at(grant.partition.address)
         self._settings = settings
-        self._clock = clock
-        self._rng = rng
+        self._clock, self._rng = clock, rng
         self._owner = owner
+        known = {"subject": subject, "connections": connections, "settings": settings, "rng": rng}
+        self.aside = Aside(self, owner, grant, self._who, **known)  # type: ignore[arg-type]
+        self._begin()
+
+    def _begin(self) -> None:
+        settings = self._settings
         self._acks = AckQueue()
         self._offsets = FetchOffsets()
+        self._tries = FailedTries()
+        self._told_drained = False
+        self._progress = PullProgress()
+        self.gate = PullGate()
         self.acks_each = settings.ack is AckMode.EACH
         """The next message of a key waits for the ack of the one before."""
-        self._taken: set[int] = set()
-        """Offsets that iteration gave to the user and the user has not acked."""
-        self._given_back: set[int] = set()
-        """Offsets that the user gave back, and was not given again."""
-        self.in_lanes: set[int] = set()
-        """Those of them whose ack lets the next message of a key be handed out."""
+        self.begin_taking()
         self._in_flight = MessagesInFlight(
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
@@ -151,8 +131,8 @@ class PullClient:
         self._ack_due = asyncio.Event()
         self._ack_waiters: list[asyncio.Future[bool]] = []
         """Of `acked`: done with the request that has all that was handled before the call."""
-        self._pulling = asyncio.create_task(self._run(self._pull), name=f"pull {self.partition_id}")
-        self._acking = asyncio.create_task(self._run(self._ack), name=f"ack {self.partition_id}")
+        self._pulling = asyncio.create_task(self.run(self._pull), name=f"pull {self.partition_id}")
+        self._acking = asyncio.create_task(self.run(self._ack), name=f"ack {self.partition_id}")
 
     # ── the lease ────────────────────────────────────────────────────────────────────────────────────
     def renew(self, deadline_ms: int, address: str | None) -> None:
@@ -202,9 +182,56 @@ class PullClient:
         return self._offsets.cursor
 
     @property
-    def drained(self) -> bool:
+    def acked_to_end(self) -> bool:
         """True when the partition is sealed, and its group has acked it to the end."""
         return self._offsets.drained
+
+    @property
+    def drained(self) -> bool:
+        """True when it is acked to the end, and no parked message is with handlers."""
+        return self._offsets.drained and not self.aside.busy
+
+    @property
+    def has_parked(self) -> bool:
+        """True if messages may be parked on the partition."""
+        return self.aside.has_parked
+
+    # ── parked messages ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def broker(self) -> BrokerClient:
+        """The client of the partition's broker."""
+        return self._broker
+
+    def hand_out(self, messages: list[Message]) -> None:
+        """Count messages as handed out, and give them to handlers or the iteration."""
+        self._in_flight.count += len(messages)
+        self._owner.hand_out(messages)
+
+    def settled(self) -> None:
+        """Report that the partition is drained, if only parked messages were in the way."""
+        self._report_drained(before=False)
+
+    def note_failed(self, message: Message) -> None:
+        """Have the broker keep how often a message has failed."""
+        self._tries.failed(message)
+        if not self._ack_is_due:
+            self._ack_is_due = True
+            self._ack_due.set()
+
+    def is_of(self, message: Message) -> bool:
+        """True if this client handed the message out, also one of an ancestor's."""
+        return message.delivery is self or client_of(message) is self
+
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        """Set a message aside that failed too often, with those of its key that wait behind it."""
+        offsets = [message.offset, *(behind.offset for behind in waiting)]
+        self.aside.park(message.key, offsets, failure)
+        self.forget(len(offsets))
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        """Set a message aside alone: later ones of its key go on."""
+        self.aside.park(None, [message.offset], failure)
+        self.forget(1)
 
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
@@ -218,6 +245,28 @@ class PullClient:
         if in_flight.count <= in_flight.wake_at:
             in_flight.wake()
 
+    def done_all(self, messages: list[Message]) -> None:
+        """Note that the messages, which are sorted by offset, are handled."""
+        start, end = messages[0].offset, messages[-1].offset + 1
+        if end - start == len(messages):
+            self.done_range(start, end)
+            return
+        for message in messages:
+            self._acks.done(message.offset)
+        self._ack_soon()
+        self._in_flight.remove(len(messages))
+
+    def done_range(self, start: int, end: int) -> None:
+        """As `done_all`, of `[start, end)`."""
+        self._acks.done_range(start, end)
+        self._ack_soon()
+        self._in_flight.remove(end - start)
+
+    def _ack_soon(self) -> None:
+        if not self._ack_is_due:
+            self._ack_is_due = True
+            self._ack_due.set()
+
     def forget(self, count: int) -> None:
         """Note that `count` of the messages handed out will not be handled here."""
         self._in_flight.remove(count)
@@ -225,48 +274,6 @@ class PullClient:
     def add_retrying(self, count: int) -> None:
         """Note that `count` more of the messages handed out wait for their next try; fewer, if it is negative."""
         self._in_flight.add_retrying(count)
-
-    def taken(self, message: Message) -> None:
-        """Note that the iteration gave the message to the user, who will ack it."""
-        self._taken.add(message.offset)
-        if self._given_back:
-            self.given_again(message)
-
-    def given_again(self, message: Message) -> None:
-        """Note that the user has a message again that was given back."""
-        self._given_back.discard(message.offset)
-
-    def check_takes_ack(self, message: Message) -> None:
-        """
-        Check that the user may ack.
-
-        Raises:
-            LeaseLostError: the partition was handed over, or its lease has ended.
-            ForkedError, OtherLoopError: the consumer is open in another process or event loop.
-        """
-        self._connections.home.check_thread()
-        if not self.life.takes_acks(self._clock.boot_ms()):
-            raise LeaseLostError(partition_id=self.partition_id, offset=message.offset)
-
-    async def ack(self, message: Message) -> None:
-        """Take the user's ack; no effect for a second ack, or for a message that a handler was given."""
-        self.check_takes_ack(message)
-        if message.offset in self._taken:
-            self._taken.remove(message.offset)
-            self.done(message.offset)
-            if self.in_lanes:
-                self.left_hand(message)
-            if self.acks_each and not await self.acked():
-                self.check_takes_ack(message)
-        elif self._given_back:
-            self.check_not_given_back(message)
-
-    def check_not_given_back(self, message: Message) -> None:
-        """Raises InvalidRequestError: the user gave the message back, and it comes again."""
-        if message.offset in self._given_back:
-            raise InvalidRequestError(
-                f"message {message.offset} of partition {self.partition_id} was given back; ack it when it comes again"
-            )
 
     async def acked(self) -> bool:
         """
@@ -279,32 +286,26 @@ class PullClient:
         self._ack_waiters.append(waiter)
         return await waiter
 
-    async def nack(self, message: Message, after_s: float) -> None:
-        """Take a message back from the user.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
-        self.take_back(message, self._taken, after_s)
+    @property
+    def home(self) -> Home:
+        """Where the consumer is open: one for each consumer."""
+        return self._connections.home
 
-    def take_back(self, message: Message, taken: set[int], after_s: float) -> None:
-        """Hand a message out again that is among those `taken`."""
-        self.check_takes_ack(message)
-        if message.offset not in taken:
-            raise InvalidRequestError(
-                f"message {message.offset} of partition {self.partition_id} is acked or given back already, or a "
-                "handler has it: that raises keylane.Retry"
-            )
-        self._owner.nack(message, after_s)
-        taken.remove(message.offset)
-        self._given_back.add(message.offset)
-        self.in_lanes.discard(message.offset)
+    # ── what users see and steer ─────────────────────────────────────────────────────────────────────
+    @property
+    def paused(self) -> bool:
+        """True while the user has paused the partition."""
+        return PAUSED in self.gate.reasons
 
-    def left_hand(self, message: Message) -> None:
-        """Let the next message of a lane be handed out, if the acked one was of a lane."""
-        if message.offset in self.in_lanes:
-            self.in_lanes.remove(message.offset)
-            self._owner.acked_again(message)
+    @property
+    def position(self) -> Position:
+        """How far the partition is pulled and acked."""
+        offsets = self._offsets
+        return self._progress.position(offsets.next_offset, offsets.cursor, self._clock.wall_ns())
 
     @property
     def missed(self) -> int:
-        """Messages that retention removed before they were pulled."""
+        """As `FetchOffsets.missed`."""
         return self._offsets.missed
 
     @property
@@ -317,7 +318,8 @@ class PullClient:
         await self._in_flight.wait_until_empty()
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
-    async def _run(self, body: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, body: Callable[[], Awaitable[None]]) -> None:
+        """Run the body of a task, whose error ends this client or the consumer."""
         try:
             await body()
         except FencedError as error:
@@ -373,8 +375,10 @@ class PullClient:
     async def _acquire(self) -> None:
         answer, _ = await self._broker.call(self._acquire_request())
         assert isinstance(answer, Acquired)
+        await self.aside.begin(answer)
         if not self._offsets.begun:
             self._offsets.begin(answer.cursor, answer.ranges)
+            self._tries.begin(answer.attempts)
         if answer.sealed:
             self._sealed_at(answer.next_offset)
 
@@ -388,12 +392,19 @@ class PullClient:
         """Note that the broker has acks of all messages below `cursor`."""
         drained = self.drained
         self._offsets.cursor = cursor
+        self._progress.acked(cursor)
         self._report_drained(before=drained)
 
     def _report_drained(self, *, before: bool) -> None:
-        """Report that the partition is drained, if it was not `before`."""
-        if self.drained and not before:
+        """Report that the partition is drained, once, if it was not `before`."""
+        if self.drained and not before and not self._told_drained:
+            self._told_drained = True
             self._owner.report_drained()
+
+    async def _wait_while_held(self) -> None:
+        if self.gate.reasons:
+            self.waiting_for = ", ".join(sorted(self.gate.reasons))
+            await self.gate.passed()
 
     async def _wait_for_capacity(self, limit: int) -> None:
         """Wait until fewer than `limit` messages are with handlers, and the broker takes acks of more."""
@@ -402,7 +413,9 @@ class PullClient:
             await self._in_flight.wait_for_capacity(limit)
 
     async def _pull_once(self) -> None:
+        await self._wait_while_held()
         await self._wait_for_capacity(self._settings.buffer_messages)
+        await self.aside.wait_for_room()
         if self._clock.boot_ns() >= self.deadline_ns:
             return
         self.waiting_for = "messages"
@@ -412,6 +425,9 @@ class PullClient:
             wait_ms=wait_ms,
         )
         assert isinstance(answer, Batches)
+        await self.aside.seen(answer.parked_version)
+        self._progress.end_offset = answer.next_offset
+        await self._wait_while_held()
         if answer.sealed:
             self._sealed_at(answer.next_offset)
         for start, header in batch_starts(payload):
@@ -423,9 +439,31 @@ class PullClient:
         """Decode a batch and hand out the messages that were neither pulled before nor acked."""
         if header.next_offset <= self._offsets.next_offset:
             return
+        self._progress.pulled(header)
+        if self._owner.keeps_batches:
+            record = payload[start : start + header.length]
+            ranges = self._offsets.unseen_ranges(header)
+            if self.aside.keys:
+                ranges = self._without_parked(payload, start, header, ranges)
+            batch = PulledBatch(self, record, header, ranges)
+            self._in_flight.count += batch.count
+            self._owner.hand_out_batch(batch)
+            return
         messages = self._offsets.unseen(self._decode(payload, start, header, self), header)
-        self._in_flight.count += len(messages)
-        self._owner.hand_out(messages)
+        self._tries.count_on(messages)
+        if self.aside.keys:
+            messages = self.aside.divert(messages)
+        self.hand_out(messages)
+
+    def _without_parked(
+        self, payload: memoryview, start: int, header: Header, ranges: Sequence[Range]
+    ) -> list[Range]:
+        """The parts of `ranges` whose keys are not parked; the others are parked."""
+        messages = self._decode(payload, start, header, self)
+        base = header.base_offset
+        wanted = [message for low, high in ranges for message in messages[low - base : high - base]]
+        left = self.aside.divert(wanted)
+        return list(IntervalSet((message.offset, message.offset + 1) for message in left))
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         """
@@ -440,8 +478,12 @@ class PullClient:
         missed = self._offsets.skip_removed(first_offset)
         log.warning(
             "partition %d: %s removed before group %s got them; it continues at offset %d",
-            self.partition_id, counted(missed, "message was", "messages were"), self._group, first_offset,
+            self.partition_id, counted(missed, "message was", "messages were"), self.group, first_offset,
         )  # fmt: skip
+
+    def decode(self, record: memoryview, header: Header) -> list[Message]:
+        """Every message of a batch that the owner keeps."""
+        return self._decode(record, 0, header, self)
 
     def _decode(
         self, payload: memoryview, start: int, header: Header, delivery: Delivery
@@ -481,8 +523,9 @@ class PullClient:
         ranges = self._acks.take()
         left_over = self._acks.left_over
         waiters, self._ack_waiters = self._ack_waiters, []
+        failed = self._tries.next()
         try:
-            answer, _ = await self._broker.call(Ack(*self._who, ranges))
+            answer, _ = await self._broker.call(Ack(*self._who, ranges, failed))
         except OverloadedError as error:
             _release(waiters, durable=False)  # else no worker would be left for the older messages
             return self._refused(error)
@@ -492,15 +535,18 @@ class PullClient:
             raise
         assert isinstance(answer, Acked)
         self._acks.confirmed()
+        self._tries.told(failed)
         if not self._acks.at_range_limit:
             self._in_flight.unblock()
-        self._acked_to(answer.cursor)
-        if self._acks:
+        if self._acks or self._tries:
             self._ack_due.set()
+        self.aside.note(answer.parked_version)  # before the partition counts as drained
+        self._acked_to(answer.cursor)
         if left_over:
             self._ack_waiters = waiters + self._ack_waiters
         else:
             _release(waiters, durable=True)
+        await self.aside.seen(answer.parked_version)
         return True
 
     def _refused(self, error: OverloadedError) -> bool:
@@ -520,12 +566,14 @@ class PullClient:
         """Once stopped, and once its handlers have ended: send the last acks and release the pull lock, within `flush_ms`."""
         self._on(PullEvent.CLOSED)
         self._acking.cancel()
-        await asyncio.gather(self._pulling, self._acking, return_exceptions=True)
+        ending = [self._pulling, self._acking, *self.aside.stop()]
+        await asyncio.gather(*ending, return_exceptions=True)
         try:
             if self.fenced:
                 return
             async with asyncio.timeout(flush_ms / 1000):
-                while self._acks and await self._send_acks():
+                await self.aside.flush()
+                while (self._acks or self._tries) and await self._send_acks():
                     pass
                 if self._offsets.begun:
                     await self._broker.call(Release(*self._who))

@@ -22,6 +22,7 @@ class ReadFrom:
     codec: Codec[Any] | None
     group: str = ""
     cursor: int = 0
+    leased_id: int = 0
     exclusive: bool = False
 
     async def ack(self, message: Message) -> None:

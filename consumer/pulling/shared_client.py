@@ -18,26 +18,38 @@ from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.frames import AcquireShared, Handed, PullShared
 from ...protocol.message import Message
 from ...protocol.offsets import Range
+from ...protocol.parked import Failure
 from ...protocol.record import Header
 from .pull_client import PullClient
+from .user_acks import TakenMessages
 
 log = logging.getLogger("keylane.consumer")
 
 
-class HandOut:
+class HandOut(TakenMessages):
     """The messages of a pull, which this consumer may handle until `deadline_ns` on the boot clock."""
 
-    __slots__ = ("_taken", "_until_ns", "client", "codec", "group", "logic_start", "queue")
+    __slots__ = (
+        "_until_ns",
+        "client",
+        "codec",
+        "group",
+        "leased_id",
+        "logic_start",
+        "queue",
+    )
     exclusive = False
+    client: SharedClient
 
     def __init__(self, client: SharedClient, until_ns: int) -> None:
         self.client = client
         self.codec = client.codec
         self.group = client.group
+        self.leased_id = client.partition_id
         self.queue = client.queue
         self.logic_start = client.logic_start
         self._until_ns = until_ns
-        self._taken: set[int] = set()
+        super().__init__()
 
     @property
     def cursor(self) -> int:
@@ -57,26 +69,13 @@ class HandOut:
         """Note that `count` of the messages will not be handled here."""
         self.client.forget(count)
 
-    def taken(self, message: Message) -> None:
-        """Note that the iteration gave the message to the user, who will ack it."""
-        self._taken.add(message.offset)
-        self.client.given_again(message)
+    def note_failed(self, message: Message) -> None:
+        """Have the broker keep how often a message has failed."""
+        self.client.note_failed(message)
 
-    async def ack(self, message: Message) -> None:
-        """Take the user's ack; a second ack does nothing.  Raises LeaseLostError."""
-        self.client.check_takes_ack(message)
-        if message.offset in self._taken:
-            self._taken.remove(message.offset)
-            self.done(message.offset)
-            self.client.left_hand(message)
-            if self.client.acks_each and not await self.client.acked():
-                self.client.check_takes_ack(message)
-        else:
-            self.client.check_not_given_back(message)
-
-    async def nack(self, message: Message, after_s: float) -> None:
-        """Take a message back from the user.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
-        self.client.take_back(message, self._taken, after_s)
+    def bury(self, message: Message, failure: Failure) -> None:
+        """Set a message aside that failed too often."""
+        self.client.bury(message, failure)
 
 
 class SharedClient(PullClient):
@@ -102,6 +101,7 @@ class SharedClient(PullClient):
 
     async def _pull_once(self) -> None:
         settings = self._settings
+        await self._wait_while_held()
         await self._wait_for_capacity(settings.in_flight_messages)
         sent_ns = self._clock.boot_ns()
         if sent_ns >= self.deadline_ns:
@@ -123,6 +123,7 @@ class SharedClient(PullClient):
         hand_out = HandOut(self, sent_ns + (in_flight_ms - in_flight_ms // 10) * 1_000_000)
         for start, header in batch_starts(payload):
             self._hand_out_of(payload, start, header, answer.ranges, hand_out)
+        self._progress.end_offset = answer.next_offset
         self._acked_to(max(self._offsets.cursor, answer.cursor))
         if answer.sealed:
             self._sealed_at(answer.next_offset)
@@ -144,7 +145,9 @@ class SharedClient(PullClient):
         ]
         if not wanted:
             return
+        self._progress.pulled(header)
         messages = self._decode(payload, start, header, hand_out)
         ours = [message for low, high in wanted for message in messages[low:high]]
+        self._tries.count_on(ours)
         self._in_flight.count += len(ours)
         self._owner.hand_out(ours)

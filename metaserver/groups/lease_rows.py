@@ -17,9 +17,15 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import Grant, Grants, Heartbeat, ReleaseGrant, Retention
 from ...protocol.errors import GroupUnknownError, TokenUnknownError
 from ...protocol.ids import FencingToken, PartitionId, SessionId
-from ...protocol.routing import ConsumeStrategy, PartitionState
+from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..cluster.heard import mark_unsettled
-from ..cluster.partitions import granted_partitions, select_granted, subject_parents
+from ..cluster.partitions import (
+    BY_ID,
+    granted_partitions,
+    read_partitions,
+    select_granted,
+    subject_parents,
+)
 from ..sql.dialect import insert_new
 from ..sql.duties import duty_left_ms, rebuilt_duty
 from ..sql.schema import drained, groups, heard, leases, partitions, sessions
@@ -248,11 +254,16 @@ _newly_drained = (
 )
 
 
-def note_drained(connection: Connection, session: str, ids: Collection[int]) -> int | None:
+def note_drained(
+    connection: Connection, session: str, ids: Collection[int], parked: Collection[int]
+) -> int | None:
     """
     Note that a group has acked sealed partitions to their end, as the session says that holds or shares them.
 
     Ignores partitions that are not SEALED or not held by the session: their present owner will report them.
+
+    Args:
+        parked: those of them on which the group has parked messages.
 
     Returns:
         The id of the group if one of them was not drained before, else None.
@@ -265,7 +276,10 @@ def note_drained(connection: Connection, session: str, ids: Collection[int]) -> 
     live_session(connection, session)  # a reset may have ended it before the group was locked
     which = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
     ids_drained = connection.execute(_newly_drained, which).scalars()
-    rows = [{"group_id": group_id, "partition_id": partition_id} for partition_id in ids_drained]
+    rows = [
+        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
+        for partition_id in ids_drained
+    ]
     insert_new(connection, drained, rows)
     if not rows:
         return None
@@ -304,11 +318,36 @@ def read_grants(connection: Connection, session: str) -> Grants:
         held = granted_partitions(connection, _shared, of_session=session, **here)
     else:
         held = granted_partitions(connection, _held, of_session=session)
+    parked = _parked_parents(connection, row.group_id, held)
     return Grants(
         version=row.grants_version,
         ttl_ms=row.ttl_ms,
-        grants=tuple(Grant(partition=partition, token=token) for partition, token in held),
+        grants=tuple(
+            Grant(
+                partition=partition,
+                token=token,
+                parked_parents=tuple(parked[key] for key in partition.parents if key in parked),
+            )
+            for partition, token in held
+        ),
     )
+
+
+_left_parked = sa.select(drained.c.partition_id).where(
+    drained.c.group_id == sa.bindparam("of_group"), drained.c.parked
+)
+
+
+def _parked_parents(
+    connection: Connection, group_id: int, held: Collection[tuple[Partition, int]]
+) -> dict[PartitionId, Partition]:
+    """Return the parents of granted partitions on which the group has left parked messages, by id."""
+    parents = {parent for partition, _ in held for parent in partition.parents}
+    if not parents:
+        return {}
+    left = set(connection.execute(_left_parked, {"of_group": group_id}).scalars()) & parents
+    rows = read_partitions(connection, BY_ID, ids=sorted(left)) if left else ()
+    return {partition.partition_id: partition for partition in rows}
 
 
 _partition_facts = (

@@ -143,7 +143,7 @@ class GroupService:
             InvalidRequestError: a list is too long.
         """
         check_session(ask.session)
-        if max(len(ask.drained), len(ask.holding or ())) > DRAINED_MAX:
+        if max(len(ask.drained), len(ask.parked), len(ask.holding or ())) > DRAINED_MAX:
             raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
         session = SessionId(ask.session)
         with self._wakeups.listen(session) as waiter:
@@ -156,7 +156,7 @@ class GroupService:
                     await self._suspend(again, self._settling_first)
                 if ask.drained:
                     drained_by = await self._database.write_first(
-                        note_drained, session, ask.drained
+                        note_drained, session, ask.drained, ask.parked
                     )
                     if drained_by is not None:
                         await self._settling_first.run(drained_by, None)

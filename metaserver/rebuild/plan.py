@@ -285,6 +285,8 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             sealed = status.state is PartitionState.SEALED
             if at_broker.token and sealed and at_broker.cursor >= status.next_offset:
                 group.drained.add(status.partition_id)
+                if at_broker.parked:
+                    group.parked.add(status.partition_id)
     for group in groups.values():
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]

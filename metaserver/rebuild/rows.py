@@ -61,6 +61,8 @@ class RebuiltGroup:
     last_token: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
     drained: set[int] = field(default_factory=set)
+    parked: set[int] = field(default_factory=set)
+    """Partitions on which the group has parked messages."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The consume strategy under which its highest token was acquired."""
     ttl_ms: int = 0

@@ -187,7 +187,10 @@ def _store_group(connection: Connection, subject_id: int, group: RebuiltGroup) -
     take_duty(connection, rebuilt_duty(group_id), holder="rebuild", lease_ms=group.ttl_ms)
     on_disk = [{"group_id": group_id, "partition_id": key} for key in sorted(group.tokens)]
     connection.execute(sa.insert(heard), on_disk)
-    through = [{"group_id": group_id, "partition_id": key} for key in sorted(group.drained)]
+    through = [
+        {"group_id": group_id, "partition_id": key, "parked": key in group.parked}
+        for key in sorted(group.drained)
+    ]
     if through:
         connection.execute(sa.insert(drained), through)
 

@@ -328,6 +328,13 @@ drained = Table(
     metadata,
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column(
+        "parked",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="the group had parked messages on it, which its children take over",
+    ),
 )
 
 heard = Table(

@@ -17,7 +17,8 @@
     │   ├── SequenceReusedError                            two producers under one id
     │   ├── IdempotencyKeyReusedError                      other messages under an idempotency key
     │   ├── ForkedError, OtherLoopError, AlreadyOpenError  raised by the client: not open here
-    │   ├── OtherTaskError                                 raised by a consumer without a handler
+    │   ├── OtherTaskError, MixedUseError                  raised by a consumer without a handler
+    │   ├── SeekRefusedError                               a consumer does not set the progress of its group
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
@@ -32,6 +33,7 @@
     │   ├── OutboxRowFailedError                           its fate is UNKNOWN
     │   ├── OutboxSubjectExistsError                       waiting rows stay while their subject exists
     │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
+    │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
     │   └── LeaseLostError                                 raised by the client: another session owns the partition
@@ -76,6 +78,7 @@ from .deletions import *  # noqa: F403 - the rest of the tree
 from .failures import *  # noqa: F403 - the rest of the tree
 from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
+from .parked import *  # noqa: F403 - the rest of the tree
 from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError

@@ -44,3 +44,22 @@ class OtherTaskError(RefusedError):
     )
     unacked = Detail(int)
     """Messages that the other task took and has not acked; None if it waits for one."""
+
+
+class MixedUseError(RefusedError):
+    """A consumer gives its messages in one way: `async for`, `getmany`, `batches`, or a handler."""
+
+    code = 1165
+    summary = "this consumer gives its messages in another way"
+    hint = "Use one of `async for`, getmany() and batches() for as long as the consumer is open; a handler has them all."
+
+
+class SeekRefusedError(RefusedError):
+    """A member of a consumer group asks for another offset: the group's progress is one, and is set by an operator."""
+
+    code = 1166
+    summary = "a consumer does not set the progress of its group"
+    hint = (
+        "Close the group's consumers, then: keylane group reset SUBJECT GROUP --to ..., or Admin.reset_group.  To look at "
+        "messages again without a group: keylane.QueueReader."
+    )

@@ -137,6 +137,7 @@ def test_numbers_of_record_kinds_never_change():
         "TOLD": 7,
         "FORGET": 8,
         "DROPPED": 9,
+        "PARKED": 10,
     }
 
 

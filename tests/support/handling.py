@@ -31,11 +31,23 @@ class Client:
         self.left_ms = 60_000
         self.client = self
         self.handled: list[int] = []
+        self.in_lanes: set[int] = set()
         self.in_flight = MessagesInFlight(retrying_max=retrying_max)
+
+    def is_of(self, message: Message) -> bool:
+        """True if the message is of this client."""
+        return message.delivery is self
+
+    def note_failed(self, message: Message) -> None:
+        """Take a failed try."""
 
     def done(self, offset: int) -> None:
         self.handled.append(offset)
         self.in_flight.remove(1)
+
+    def done_all(self, messages: list[Message]) -> None:
+        self.handled += [message.offset for message in messages]
+        self.in_flight.remove(len(messages))
 
     def forget(self, count: int) -> None:
         self.in_flight.remove(count)

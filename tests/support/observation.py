@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keylane.checker.events import Dropped, Ended, Event, Holds, LetGo, Served, Started
+from keylane.checker.events import (
+    Dropped,
+    Ended,
+    Event,
+    Holds,
+    LetGo,
+    Served,
+    SetAside,
+    Started,
+)
 from keylane.consumer.pulling.pull_client import PullClient
-from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Answer, Pull, Release, Request
+from keylane.protocol.frames import (
+    Ack,
+    Acked,
+    Acquire,
+    Acquired,
+    Answer,
+    ChangeParked,
+    Pull,
+    Release,
+    Request,
+)
 from keylane.protocol.message import Message
+from keylane.protocol.parked import Park, decode_changes
 
 
 def started(
@@ -62,11 +82,24 @@ def served(request: Request, answer: Answer, began: int) -> Served | None:
     elif isinstance(request, Ack):
         assert isinstance(answer, Acked)
         kind, cursor, ranges = "ack", answer.cursor, request.ranges
+    elif isinstance(request, ChangeParked):
+        kind = "park"
     elif isinstance(request, Pull | Release):
         kind = type(request).__name__.lower()
     else:
         return None
     return Served(kind, request.group, request.partition_id, request.token, began, cursor, ranges)
+
+
+def set_aside(request: Request, payload: memoryview) -> list[SetAside]:
+    """What a broker is asked to park, before it answers."""
+    if not isinstance(request, ChangeParked):
+        return []
+    return [
+        SetAside(request.group, request.partition_id, request.token, change.ranges)
+        for change in decode_changes(payload)
+        if isinstance(change, Park) and change.ranges
+    ]
 
 
 class Telling:

@@ -19,12 +19,15 @@ PROGRAMS = {"metaserver", "broker", "producer", "consumer", "admin", "outbox", "
 ARROWS: dict[str, set[str]] = {
     "protocol": set(),
     "rpc": {"protocol"},
+    "arrow": {"protocol"},  # columns of batches, for the two rooms that give Arrow data
     **{program: {"protocol", "rpc"} for program in PROGRAMS},
+    "consumer": {"protocol", "rpc", "arrow"},
+    "spark": {"protocol", "rpc", "arrow"},
     "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
     "checker": {"protocol"},
     "cli": {"protocol", "rpc", "checker", *PROGRAMS},
     "migrations": set(),
-    "sync": {"protocol", "rpc", "producer"},  # the producer, for programs without an event loop
+    "sync": {"protocol", "rpc", "producer", "consumer"},  # for programs without an event loop
     "": {"protocol", "producer", "consumer", "admin", "sync"},  # the public face
 }
 
@@ -54,9 +57,14 @@ HOME_OF: dict[str, list[str]] = {
     "asyncpg": ["metaserver/*"],
     "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py", "sink/alembic.py"],
     "pyspark": ["spark/*"],
-    "pyarrow": ["spark/*", "producer/tables/arrow.py"],
+    "pyarrow": ["arrow/*", "spark/*", "producer/tables/arrow.py"],
     "pandas": ["spark/*"],
-    "numpy": ["spark/*", "producer/tables/arrow.py", "producer/tables/column_hash.py"],
+    "numpy": [
+        "arrow/*",
+        "spark/*",
+        "producer/tables/arrow.py",
+        "producer/tables/column_hash.py",
+    ],
     "py4j": ["spark/*"],
     "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
     "typer": ["cli/*"],

@@ -9,7 +9,13 @@ import typer
 from keylane.cli.main import app
 from tidy.tree import ROOT
 
-PAGES = ("README.md", "docs/OPERATING.md", "docs/OUTBOX.md", "examples/README.md")
+PAGES = (
+    "README.md",
+    "docs/OPERATING.md",
+    "docs/OUTBOX.md",
+    "docs/PARKING.md",
+    "examples/README.md",
+)
 COMMAND = re.compile(r"^ {4}(?:\.venv/bin/)?keylane (.+?)(?: +[#<].*)?$", re.MULTILINE)
 
 

@@ -64,12 +64,14 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/group": set(),
     "cli/commands/meta": set(),
     "cli/commands/outbox": set(),
+    "cli/commands/parked": set(),
     "cli/commands/scheduled": set(),
     "cli/commands/queue": set(),
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
     "protocol/codecs": {"protocol/errors"},
     "protocol/errors": set(),
     "protocol/http": {"protocol/errors"},
+    "protocol/parked": set(),
     "protocol/scheduled": {"protocol/errors"},
 }
 

@@ -52,7 +52,13 @@ def test_every_name_of_the_face_is_what_its_module_has():
     assert {"Producer", "Consumer", "QueueReader", "Message", "Receipt"} <= set(keylane.__all__)
     for name in keylane.__all__:
         value = getattr(keylane, name)
-        assert name in {"Handler", "NACK", getattr(value, "__name__", "")}
+        assert name in {
+            "BatchHandler",
+            "Handler",
+            "NACK",
+            "PartitionsCallback",
+            getattr(value, "__name__", ""),
+        }
     assert set(keylane.__all__) <= set(dir(keylane))
 
 
@@ -196,7 +202,7 @@ def test_mypy_knows_the_values_of_a_codec(tmp_path):
         "keylane.producer.client.Producer[snippet.Order]",
         "snippet.Order",
         "keylane.consumer.client.Consumer[snippet.Order]",
-        "keylane.consumer.pulling.queue_reader.QueueReader[snippet.Order]",
+        "keylane.consumer.reading.queue_reader.QueueReader[snippet.Order]",
     ]
     errors_told = [line for line in checked.stdout.splitlines() if "error:" in line]
     assert len(errors_told) == 2

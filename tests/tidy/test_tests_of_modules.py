@@ -12,6 +12,7 @@ from tidy.tree import FILES, ROOT, Source, imports_of
 ELSEWHERE: dict[str, dict[str, str]] = {
     "admin": {
         "integration/clients/test_admin.py": "calls client",
+        "integration/clients/test_parked.py": "parked",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
     },
     "broker": {
@@ -62,19 +63,33 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/rebuild/test_meta_rebuild.py": "app database verify",
     },
     "cli/commands/outbox": {"integration/outbox/test_outbox.py": "app"},
+    "cli/commands/parked": {"integration/clients/test_parked.py": "app"},
     "cli/commands/scheduled": {"integration/brokers/test_scheduled_ends.py": "app messages"},
     "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
     "cli/commands/subject": {"acceptance/test_cli.py": "app describe"},
     "cli/demo": {
         "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
     },
-    "consumer": {"integration/consumers/test_consumer.py": "client"},
+    "arrow": {"unit/spark/test_rows.py": "columns"},
+    "consumer": {
+        "integration/consumers/test_consumer.py": "client",
+        "integration/consumers/test_control.py": "owned",
+        "integration/consumers/test_taking_many.py": "taking",
+    },
+    "consumer/handling": {
+        "integration/consumers/test_taking_many.py": "taken",
+        "unit/consumer/handling/test_arrow_stream.py": "arrow_batch",
+    },
     "consumer/pulling": {
         "integration/consumers/test_consumer.py": "decode",
+        "integration/parking/test_parked_keys.py": "aside parking redrive user_acks",
+        "unit/consumer/handling/test_arrow_stream.py": "pulled_batch",
+        "unit/consumer/pulling/test_pull_client.py": "pull_owner",
+        "unit/consumer/test_rebalance.py": "pull_gate",
         "integration/consumers/test_shared_groups.py": "shared_client",
-        "integration/operations/test_logic_queues.py": "queue_reader",
         "integration/reading/test_reader.py": "read_messages",
     },
+    "consumer/reading": {"integration/operations/test_logic_queues.py": "queue_reader"},
     "metaserver": {"integration/metaserver/test_metaserver_calls.py": "calls running"},
     "metaserver/catalogue": {
         "integration/brokers/test_accepted_copy.py": "accepted",
@@ -140,7 +155,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "deletions failures homes outbox reading refusals scheduled sink",
+        "unit/protocol/test_errors.py": "deletions failures homes outbox parked reading refusals scheduled sink",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
@@ -154,7 +169,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/sink/test_effects_of_two_owners.py": "rows",
         "unit/sink/test_tables.py": "admin",
     },
-    "sync": {"integration/clients/test_sync_producer.py": "producer"},
+    "sync": {
+        "integration/clients/test_sync_consumer.py": "consumer",
+        "integration/clients/test_sync_producer.py": "producer",
+    },
     "spark": {
         "spark/test_java.py": "java",
         "spark/test_source_local.py": "session snapshot",

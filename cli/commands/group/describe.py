@@ -63,7 +63,18 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
 
 
 def _partition_table(described: GroupDescription) -> Table:
-    columns = ("id#", "partition", "owner", "token#", "ttl#", "offset#", "next#", "lag#")
+    columns: tuple[str, ...] = (
+        "id#",
+        "partition",
+        "owner",
+        "token#",
+        "ttl#",
+        "offset#",
+        "next#",
+        "lag#",
+    )
+    parked = any(partition.parked for partition in described.partitions)
+    columns += ("parked#",) if parked else ()
     rows = [
         (
             partition.partition_id,
@@ -74,6 +85,7 @@ def _partition_table(described: GroupDescription) -> Table:
             partition.offset,
             partition.next_offset,
             partition.lag,
+            *((partition.parked,) if parked else ()),
         )
         for partition in described.partitions
     ]

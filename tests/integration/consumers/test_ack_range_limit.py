@@ -42,11 +42,11 @@ class Subject:
 
 
 @asynccontextmanager
-async def filled(cluster: Cluster, name: str) -> AsyncIterator[Subject]:
+async def filled(cluster: Cluster, name: str, slow: bytes = b"slow") -> AsyncIterator[Subject]:
     route = await cluster.create(name, partitions=1)
     async with Producer(cluster.meta) as producer:
         for number in range(PAIRS):
-            producer.send(name, b"", key=b"slow")
+            producer.send(name, b"", key=slow)
             producer.send(name, b"", key=b"quick-%d" % number)
     network = HttpNetwork()
     (partition,) = route.partitions
@@ -126,7 +126,7 @@ async def test_acks_by_hand_of_every_second_message_first_reach_the_end(
         consume_strategy=strategy, buffer_messages=100_000, in_flight_messages=100_000
     )
     async with (
-        filled(shared_cluster, name) as subject,
+        filled(shared_cluster, name, slow=b"") as subject,
         Consumer(shared_cluster.meta, subject=name, group="g", settings=settings) as consumer,
     ):
         taken = [await anext(consumer) for _ in range(2 * PAIRS)]

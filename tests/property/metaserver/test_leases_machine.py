@@ -287,7 +287,7 @@ class LeaseMachine(RuleBasedStateMachine):
         session, partition_id, _ = known
         held = self.owners.get(partition_id, ("", 0))[0] == session
         try:
-            self.run(note_drained, session, [partition_id, 10**30, -1])
+            self.run(note_drained, session, [partition_id, 10**30, -1], ())
         except SessionUnknownError:
             assert not self.alive(session)
             return

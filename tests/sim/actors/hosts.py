@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from keylane.broker.control import BrokerControl
+from keylane.broker.parking import Parking
 from keylane.broker.registration import Registration
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.service import BrokerService
@@ -50,7 +51,7 @@ from sim.machines.machine import Machine
 from sim.machines.network import Internet, Listener, SimNetwork
 from sim.machines.promises import Claims, DurableEnds
 from sim.machines.store import settings_of
-from support.observation import served
+from support.observation import served, set_aside
 
 META_SETTINGS = MetaserverSettings(
     data=Path("meta"), broker_heartbeat_ms=500, broker_ttl_ms=3_000, repair_ms=1_000, expire_ms=700
@@ -325,6 +326,8 @@ class BrokerHost(Host):
 
         async def handle(request: Request, payload: memoryview) -> tuple[Answer, bytes]:
             began = self._tick()
+            for parked in set_aside(request, payload):
+                self._record(parked)
             answer, data = await service.handle(request, payload)
             if early := durable.told_early(request, answer):
                 self.loop.faults.append(early)
@@ -334,7 +337,8 @@ class BrokerHost(Host):
             return answer, data
 
         self._begin_more(store, service, registration, network)
-        routes = [self._watched(route) for route in control.routes()]
+        parking = Parking(store, service, clock=machine, standing=registration)
+        routes = [self._watched(route) for route in (*control.routes(), *parking.routes())]
         listener = Listener(self.process, machine, routes, handle)
         self.internet.listen(self.address, listener)
         self.spawn(registration.run(), self.process.context.copy())

@@ -24,6 +24,7 @@ from sim.features.feature import Feature
 from sim.features.first_sends import MADE, PARTITIONS, FirstSends
 from sim.features.growths import Growths
 from sim.features.later import LaterDeliveries
+from sim.features.parks import Parks
 from sim.features.relays import RelayedOutboxes, Relays
 from sim.features.scheduling import SchedulingBrokerHost
 from sim.features.tables import Tables
@@ -40,10 +41,14 @@ FEATURES: tuple[type[Feature], ...] = (Deletions, Growths, LaterDeliveries, Tabl
 
 
 RELAYS_EVERY = 15
+PARKS = frozenset({6, 9, 11})
+"""The remainders of numbers by RELAYS_EVERY whose seeds park."""
 
 
 def kind_of(number: int) -> type[Feature]:
-    """The feature of a seed: in turn, and in some seeds an outbox."""
+    """The feature of a seed: in turn, and in some seeds an outbox, or parked keys."""
+    if number % RELAYS_EVERY in PARKS:
+        return Parks
     if number % RELAYS_EVERY == RELAYS_EVERY - 1:
         return Relays
     return FEATURES[number % len(FEATURES)]

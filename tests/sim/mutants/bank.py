@@ -10,6 +10,7 @@ from sim.mutants import (
     of_metaservers,
     of_operators,
     of_outbox,
+    of_parks,
     of_producers,
     of_retention,
     of_users,
@@ -29,6 +30,7 @@ MUTANTS = {
         of_users,
         of_outbox,
         of_features,
+        of_parks,
     )
     for breaks in room.BREAKS
 }
@@ -37,6 +39,7 @@ FIRST_SEEDS = {
     for room, first in (
         (of_outbox, outboxes.FIRST_SEED),
         (of_features, FEATURES_FIRST),
+        (of_parks, FEATURES_FIRST),
     )
     for breaks in room.BREAKS
 }

@@ -15,6 +15,7 @@ class GroupDelivery:
     group: str = "g"
     cursor: int = 0
     exclusive: bool = True
+    leased_id: int = 7
     queue: int = 0
     logic_start: int = 0
     codec: Any = None
@@ -36,5 +37,5 @@ def delivered(
     delivery: GroupDelivery | None = None,
 ) -> Message:
     """A message of subject `s`."""
-    by = GroupDelivery() if delivery is None else delivery
+    by = GroupDelivery(leased_id=partition_id) if delivery is None else delivery
     return Message("s", key, value, offset, partition_id, 0, token, delivery=by)

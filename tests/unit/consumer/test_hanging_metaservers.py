@@ -103,6 +103,9 @@ class Session:
     def drained(self) -> tuple[int, ...]:
         return ()
 
+    def parked(self) -> tuple[int, ...]:
+        return ()
+
     def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
         return ()
 

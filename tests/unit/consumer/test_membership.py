@@ -53,6 +53,9 @@ class Holder:
     def drained(self) -> tuple[int, ...]:
         return ()
 
+    def parked(self) -> tuple[int, ...]:
+        return ()
+
     def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
         return ()
 

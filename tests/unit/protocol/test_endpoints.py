@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from keylane.broker.control import BrokerControl
+from keylane.broker.parking import Parking
 from keylane.broker.posting import MessagePosting
 from keylane.broker.reading import MessageReading
 from keylane.broker.scheduling import Scheduling
@@ -35,7 +36,14 @@ def test_broker_serves_every_endpoint_of_its_table():
     reading = MessageReading(MagicMock())
     names = ("broker_group", "clock", "draw", "standing", "check_writable")
     scheduling = Scheduling(MagicMock(), MagicMock(), **{name: MagicMock() for name in names})
-    routes = [*control.routes(), posting.route(), reading.route(), *scheduling.routes()]
+    parking = Parking(MagicMock(), MagicMock(), clock=MagicMock(), standing=None)
+    routes = [
+        *control.routes(),
+        posting.route(),
+        reading.route(),
+        *scheduling.routes(),
+        *parking.routes(),
+    ]
     assert [route.endpoint for route in routes] == list(BROKER)
 
 

@@ -302,3 +302,21 @@ def test_tables_are_refused_when_they_are_missing_or_of_another_version(tmp_path
                 raise AssertionError
         assert refused.value.version == version
     engine.dispose()
+
+
+def test_parked_message_of_an_ancestor_is_fenced_by_the_child_that_has_it(engine):
+    """Children of one parent have tokens of their own, which do not fence each other; an earlier owner of one is refused."""
+    left, right = GroupDelivery(leased_id=20), GroupDelivery(leased_id=21)
+    assert effect(engine, delivered(1, token=4))
+    assert effect(engine, delivered(2, token=6, delivery=right))
+    assert effect(engine, delivered(3, token=5, delivery=left))
+    assert not effect(engine, delivered(1, token=5, delivery=left)), (
+        "the parent's owner has done it"
+    )
+    assert not effect(engine, delivered(3, token=7, delivery=left))
+    with pytest.raises(EffectFencedError):
+        effect(engine, delivered(5, token=5, delivery=right))
+    assert effect(engine, delivered(8, token=7, partition_id=20, delivery=left))
+    with pytest.raises(EffectFencedError):
+        effect(engine, delivered(5, token=5, delivery=left))
+    assert entries(engine) == [1, 2, 3, 8]

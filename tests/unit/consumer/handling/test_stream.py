@@ -11,7 +11,7 @@ from keylane.consumer.handling import stream as stream_module
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.errors import OtherTaskError
+from keylane.protocol.errors import MixedUseError, OtherTaskError
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock
 from support import handling
@@ -29,6 +29,7 @@ class StreamClient:
         self.client = self
         self.left_ms = left_ms
         self.in_flight = MessagesInFlight()
+        self.in_lanes: set[int] = set()
 
     @property
     def outstanding(self) -> int:
@@ -36,6 +37,9 @@ class StreamClient:
 
     def taken(self, message: Message) -> None:
         pass
+
+    def is_of(self, message: Message) -> bool:
+        return message.delivery is self
 
     def forget(self, count: int) -> None:
         self.in_flight.remove(count)
@@ -47,7 +51,8 @@ class StreamClient:
 def stream_of(client: StreamClient, *, handover_ms: int, count: int = 3) -> Stream:
     stream = Stream(clock=SystemClock(), handover_ms=handover_ms, check=lambda: None)
     client.in_flight.count += count
-    stream.put([Message("s", b"k", b"", offset, 1, 0, delivery=client) for offset in range(count)])
+    keys = [b"k%d" % offset for offset in range(count)]
+    stream.put([Message("s", key, b"", at, 1, 0, delivery=client) for at, key in enumerate(keys)])
     return stream
 
 
@@ -138,7 +143,7 @@ def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
 
     async def story() -> None:
         stream = Stream(clock=machine, handover_ms=0, check=lambda: None)
-        stream.put(client.messages(b"k", b"k", b"k"))
+        stream.put(client.messages(b"a", b"k", b"c"))
         for seconds in (1, 25, 1):
             await stream.next()
             for _ in range(seconds):
@@ -245,3 +250,72 @@ async def test_step_of_another_task_is_taken_after_the_hand_over_of_unacked_mess
     other.in_flight.count += 1
     stream.put([Message("s", b"k", b"", 7, 2, 0, delivery=other)])
     assert await asyncio.create_task(offset_of_next(stream)) == 7
+
+
+def keyed(client: StreamClient, *keys: bytes) -> Stream:
+    """A stream with a message of each key, which a test acks with `acked`."""
+    stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None)
+    client.in_flight.count += len(keys)
+    stream.put([Message("s", key, b"", at, 1, 0, delivery=client) for at, key in enumerate(keys)])
+    return stream
+
+
+async def test_later_message_of_a_key_waits_for_the_ack():
+    stream = keyed(StreamClient(), b"a", b"a", b"b")
+    first = await stream.next()
+    assert (await stream.next()).offset == 2
+    waiting = asyncio.create_task(stream.next())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    stream.acked_again(first)
+    assert (await asyncio.wait_for(waiting, 30)).offset == 1
+
+
+async def test_many_are_taken_with_several_of_a_key_and_come_again_together():
+    stream = keyed(StreamClient(), b"a", b"a", b"b", b"a", b"b")
+    taken = await stream.take_many(3, 1_000)
+    assert [message.offset for message in taken] == [0, 1, 2]
+    assert await stream.take_many(10, 10) == [], "their keys are in hand"
+    back = stream.nack(taken[0], 0)
+    assert [message.offset for message in back] == [0, 1]
+    again = await stream.take_many(10, 1_000)
+    assert [(message.offset, message.attempt) for message in again] == [(0, 2), (1, 2), (3, 1)]
+    stream.acked_again(taken[2])
+    assert [message.offset for message in await stream.take_many(10, 1_000)] == [4]
+
+
+async def test_messages_are_taken_in_one_way():
+    stream = keyed(StreamClient(), b"a", b"b")
+    await stream.take_many(1, 1_000)
+    with pytest.raises(MixedUseError, match=r"async for of a consumer that .* getmany"):
+        await stream.next()
+    with pytest.raises(MixedUseError):
+        await stream.take_arrow()
+    assert [message.offset for message in await stream.take_many(1, 1_000)] == [1]
+
+
+async def test_paused_partition_is_held_back_in_its_order():
+    """Also what was given back, or waits behind it."""
+    stream = keyed(StreamClient(), b"a", b"a", b"b", b"a")
+    (first,) = await stream.take_many(1, 1_000)
+    assert await stream.take_many(1, 1_000), "the other key"
+    stream.pause(1)
+    stream.nack(first, 0)
+    assert await stream.take_many(10, 30) == []
+    stream.resume(1)
+    assert [message.offset for message in await stream.take_many(10, 1_000)] == [0, 1, 3]
+
+
+async def test_wait_for_messages_behind_unacked_ones_is_logged(caplog):
+    clock = ManualClock()
+    stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
+    client = StreamClient()
+    stream.put([Message("s", b"k", b"", offset, 1, 0, delivery=client) for offset in range(3)])
+    await stream.next()
+    asking = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    look(stream, clock, seconds=60)
+    asking.cancel()
+    (record,) = caplog.records
+    assert "async for waits for acks: 2 messages wait" in record.message
+    assert "s partition 1 offset 0" in record.message

@@ -88,6 +88,8 @@ class ScriptedBroker:
 class NotingOwner:
     """Notes what it is told."""
 
+    keeps_batches = False
+
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.codec = None

@@ -49,7 +49,7 @@ def test_empty_partition_still_blocks_its_children_until_its_parent_is_drained(
             grants = read_grants(connection, SESSION).grants
             ids = [int(grant.partition.partition_id) for grant in grants]
             granted.append(ids)
-            note_drained(connection, SESSION, ids)
+            note_drained(connection, SESSION, ids, ())
     assert granted == [[1], [2], [3]]
 
 

@@ -43,7 +43,7 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections
 from ...rpc.environment import Environment
 from ...rpc.home import Resident
-from .read_messages import read_messages
+from ..pulling.read_messages import read_messages
 
 READ_BYTES = 1 << 20
 

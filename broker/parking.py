@@ -1,0 +1,210 @@
+"""Answers requests about what consumer groups have set aside: of owners by frames, of operators by HTTP.
+
+ChangeParked ─▶ check ─▶ apply ─▶ PARKED record, with the cursor behind it, in one commit ─▶ durable
+TakeParked, of a child's owner ─▶ Freeze, durable ─▶ what the parent has parked, by page
+POST /v1/partitions/{id}/parked ─▶ the same, and the owner's waiting pull is answered: it asks for the keys again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+import msgspec
+
+from ..protocol.clock import Clock
+from ..protocol.endpoints import CHANGE_PARKED, PARKED, PARKED_OFFSETS
+from ..protocol.errors import (
+    GroupBusyError,
+    GroupUnknownError,
+    InvalidRequestError,
+    ParkedKeyUnknownError,
+)
+from ..protocol.frames import (
+    ChangeParked,
+    LeaveParked,
+    ListParked,
+    ParkedChanged,
+    ParkedKeys,
+    ParkedRows,
+    ParkedTaken,
+    ReadParked,
+    TakeParked,
+)
+from ..protocol.ids import check_name
+from ..protocol.limits import LOGICAL_PARTITIONS
+from ..protocol.parked import (
+    PARKED_ROWS_MAX,
+    ChangeParkedKey,
+    Clear,
+    Freeze,
+    ParkChange,
+    ParkedList,
+    ParkedOffsets,
+    ParkKey,
+    Redrive,
+    Unneeded,
+    decode_changes,
+    encode_parked,
+)
+from ..protocol.routing import logical_partition
+from ..rpc.server import ControlRoute, Params, check_params, whole_number
+from .partition.parked import key_of, operators_change
+from .partition.partition import Group, HostedPartition
+from .service import BrokerService, Handled
+from .standing import Standing, check_standing
+from .store.parking import change_parked
+from .store.store import Store
+
+_NOT_OF_OWNERS = Clear | Freeze | Redrive | Unneeded
+LISTED_DEFAULT = 100
+LISTED_MAX = 1_000
+
+
+class Parking:
+    """Answers requests about parked messages from a store; the frames come by way of `service`."""
+
+    def __init__(
+        self, store: Store, service: BrokerService, *, clock: Clock, standing: Standing | None
+    ) -> None:
+        self._store = store
+        self._service = service
+        self._clock = clock
+        self._standing = standing
+        service.answer(ChangeParked, self._change)
+        service.answer(ListParked, self._list)
+        service.answer(ReadParked, self._read)
+        service.answer(TakeParked, self._take)
+        service.answer(LeaveParked, self._leave)
+
+    def routes(self) -> list[ControlRoute]:
+        """A route for each call of operators."""
+        return [
+            ControlRoute(PARKED, self.listed),
+            ControlRoute(PARKED_OFFSETS, self.offsets),
+            ControlRoute(CHANGE_PARKED, self.changed),
+        ]
+
+    # ── owners ────────────────────────────────────────────────────────────────────────────────────────
+    async def _change(self, request: ChangeParked, payload: memoryview) -> Handled:
+        partition, group = self._service.owned(request)
+        try:
+            changes = decode_changes(payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f"unreadable changes: {error}") from error
+        if any(isinstance(change, _NOT_OF_OWNERS) for change in changes):
+            raise InvalidRequestError("no change of an owner")
+        await self._changed(partition, group, changes)
+        return ParkedChanged(group.parked_version), b""
+
+    def _changed(
+        self, partition: HostedPartition, group: Group, changes: list[ParkChange]
+    ) -> Awaitable[object]:
+        return change_parked(self._store, partition, group, changes, at_ms=self._clock.wall_ms())
+
+    async def _list(self, request: ListParked, _payload: memoryview) -> Handled:
+        _, group = self._service.owned(request)
+        if request.first < 0:
+            raise InvalidRequestError(f"no key {request.first}")
+        parked = group.parked
+        rows = [] if parked is None else parked.key_rows(request.first)
+        following = request.first + len(rows)
+        more = parked is not None and following < len(parked)
+        unneeded = () if parked is None else parked.unneeded()
+        answer = ParkedKeys(group.parked_version, following if more else None, unneeded)
+        return answer, encode_parked(rows)
+
+    async def _read(self, request: ReadParked, _payload: memoryview) -> Handled:
+        _, group = self._service.owned(request)
+        if not 1 <= request.count <= PARKED_ROWS_MAX:
+            raise InvalidRequestError(f"count is from 1 to {PARKED_ROWS_MAX}")
+        if group.parked is None:
+            return ParkedRows((), 0), b""
+        offsets = group.parked.offsets(request.key, count=request.count)
+        return ParkedRows(tuple(offsets.rows), offsets.messages), b""
+
+    async def _take(self, request: TakeParked, _payload: memoryview) -> Handled:
+        partition = self._store.state.partition(request.partition_id)
+        partition.check_owners()
+        group = partition.groups.get(request.group)
+        if not (0 <= request.start < request.end <= LOGICAL_PARTITIONS and request.first >= 0):
+            raise InvalidRequestError("no range of logical partitions, or no row")
+        if group is None or not group.parked:
+            return ParkedTaken(None), encode_parked(())
+        if not (partition.ended and group.drained(partition.next_offset)):
+            raise GroupBusyError(
+                f"group {group.name!r} has not handled all of partition {partition.partition_id}"
+            )
+        await self._changed(partition, group, [Freeze()])
+        loose = request.start <= partition.facts.partition.range_start < request.end
+
+        def wanted(key: ParkKey) -> bool:
+            # Messages without an order belong to one child: the one with the parent's first logical partition.
+            return request.start <= logical_partition(key) < request.end if key else loose
+
+        page, following = group.parked.page(wanted, first=request.first)
+        return ParkedTaken(following, tuple(sorted(group.parked.sources))), encode_parked(page)
+
+    async def _leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
+        partition = self._store.state.partition(request.partition_id)
+        partition.check_owners()
+        group = partition.groups.get(request.group)
+        if not 0 <= request.start < request.end <= LOGICAL_PARTITIONS:
+            raise InvalidRequestError("no range of logical partitions")
+        if group is None or not group.parked or not group.parked.frozen:
+            return ParkedChanged(0), b""
+        loose = request.start <= partition.facts.partition.range_start < request.end
+        await self._changed(partition, group, [Unneeded(request.start, request.end, loose)])
+        return ParkedChanged(group.parked_version), b""
+
+    # ── operators ─────────────────────────────────────────────────────────────────────────────────────
+    async def listed(self, _body: object, params: Params) -> ParkedList:
+        """A page of the keys that a group has parked on a partition."""
+        check_params(PARKED, params)
+        first = whole_number(params, "first", 0, low=0)
+        count = whole_number(params, "count", LISTED_DEFAULT, low=1, high=LISTED_MAX)
+        partition, group = self._known(params, params.get("group", ""))
+        if group.parked is None:
+            return ParkedList(
+                partition_id=partition.partition_id,
+                group=group.name,
+                frozen=False,
+                keys=[],
+                more=False,
+            )
+        return group.parked.listed(group.name, first, count)
+
+    async def offsets(self, _body: object, params: Params) -> ParkedOffsets:
+        """Where the parked messages of a key are."""
+        check_params(PARKED_OFFSETS, params)
+        first = whole_number(params, "first", 0, low=0)
+        count = whole_number(params, "count", PARKED_ROWS_MAX, low=1)
+        partition, group = self._known(params, params.get("group", ""))
+        key = key_of(params.get("key"))
+        if group.parked is None or group.parked.get(key) is None:
+            raise ParkedKeyUnknownError(partition_id=partition.partition_id)
+        return group.parked.offsets(key, count=count, first=first)
+
+    async def changed(self, body: ChangeParkedKey, params: Params) -> ParkedList:
+        """Redrive a parked key, or skip some of its messages, durably; a repeat changes nothing."""
+        await check_standing(self._standing)
+        partition, group = self._known(params, body.group)
+        changes = operators_change(body)
+        parked = group.parked
+        if parked is None or parked.get(key_of(body.key_hex)) is None:
+            raise ParkedKeyUnknownError(partition_id=partition.partition_id)
+        await self._changed(partition, group, changes)
+        # The log's end rises over restarts, so that no version comes twice.
+        parked.version = max(parked.version + 1, self._store.log.end)
+        self._store.wake(partition.partition_id)
+        return parked.listed(group.name, 0, 0)
+
+    def _known(self, params: Params, name: str) -> tuple[HostedPartition, Group]:
+        text = params["id"]
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise InvalidRequestError(f"not a partition id: {text[:40]!r}")
+        partition = self._store.state.partition(int(text))
+        check_name("consumer group", name)
+        group = partition.groups.get(name)
+        if group is None:
+            raise GroupUnknownError(f"group {name!r} never read partition {text}", group=name)
+        return partition, group

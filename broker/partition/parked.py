@@ -1,0 +1,524 @@
+"""What a consumer group has parked on a partition: a fold over changes, the same in recovery and in service.  Pure.
+
+    park_checks (raises, or gives what is to be written) ──▶ apply (at once; gives its undo) ──▶ the record in the log
+
+Invariants
+    A message that is parked is acked.  It is kept until an Unpark, or a Clear of everything.
+    Of a key the messages of an ancestor come before those of a later partition, each by offset: the order in which they
+    were sent.  A partition has a higher id than its ancestors.
+    Folding a change a second time, after later ones, and then these, leads to the same state.  So each state of a key is
+    said by a change, and none follows from the number of its messages.
+    Frozen is final until a Clear: what the children have adopted does not change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+import msgspec
+
+from ...protocol.errors import InvalidRequestError
+from ...protocol.offsets import AckedOffsets, Range
+from ...protocol.parked import (
+    LOOSE,
+    PARKED_PAGE_BYTES,
+    PARKED_ROWS_MAX,
+    Adopt,
+    AdoptedKey,
+    AncestorTold,
+    ChangeParkedKey,
+    Clear,
+    Failure,
+    Free,
+    Freeze,
+    Park,
+    ParkChange,
+    ParkedKeyRow,
+    ParkedList,
+    ParkedOffsets,
+    ParkedView,
+    ParkKey,
+    ParkState,
+    Redrive,
+    Unneeded,
+    Unpark,
+)
+from ...protocol.routing import logical_partition
+from .offset_runs import OffsetRuns
+
+KEY_ROW_BYTES = 24
+"""About the length of a key's row, without the key."""
+Undo = Callable[[], None]
+Row = tuple[int, int, int]
+
+
+class ParkedKey:
+    """The parked messages of a key."""
+
+    __slots__ = ("failure", "messages", "pieces", "since_ms", "state")
+
+    def __init__(self, since_ms: int) -> None:
+        self.state = ParkState.PARKED
+        self.since_ms = since_ms
+        self.failure: Failure | None = None
+        self.pieces: dict[int, OffsetRuns] = {}
+        """Source → offsets; the sources by their ids, which is the order of their messages."""
+        self.messages = 0
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows, and at least 1."""
+        return max(1, sum(runs.runs for runs in self.pieces.values()))
+
+    def rows(self, first: int = 0, count: int = 1 << 62) -> Iterator[Row]:
+        """(source, start, end), the oldest message first: up to `count` from the `first`th on."""
+        for source, runs in self.pieces.items():
+            if first < runs.runs:
+                for start, end in runs.some(first, count):
+                    yield source, start, end
+                count -= runs.runs - first
+            first = max(first - runs.runs, 0)
+            if count <= 0:
+                return
+
+    def add(self, source: int, start: int, end: int) -> list[Range]:
+        """Add messages; returns what is new."""
+        runs = self.pieces.get(source)
+        if runs is None:
+            later = {other: self.pieces.pop(other) for other in list(self.pieces) if other > source}
+            runs = self.pieces[source] = OffsetRuns()
+            self.pieces |= later
+        before = runs.messages
+        new = runs.add(start, end)
+        self.messages += runs.messages - before
+        return new
+
+    def remove(self, source: int, start: int, end: int) -> list[Range]:
+        """Remove messages; returns those that were there."""
+        runs = self.pieces.get(source)
+        if runs is None:
+            return []
+        gone = runs.remove(start, end)
+        if not runs:
+            del self.pieces[source]
+        self.messages -= _count(gone)
+        return gone
+
+
+class Parked:
+    """Everything that a group has parked on the partition `own`."""
+
+    __slots__ = ("_keys", "adopted", "frozen", "messages", "own", "sources", "version")
+
+    def __init__(self, own: int) -> None:
+        self.own = own
+        self._keys: dict[ParkKey, ParkedKey] = {}
+        self.messages = 0
+        self.frozen = False
+        self.adopted: set[int] = set()
+        """Parents whose parked messages are here, all of them."""
+        self.sources: set[int] = set()
+        """Ancestors that keep messages for the group because of what was adopted."""
+        self.version = 1
+        """Rises with each change that the owner has not asked for.  In memory only."""
+
+    def __bool__(self) -> bool:
+        return bool(self._keys or self.frozen or self.adopted or self.sources)
+
+    def __len__(self) -> int:
+        """The number of keys."""
+        return len(self._keys)
+
+    def get(self, key: ParkKey) -> ParkedKey | None:
+        """The parked messages of a key."""
+        return self._keys.get(key)
+
+    @property
+    def seen_version(self) -> int:
+        """What the owner compares: `version` while anything is parked, else 0."""
+        return self.version if self._keys or self.sources or self.version > 1 else 0
+
+    def first_own(self) -> int | None:
+        """The lowest parked offset of the partition itself, or None."""
+        return min(
+            (runs.first for parked in self._keys.values() if (runs := parked.pieces.get(self.own))),
+            default=None,
+        )
+
+    def unneeded(self) -> tuple[int, ...]:
+        """Ancestors that keep messages though none of them is parked here any more."""
+        needed = {source for parked in self._keys.values() for source in parked.pieces}
+        return tuple(sorted(self.sources - needed))
+
+    # ── folding ───────────────────────────────────────────────────────────────────────────────────────
+    def apply(self, change: ParkChange, *, at_ms: int, acked: AckedOffsets | None = None) -> Undo:
+        """
+        Make a change, which may be made already; returns a function that takes it back.
+
+        Args:
+            at_ms: when it was written, by the broker's calendar.
+            acked: the group's progress, which gets the parked messages; None: it has them.  The undo leaves it alone.
+        """
+        match change:
+            case Park():
+                return self._park(change, at_ms, acked)
+            case Unpark():
+                return self._unpark(change)
+            case Free():
+                return self._free(change.key)
+            case Redrive():
+                return self._set(change.key, ParkState.REDRIVING)
+            case Adopt():
+                return self._adopt(change)
+            case Freeze():
+                self.frozen, before = True, self.frozen
+                return lambda: setattr(self, "frozen", before)
+            case Clear():
+                return self._clear()
+            case Unneeded():
+                return self._leave(change)
+            case AncestorTold():
+                return self._release(change.source)
+
+    def _park(self, change: Park, at_ms: int, acked: AckedOffsets | None) -> Undo:
+        parked = self._keys.get(change.key)
+        undo = self._own_key(change.key, at_ms) if parked is None else self._set(change.key, None)
+        parked = self._keys[change.key]
+        added: list[Range] = []
+        for start, end in change.ranges:
+            if acked is not None:
+                acked.add(start, end)
+            added += parked.add(self.own, start, end)
+        self.messages += _count(added)
+        if change.failure is not None:
+            parked.failure = change.failure
+            parked.state = ParkState.PARKED
+
+        def take_back() -> None:
+            for start, end in added:
+                parked.remove(self.own, start, end)
+            self.messages -= _count(added)
+            undo()
+
+        return take_back
+
+    def _own_key(self, key: ParkKey, at_ms: int) -> Undo:
+        self._keys[key] = ParkedKey(at_ms)
+        return lambda: self._forget(key)
+
+    def _forget(self, key: ParkKey) -> None:
+        parked = self._keys.pop(key, None)
+        if parked is not None:
+            self.messages -= parked.messages
+
+    def _set(self, key: ParkKey, state: ParkState | None) -> Undo:
+        """Set the state of a key, if one is given; the undo restores state, failure and time."""
+        parked = self._keys.get(key)
+        if parked is None:
+            return _nothing
+        before = parked.state, parked.failure, parked.since_ms
+        if state is not None:
+            parked.state = state
+
+        def take_back() -> None:
+            parked.state, parked.failure, parked.since_ms = before
+
+        return take_back
+
+    def _unpark(self, change: Unpark) -> Undo:
+        parked = self._keys.get(change.key)
+        if parked is None:
+            return _nothing
+        gone = [
+            part
+            for start, end in change.ranges
+            for part in parked.remove(change.source, start, end)
+        ]
+        self.messages -= _count(gone)
+        emptied = not parked.messages and change.key in LOOSE
+        if emptied:
+            del self._keys[change.key]
+
+        def take_back() -> None:
+            if emptied:
+                self._keys[change.key] = parked
+            for start, end in gone:
+                parked.add(change.source, start, end)
+            self.messages += _count(gone)
+
+        return take_back
+
+    def _free(self, key: ParkKey) -> Undo:
+        parked = self._keys.pop(key, None)
+        if parked is None:
+            return _nothing
+        self.messages -= parked.messages
+
+        def take_back() -> None:
+            self._keys[key] = parked
+            self.messages += parked.messages
+
+        return take_back
+
+    def _adopt(self, change: Adopt) -> Undo:
+        undos: list[Undo] = []
+        for key in change.keys:
+            known = self._keys.get(key.key)
+            undos.append(_nothing if known else self._own_key(key.key, key.since_ms))
+            parked = self._keys[key.key]
+            undos.append(self._set(key.key, None))
+            parked.state, parked.failure = key.state, key.failure
+            parked.since_ms = min(parked.since_ms, key.since_ms)
+            for source, start, end in key.rows:
+                new = parked.add(source, start, end)
+                self.messages += _count(new)
+                undos.append(self._unadd(parked, source, new))
+        if change.last and change.parent not in self.adopted and change.parent:
+            self.adopted.add(change.parent)
+            undos.append(lambda: self.adopted.discard(change.parent))
+
+        sources = {change.parent, *change.sources} - {0, self.own} - self.sources
+        self.sources |= sources
+
+        def take_back() -> None:
+            self.sources -= sources
+            for undo in reversed(undos):
+                undo()
+
+        return take_back
+
+    def _leave(self, change: Unneeded) -> Undo:
+        left = {
+            key: self._keys.pop(key)
+            for key in list(self._keys)
+            if (change.start <= logical_partition(key) < change.end if key else change.loose)
+        }
+        count = sum(parked.messages for parked in left.values())
+        self.messages -= count
+
+        def take_back() -> None:
+            self._keys.update(left)
+            self.messages += count
+
+        return take_back
+
+    def _release(self, source: int) -> Undo:
+        if source not in self.sources:
+            return _nothing
+        self.sources.discard(source)
+        return lambda: self.sources.add(source)
+
+    def _unadd(self, parked: ParkedKey, source: int, ranges: list[Range]) -> Undo:
+        def take_back() -> None:
+            for start, end in ranges:
+                parked.remove(source, start, end)
+            self.messages -= _count(ranges)
+
+        return take_back
+
+    def _clear(self) -> Undo:
+        before = self._keys, self.messages, self.frozen, self.adopted, self.sources
+        self._keys, self.messages, self.frozen, self.adopted, self.sources = (
+            {},
+            0,
+            False,
+            set(),
+            set(),
+        )
+
+        def take_back() -> None:
+            self._keys, self.messages, self.frozen, self.adopted, self.sources = before
+
+        return take_back
+
+    # ── views ─────────────────────────────────────────────────────────────────────────────────────────
+    def key_rows(self, first: int) -> list[ParkedKeyRow]:
+        """Keys from the `first`th on: up to PARKED_ROWS_MAX, and until they pass PARKED_PAGE_BYTES."""
+        rows: list[ParkedKeyRow] = []
+        size_bytes = 0
+        for key, parked in islice(self._keys.items(), first, first + PARKED_ROWS_MAX):
+            rows.append(ParkedKeyRow(key, parked.state, parked.messages))
+            size_bytes += len(key or b"") + KEY_ROW_BYTES
+            if size_bytes >= PARKED_PAGE_BYTES:
+                break
+        return rows
+
+    def offsets(self, key: ParkKey, *, count: int, first: int = 0) -> ParkedOffsets:
+        """Where parked messages of a key are, in up to PARKED_ROWS_MAX ranges: `count` of them, behind the first `first` ranges."""
+        parked = self._keys.get(key)
+        if parked is None:
+            return ParkedOffsets(rows=[], messages=0)
+        rows: list[Row] = []
+        left = count
+        for source, start, end in parked.rows(first, PARKED_ROWS_MAX):
+            if left <= 0:
+                break
+            rows.append((source, start, min(end, start + left)))
+            left -= end - start
+        return ParkedOffsets(rows=rows, messages=parked.messages)
+
+    def page(
+        self, wanted: Callable[[ParkKey], bool], *, first: int = 0
+    ) -> tuple[list[AdoptedKey], int | None]:
+        """
+        Of everything that is parked, the keys asked for, from the `first`th row on.
+
+        A page has at most PARKED_ROWS_MAX rows, and ends behind the key that passes PARKED_PAGE_BYTES.
+
+        Args:
+            wanted: whether the messages of this key are asked for.
+
+        Returns:
+            The page, and the first row of the next one; None behind the last row.
+        """
+        return next(self._pages(wanted, first))
+
+    def _pages(
+        self, wanted: Callable[[ParkKey], bool], first: int
+    ) -> Iterator[tuple[list[AdoptedKey], int | None]]:
+        page: list[AdoptedKey] = []
+        room, size_bytes, row = PARKED_ROWS_MAX, 0, 0
+        for key, parked in self._keys.items():
+            if not wanted(key):
+                continue
+            count = parked.row_count
+            place = max(first - row, 0)
+            while place < count:
+                if room <= 0 or size_bytes >= PARKED_PAGE_BYTES:
+                    yield page, row + place
+                    page, room, size_bytes = [], PARKED_ROWS_MAX, 0
+                part = tuple(parked.rows(place, room))
+                adopted = AdoptedKey(key, parked.state, parked.since_ms, parked.failure, part)
+                page.append(adopted)
+                size_bytes += len(_encode(adopted))
+                taken = max(len(part), 1)
+                place += taken
+                room -= taken
+            row += count
+        yield page, None
+
+    def listed(self, group: str, first: int, count: int) -> ParkedList:
+        """Keys for people, from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES."""
+        views: list[ParkedView] = []
+        size_bytes = 0
+        for key, parked in islice(self._keys.items(), first, first + count):
+            if size_bytes >= PARKED_PAGE_BYTES:
+                break
+            source, start, _ = next(parked.rows(0, 1), (self.own, -1, -1))
+            view = ParkedView(
+                key_hex=None if key is None else key.hex(),
+                state=parked.state,
+                messages=parked.messages,
+                since_ms=parked.since_ms,
+                failure=parked.failure,
+                first_source=source,
+                first_offset=start,
+            )
+            views.append(view)
+            size_bytes += len(msgspec.json.encode(view))
+        return ParkedList(
+            partition_id=self.own,
+            group=group,
+            frozen=self.frozen,
+            keys=views,
+            more=first + len(views) < len(self._keys),
+        )
+
+    # ── as bytes ──────────────────────────────────────────────────────────────────────────────────────
+    def image(self) -> bytes:
+        """The whole state as bytes; b"" if there is none."""
+        if not self:
+            return b""
+        keys = [
+            (
+                key,
+                parked.state,
+                parked.since_ms,
+                parked.failure,
+                [(source, *runs.packed()) for source, runs in parked.pieces.items()],
+            )
+            for key, parked in self._keys.items()
+        ]
+        return _encode((keys, self.frozen, sorted(self.adopted), sorted(self.sources)))
+
+    @classmethod
+    def of_image(cls, own: int, image: bytes) -> Parked:
+        """The state of an image.  Raises msgspec.MsgspecError, ValueError."""
+        parked = cls(own)
+        if not image:
+            return parked
+        decoded = _decode(image)
+        for key, state, since_ms, failure, pieces in decoded.keys:
+            known = parked._keys[key] = ParkedKey(since_ms)
+            known.state, known.failure = state, failure
+            for source, starts, ends in pieces:
+                known.pieces[source] = OffsetRuns.of_packed(starts, ends)
+                known.messages += known.pieces[source].messages
+            parked.messages += known.messages
+        parked.frozen, parked.adopted = decoded.frozen, set(decoded.adopted)
+        parked.sources = set(decoded.sources)
+        return parked
+
+    def changes(self) -> Iterator[ParkChange]:
+        """
+        Changes that make this state of an empty one, a page each; nothing else may happen between them.
+
+        They are folded over what the log before them says, too, and then change nothing: so a log that ends between
+        two of them has lost nothing.
+        """
+        for page, _ in self._pages(lambda _key: True, 0):
+            if page:
+                yield Adopt(0, tuple(page), last=False)
+        for parent in sorted(self.adopted):
+            yield Adopt(parent, (), last=True)
+        if self.sources:
+            yield Adopt(0, (), last=False, sources=tuple(sorted(self.sources)))
+        for source in sorted(self.adopted - self.sources):
+            yield AncestorTold(source)
+        if self.frozen:
+            yield Freeze()
+
+
+class _ParkedImage(msgspec.Struct, frozen=True, array_like=True):
+    keys: list[tuple[ParkKey, ParkState, int, Failure | None, list[tuple[int, bytes, bytes]]]]
+    frozen: bool
+    adopted: list[int]
+    sources: list[int] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_ParkedImage).decode
+
+
+def key_of(key_hex: str | None) -> ParkKey:
+    """The key that an operator names.  Raises InvalidRequestError: it is not hexadecimal."""
+    try:
+        return None if key_hex is None else bytes.fromhex(key_hex)
+    except ValueError:
+        raise InvalidRequestError(f"a key in hexadecimal, not {key_hex!r:.80}") from None
+
+
+def operators_change(asked: ChangeParkedKey) -> list[ParkChange]:
+    """
+    The changes that an operator asks for.
+
+    Raises:
+        InvalidRequestError: the key is not hexadecimal, or there is no message to skip, or too many.
+    """
+    key = key_of(asked.key_hex)
+    if asked.skip is None:
+        return [Redrive(key)]
+    if not 1 <= len(asked.skip) <= PARKED_ROWS_MAX:
+        raise InvalidRequestError(
+            f"{len(asked.skip)} ranges to skip: from 1 to {PARKED_ROWS_MAX} in one request"
+        )
+    return [Unpark(key, source, ((start, end),)) for source, start, end in asked.skip]
+
+
+def _count(ranges: Iterable[Range]) -> int:
+    return sum(end - start for start, end in ranges)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,91 @@
+"""Makes changes of parked messages durable: a PARKED record, and the cursor that passes the messages behind it.
+
+Invariants
+    PARKED comes before the first CURSOR that has its messages as acked: a log that ends between them loses none.
+    A write that fails takes both back: the messages are parked no longer, and not acked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ...protocol.offsets import AckedOffsets
+from ...protocol.parked import Park, ParkChange
+from ..partition.offset_runs import OffsetRuns
+from ..partition.park_checks import park_changes
+from ..partition.partition import Group, HostedPartition
+from ..partition.records import ParkedBody, encode_body
+from .group_commit import Entry
+from .store import OWN_RECORD_BYTES, Store
+
+
+def change_parked(
+    store: Store,
+    partition: HostedPartition,
+    group: Group,
+    changes: Sequence[ParkChange],
+    *,
+    at_ms: int,
+) -> asyncio.Future[None]:
+    """
+    Make these changes, all or none; those that are made already change nothing.
+
+    Returns:
+        A future that is resolved when they are durable.
+
+    Raises:
+        ParkFullError, ParkMovedError, InvalidRequestError, OverloadedError, BrokerReadOnlyError, MessageTooLargeError:
+            nothing was changed.
+    """
+    parked = group.parked_on(partition.partition_id)
+    wanted = park_changes(parked, changes, group.acked, next_offset=partition.readable_offset)
+    if not wanted:
+        return store.commit.flushed()
+    body = ParkedBody(group.name, group.lock.fence, at_ms, tuple(wanted))
+    record = encode_body(partition.partition_id, body)
+    store.commit.check_room(OWN_RECORD_BYTES + len(record), own=True)
+    store.state.touch(partition)
+    undos = [parked.apply(change, at_ms=at_ms, acked=group.acked) for change in wanted]
+    group.changing += 1
+    acked = [part for change in wanted if isinstance(change, Park) for part in change.ranges]
+    if acked:
+        group.changed()
+
+    def undo() -> None:
+        group.changing -= 1
+        for take_back in reversed(undos):
+            take_back()
+        if acked:
+            group.acked = _without(group.acked, acked)
+            group.changed()  # a record with these messages as acked may be durable
+        # The group may need older messages than before.
+        store.firsts.grouped.add(partition.partition_id)
+
+    def on_durable(_entry: Entry) -> None:
+        group.changing -= 1
+        group.kept = True
+
+    entry = Entry(
+        record,
+        partition_id=partition.partition_id,
+        base_offset=partition.next_offset,
+        on_durable=on_durable,
+        undo=undo,
+    )
+    durable = store.commit.submit(entry)
+    if acked:
+        store.save_progress(partition, group)
+    return durable
+
+
+def _without(acked: AckedOffsets, ranges: Sequence[tuple[int, int]]) -> AckedOffsets:
+    """The progress without these messages."""
+    runs = OffsetRuns([(0, acked.cursor)] if acked.cursor else [])
+    for start, end in acked.ranges:
+        runs.add(start, end)
+    for start, end in ranges:
+        runs.remove(start, end)
+    left = list(runs)
+    cursor = left.pop(0)[1] if left and left[0][0] == 0 else 0
+    return AckedOffsets(cursor, left)

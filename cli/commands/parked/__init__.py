@@ -1,0 +1,1 @@
+"""`keylane parked`: the commands in `app.py`, and what each does."""

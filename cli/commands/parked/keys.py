@@ -1,0 +1,119 @@
+"""`keylane parked` list, redrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ....admin import Admin, ParkedKeyView, ParkState
+from ....protocol.errors import ConfigError
+from ....protocol.scheduled.deliver_at import shown
+from ....protocol.text import counted
+from ...connection import open_admin
+from ...options import OutputFormat
+from ...screen import make_table, show_json, show_line, show_table
+from .selection import Selection, confirm, key_facts, key_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = ("partition#", "key", "state", "messages#", "parked since", "first", "tries#", "last failure", "consumer")  # fmt: skip
+FAILURE_CHARS_SHOWN = 80
+
+
+async def list_parked(
+    meta: str, output: OutputFormat, subject: str, group: str, selection: Selection
+) -> None:
+    """Show the parked keys that are asked for."""
+    async with open_admin(meta) as admin:
+        views = await selected(admin, subject, group, selection)
+    if output is OutputFormat.JSON:
+        show_json([key_facts(view) for view in views])
+    else:
+        show_table(parked_table(f"{group} on {subject}", views))
+
+
+async def redrive_parked(
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    group: str,
+    selection: Selection,
+    *,
+    all_keys: bool,
+    yes: bool,
+) -> None:
+    """Redrive the parked keys that are asked for; without a key only after a yes."""
+    key = selection.wanted_key()
+    if all_keys and selection.said:
+        raise ConfigError("--all is every key: leave the others out, or --all")
+    if not (all_keys or selection.said):
+        raise ConfigError("say which keys: --key, --older-than, --error, …, or --all")
+    async with open_admin(meta) as admin:
+        if key is ...:
+            views = await selected(admin, subject, group, selection)
+            parked = [view for view in views if view.state is ParkState.PARKED]
+            if parked:
+                confirm(f"Redrive {_sum(parked)} of {group} on {subject}?", yes=yes)
+        redriven = await admin.redrive(
+            subject,
+            group,
+            key=key,
+            all=all_keys,
+            partition_id=selection.partition,
+            older_than_ms=selection.older_than_ms,
+            error=selection.error,
+        )
+    if output is OutputFormat.JSON:
+        show_json({"redriven": [key_facts(view) for view in redriven]})
+    elif not redriven:
+        show_line("nothing to redrive: no such key is parked, or all are being redriven already")
+    else:
+        for view in redriven:
+            what = counted(view.messages, "message")
+            show_line(f"partition {view.partition_id}: {key_text(view.key)}: {what} redriven")
+        show_line(f"{_sum(redriven)} redriven")
+
+
+async def selected(
+    admin: Admin, subject: str, group: str, selection: Selection
+) -> list[ParkedKeyView]:
+    """The parked keys that are asked for."""
+    views = admin.parked(
+        subject,
+        group,
+        key=selection.wanted_key(),
+        partition_id=selection.partition,
+        older_than_ms=selection.older_than_ms,
+        error=selection.error,
+    )
+    return [view async for view in views]
+
+
+def parked_table(whose: str, views: Sequence[ParkedKeyView]) -> Table:
+    """Parked keys, one in each row."""
+    title = f"{whose}: {_sum(views)} parked" if views else f"{whose}: nothing is parked"
+    return make_table(title, COLUMNS, map(_row, views))
+
+
+def _row(view: ParkedKeyView) -> tuple[object, ...]:
+    failure = view.failure
+    text = None if failure is None else f"{failure.kind}: {failure.text}".removesuffix(": ")
+    if text is not None and len(text) > FAILURE_CHARS_SHOWN:
+        text = f"{text[:FAILURE_CHARS_SHOWN]}…"
+    return (
+        view.partition_id,
+        key_text(view.key),
+        view.state,
+        view.messages,
+        shown(view.since_ms),
+        None if view.first_offset < 0 else f"{view.first_source}:{view.first_offset}",
+        None if failure is None else failure.attempts,
+        text,
+        None if failure is None else failure.client,
+    )
+
+
+def _sum(views: Sequence[ParkedKeyView]) -> str:
+    messages = counted(sum(view.messages for view in views), "message")
+    return f"{messages} of {counted(len(views), 'key')}"

@@ -1,0 +1,114 @@
+"""`keylane parked` show, skip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ....admin import Admin, ParkedMessage
+from ....protocol.errors import ConfigError, ParkedKeyUnknownError
+from ....protocol.scheduled.deliver_at import shown
+from ....protocol.text import counted
+from ...connection import open_admin
+from ...message_json import message_json
+from ...options import OutputFormat
+from ...screen import json_text, make_table, show_json, show_line, show_table
+from .keys import selected
+from .selection import Selection, confirm, key_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = ("partition#", "offset#", "sent at", "key", "value")
+VALUE_CHARS_SHOWN = 100
+SKIPPED_SHOWN = 10
+"""The number of messages that are shown before the question."""
+
+
+async def show_parked(
+    meta: str, output: OutputFormat, subject: str, group: str, selection: Selection, *, first: int
+) -> None:
+    """Show the oldest parked messages of a key.  Raises ParkedKeyUnknownError."""
+    key = selection.one_key()
+    async with open_admin(meta) as admin:
+        messages = await _messages(admin, subject, group, key, selection.partition, first)
+    if output is OutputFormat.JSON:
+        for each in messages:
+            _print_json(each)
+    else:
+        title = f"{key_text(key)}: the first {counted(len(messages), 'parked message')}"
+        show_table(message_table(title, messages))
+
+
+async def skip_parked(
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    group: str,
+    selection: Selection,
+    *,
+    first: int | None,
+    yes: bool,
+) -> None:
+    """
+    Skip parked messages of a key, after a yes.
+
+    Raises:
+        ParkedKeyUnknownError
+        ConfigError: the key is parked on two partitions, and none is named.
+    """
+    key = selection.one_key()
+    async with open_admin(meta) as admin:
+        views = await selected(admin, subject, group, selection)
+        if len(views) > 1:
+            numbers = ", ".join(str(view.partition_id) for view in views)
+            raise ConfigError(f"it is parked on partitions {numbers}: say --partition")
+        few = SKIPPED_SHOWN if first is None else min(first, SKIPPED_SHOWN)
+        lost = await _messages(admin, subject, group, key, selection.partition, few)
+        if not views:  # it was parked since
+            raise ParkedKeyUnknownError
+        view = views[0]
+        count = view.messages if first is None else min(first, view.messages)
+        skipped = 0
+        if count:
+            what = f"{counted(count, 'message')} of {key_text(key)}"
+            if output is OutputFormat.TABLE:
+                title = f"{what}: no consumer of {group} will handle"
+                show_table(message_table(f"{title} these" if count <= few else title, lost))
+            confirm(f"Skip {what}?", yes=yes)
+            skipped = await admin.skip(subject, group, view.partition_id, key, first=count)
+    if output is OutputFormat.JSON:
+        show_json({"partition_id": view.partition_id, "skipped": skipped})
+    else:
+        show_line(f"partition {view.partition_id}: {counted(skipped, 'message')} skipped")
+
+
+async def _messages(
+    admin: Admin, subject: str, group: str, key: bytes | None, partition: int | None, first: int
+) -> list[ParkedMessage]:
+    messages = admin.parked_messages(subject, group, key, partition_id=partition, first=first)
+    return [message async for message in messages]
+
+
+def message_table(title: str, messages: Sequence[ParkedMessage]) -> Table:
+    """Parked messages, one in each row; what cannot be read has the reason."""
+    return make_table(title, COLUMNS, map(_row, messages))
+
+
+def _row(each: ParkedMessage) -> tuple[object, ...]:
+    message = each.message
+    if message is None:
+        return each.partition_id, each.offset, None, None, f"({each.problem})"
+    value = message.value[: 4 * VALUE_CHARS_SHOWN].decode(errors="backslashreplace")
+    if len(value) > VALUE_CHARS_SHOWN or len(message.value) > 4 * VALUE_CHARS_SHOWN:
+        value = f"{value[:VALUE_CHARS_SHOWN]}…"
+    sent = shown(message.sent_at_ns // 1_000_000)
+    return each.partition_id, each.offset, sent, key_text(message.key), value
+
+
+def _print_json(each: ParkedMessage) -> None:
+    if each.message is None:
+        facts = {"partition_id": each.partition_id, "offset": each.offset, "problem": each.problem}
+        show_line(json_text(facts))
+    else:
+        show_line(message_json(each.message))

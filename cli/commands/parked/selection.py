@@ -1,0 +1,120 @@
+"""Which parked keys a user names, and whether a change of them is meant."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import EllipsisType
+
+import typer
+
+from ....admin import ParkedKeyView
+from ....protocol.errors import ConfigError
+from ....protocol.http.message_json import bytes_field
+
+KEY_CHARS_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The options that say which keys."""
+
+    key: str | None = None
+    key_hex: str | None = None
+    no_key: bool = False
+    dead: bool = False
+    partition: int | None = None
+    older_than_s: float | None = None
+    error: str | None = None
+
+    def wanted_key(self) -> bytes | EllipsisType | None:
+        """
+        The key; b"": messages without one; None: dead letters; `...`: none was named.
+
+        Raises:
+            ConfigError: two of them, or a key that cannot be.
+        """
+        said = [self.key is not None, self.key_hex is not None, self.no_key, self.dead]
+        if sum(said) > 1:
+            raise ConfigError("give one of --key, --key-hex, --no-key and --dead")
+        if self.dead:
+            return None
+        if self.no_key:
+            return b""
+        if self.key_hex is not None:
+            return _not_empty(_bytes_of(self.key_hex))
+        return ... if self.key is None else _not_empty(self.key.encode(errors="surrogateescape"))
+
+    def one_key(self) -> bytes | None:
+        """The same, where a key must be named.  Raises ConfigError."""
+        key = self.wanted_key()
+        if isinstance(key, EllipsisType):
+            raise ConfigError("name the key: --key, --key-hex, --no-key or --dead")
+        return key
+
+    @property
+    def older_than_ms(self) -> int | None:
+        """The age in milliseconds."""
+        return None if self.older_than_s is None else int(self.older_than_s * 1000)
+
+    @property
+    def by_key(self) -> bool:
+        """True if one key is named."""
+        return self.wanted_key() is not ...
+
+    @property
+    def said(self) -> bool:
+        """True if anything says which keys."""
+        others = (self.partition, self.older_than_s, self.error)
+        return self.by_key or any(other is not None for other in others)
+
+
+def _bytes_of(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ConfigError(f"--key-hex {text[:80]!r}: not hexadecimal") from None
+
+
+def _not_empty(key: bytes) -> bytes:
+    if not key:
+        raise ConfigError("an empty key: messages without a key are --no-key")
+    return key
+
+
+def key_text(key: bytes | None) -> str:
+    """A key for people."""
+    if not key:
+        return "(dead letters)" if key is None else "(no key)"
+    text = key.decode(errors="backslashreplace")
+    return text if len(text) <= KEY_CHARS_SHOWN else f"{text[:KEY_CHARS_SHOWN]}…"
+
+
+def key_facts(view: ParkedKeyView) -> dict[str, object]:
+    """A parked key as names and values for programs; `key` is missing for dead letters."""
+    failure = view.failure
+    return {
+        "partition_id": view.partition_id,
+        "dead": view.key is None,
+        **({} if view.key is None else bytes_field("key", view.key)),
+        "state": view.state,
+        "messages": view.messages,
+        "since_ms": view.since_ms,
+        "failure": failure and {name: getattr(failure, name) for name in failure.__struct_fields__},
+        "first_source": view.first_source,
+        "first_offset": view.first_offset,
+    }
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """
+    Ask on a terminal.  Exits with status 1 if the answer is no.
+
+    Raises:
+        ConfigError: there is no terminal, and no --yes.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question}  Without a terminal, say --yes.")
+    typer.confirm(question, abort=True, err=True)

@@ -1,0 +1,143 @@
+"""What gets the messages of a consumer: handlers, of one message or of batches, in tasks or in threads, or its iteration."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.clock import Clock
+from ..protocol.errors import ConfigError, HandlerTypeError
+from ..protocol.routing import ConsumeStrategy
+from ..rpc.home import Home
+from .handling.batch_workers import BatchWorkers
+from .handling.failing import Failing
+from .handling.handlers import BatchHandler, Handler, check_handler, is_async
+from .handling.stream import Stream
+from .handling.threads import HandlerThreads
+from .handling.workers import Workers
+from .settings import AckMode, ConsumerSettings, FailurePolicy
+
+THREADS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """
+    The user's functions that get messages.
+
+    Attributes:
+        handler: gets one message at a time.
+        batch_handler: gets several.
+        threads: how many threads call it; 0: the event loop does.
+    """
+
+    handler: Handler[Any] | None = None
+    batch_handler: BatchHandler[Any] | None = None
+    threads: int = 0
+
+    def check(self, *, concurrency: int | None, on_failure: FailurePolicy) -> None:
+        """
+        Check that they can be called; `concurrency` is what the user gave.
+
+        Raises:
+            HandlerTypeError: one cannot, or there are two.
+            ConfigError: `threads` cannot be right, or the policy does not fit the handler.
+        """
+        if on_failure is not FailurePolicy.BLOCK and self.handler is None:
+            raise ConfigError(
+                f"on_failure={on_failure.value!r} is for a handler of one message: batches and iterations are tried on"
+            )
+        if self.handler is not None and self.batch_handler is not None:
+            raise HandlerTypeError("a consumer has a handler or a batch_handler, not both")
+        if self.handler is not None:
+            check_handler(self.handler)
+        if self.batch_handler is not None:
+            check_handler(self.batch_handler, "one list of messages")
+        number = isinstance(self.threads, int) and not isinstance(self.threads, bool)
+        if not number or not 0 <= self.threads <= THREADS_MAX:
+            raise ConfigError(f"threads must be 0 to {THREADS_MAX}, not {self.threads!r:.40}")
+        if not self.threads:
+            return
+        if self.one is None:
+            raise ConfigError("threads are for a handler; there is none")
+        if is_async(self.one):
+            raise HandlerTypeError("a handler that runs in threads is a def, not an async def")
+        if concurrency is not None:
+            raise ConfigError("threads say how many handlers run at once: leave concurrency out")
+
+    @property
+    def one(self) -> Any:
+        """The handler of either kind; None: there is none."""
+        return self.handler if self.handler is not None else self.batch_handler
+
+
+class Dispatches:
+    """Makes the dispatch of an opening, and ends what it runs on."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        *,
+        settings: ConsumerSettings,
+        clock: Clock,
+        home: Home,
+    ) -> None:
+        self._calls = calls
+        self._settings = settings
+        self._clock = clock
+        self._home = home
+        self._threads: HandlerThreads | None = None
+
+    def new(
+        self, *, rng: random.Random, on_crash: Callable[[BaseException], None], client: str
+    ) -> Workers | Stream:
+        """The dispatch of a new opening; `client` is the name of the consumer, for people."""
+        calls, settings = self._calls, self._settings
+        ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
+        if calls.one is None:
+            return Stream(
+                clock=self._clock,
+                handover_ms=settings.handover_ms,
+                check=self._home.check_not_elsewhere,
+                ordered=ordered,
+            )
+        handler, threads = calls.one, None
+        if calls.threads:
+            threads = self._threads = HandlerThreads(
+                handler, calls.threads, forked=lambda: self._home.state == "forked"
+            )
+            handler = threads.run
+        known: dict[str, Any] = {
+            "concurrency": calls.threads or settings.concurrency,
+            "handover_ms": settings.handover_ms,
+            "backoff": settings.handler_backoff,
+            "clock": self._clock,
+            "rng": rng,
+            "on_crash": on_crash,
+            "ordered": ordered,
+            "acks_each": settings.ack is AckMode.EACH,
+        }
+        workers: Workers
+        if calls.batch_handler is None:
+            failing = Failing(
+                policy=settings.on_failure,
+                tries_max=settings.tries_max,
+                client=client,
+                wall_ms=self._clock.wall_ms,
+            )
+            workers = Workers(handler, failing=failing, **known)
+        else:
+            wait_ms, most = settings.max_wait_ms, settings.max_records
+            workers = BatchWorkers(handler, max_records=most, max_wait_ms=wait_ms, **known)
+        if threads is not None:
+            threads.ends = lambda: workers.ends(asyncio.current_task())
+        return workers
+
+    def end(self) -> None:
+        """Let the threads of the opening end."""
+        if self._threads is not None:
+            self._threads.stop()
+            self._threads = None

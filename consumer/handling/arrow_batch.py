@@ -1,0 +1,151 @@
+"""Messages of one partition as an Arrow record batch, which is acked as a whole."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ...protocol.batch import unpacked
+from ...protocol.errors import ConfigError, InvalidRequestError
+from ..pulling.pull_client import PullClient
+from ..pulling.pulled_batch import PulledBatch
+from .not_acked import wait_ms_of
+
+BATCH_BYTES_MAX = 8 << 20
+"""Keys, values and properties of an Arrow batch of several stored ones, at most."""
+
+
+class ArrowOwner(Protocol):
+    """Knows where the batches of a consumer are."""
+
+    def has(self, batch: ArrowBatch) -> bool:
+        """True if the batch is in hand."""
+        ...
+
+    def is_given_back(self, batch: ArrowBatch) -> bool:
+        """True if the batch was given back, and has not come again."""
+        ...
+
+    def acked(self, batch: ArrowBatch) -> None:
+        """Note that the batch in hand is acked."""
+        ...
+
+    def give_back(self, batch: ArrowBatch, wait_ms: int) -> None:
+        """Take the batch in hand back, for `wait_ms` at least."""
+        ...
+
+
+class ArrowBatch:
+    """
+    Messages of one partition, one after another.
+
+    Attributes:
+        record_batch: a `pyarrow.RecordBatch` with columns `offset` (int64), `key` and `value` (binary), `timestamp` (sent, in UTC) and `properties` (map of
+            texts; bytes come as base64); a row for each message, by offset.
+        partition_id: the partition.
+        queue: the number of its logic queue.
+        start_offset: the offset of the first row.
+        next_offset: one past the offset of the last row.
+        fencing_token: of the grant under which the messages were delivered, as of `Message`.
+        attempt: how often the batch was handed out, this time included.
+    """
+
+    def __init__(
+        self,
+        record_batch: Any,
+        start_offset: int,
+        _client: PullClient,
+        _owner: ArrowOwner,
+    ) -> None:
+        self.record_batch = record_batch
+        self.partition_id = _client.partition_id
+        self.queue = _client.queue
+        self.start_offset = start_offset
+        self.next_offset: int = start_offset + record_batch.num_rows
+        self.fencing_token = _client.token
+        self.attempt = 1
+        self._client = _client
+        self._owner = _owner
+
+    def __len__(self) -> int:
+        return self.next_offset - self.start_offset
+
+    def __repr__(self) -> str:
+        return (
+            f"<ArrowBatch of partition {self.partition_id}, offsets [{self.start_offset}, {self.next_offset}), "
+            f"attempt {self.attempt}>"
+        )
+
+    async def ack(self) -> None:
+        """
+        Ack all messages of the batch; the next batch of its partition may come then.  A repeated ack is harmless.
+
+        Raises:
+            LeaseLostError: another consumer owns the partition now, and the messages are delivered to it again.
+            InvalidRequestError: the batch was given back, and comes again.
+        """
+        client = self._client
+        client.check_lease(self.start_offset)
+        if self._owner.has(self):
+            client.done_range(self.start_offset, self.next_offset)
+            self._owner.acked(self)
+            if client.acks_each and not await client.acked():
+                client.check_lease(self.start_offset)
+        elif self._owner.is_given_back(self):
+            raise InvalidRequestError(f"{self!r} was given back; ack it when it comes again")
+
+    async def nack(self, *, after_s: float = 0) -> None:
+        """
+        Give the batch back: it comes again before any later message of its partition.
+
+        Args:
+            after_s: seconds until it comes again, at the earliest; up to a day.
+
+        Raises:
+            InvalidRequestError: the batch is acked, or given back already.
+            LeaseLostError: another consumer owns the partition now, and the messages are delivered to it again.
+            ConfigError: `after_s` is no such number.
+        """
+        self._client.check_lease(self.start_offset)
+        wait_ms = wait_ms_of(after_s)
+        if not self._owner.has(self):
+            raise InvalidRequestError(f"{self!r} is acked or given back already")
+        self._owner.give_back(self, wait_ms)
+
+
+def check_arrow() -> None:
+    """Raises ConfigError: pyarrow or numpy is not installed."""
+    try:
+        from ...arrow import columns  # noqa: F401 - it needs both
+    except ImportError as error:
+        raise ConfigError(
+            f"Arrow batches need pyarrow and numpy: pip install 'keylane[arrow]' ({error})"
+        ) from error
+
+
+def arrow_batch_of(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[ArrowBatch, int]:
+    """
+    The first messages of some batches of one partition, up to a gap between them, or to BATCH_BYTES_MAX.
+
+    Returns:
+        The Arrow batch, and how many of the stored batches it has whole; what is left of the next one is in its `ranges`.
+    """
+    from ...arrow import columns
+
+    pieces: list[columns.Piece] = []
+    first = upto = batches[0].ranges[0][0]
+    size = whole = 0
+    for batch in batches:
+        if batch.ranges[0][0] != upto or (pieces and size + len(batch.record) > BATCH_BYTES_MAX):
+            break
+        start, upto = batch.ranges.pop(0)
+        base = batch.header.base_offset
+        record = memoryview(unpacked(batch.record, batch.header))
+        pieces.append(columns.cut(record, batch.header, start - base, upto - base))
+        size += len(record)
+        batch.count -= upto - start
+        if batch.ranges:
+            break
+        whole += 1
+    made = columns.record_batch(pieces, first)
+    client: PullClient = batches[0].client  # type: ignore[assignment]
+    return ArrowBatch(made, first, client, owner), whole

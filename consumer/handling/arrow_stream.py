@@ -1,0 +1,140 @@
+"""Which Arrow batch comes next: of each partition one at a time, by offset.
+
+    put ─▶ stored, by partition ─▶ take ─▶ in hand ─acked─▶ the next of the partition
+                                    ▲         │
+                                    ╰─────────╯ give_back: it comes first, once it is due
+
+Invariant
+    While a batch of a partition is in hand, no later message of the partition is handed out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ..pulling.pull_client import PullClient
+from ..pulling.pulled_batch import PulledBatch
+from .arrow_batch import ArrowBatch, arrow_batch_of
+
+
+class _Partition:
+    __slots__ = ("due_ns", "given_back", "in_hand", "stored")
+
+    def __init__(self) -> None:
+        self.stored: deque[PulledBatch] = deque()
+        self.in_hand: ArrowBatch | None = None
+        self.given_back: ArrowBatch | None = None
+        self.due_ns = 0
+        """When `given_back` comes again, at the earliest."""
+
+
+class ArrowStream:
+    """
+    The batches of one consumer without a handler.
+
+    Args:
+        boot_ns: the boot clock.
+        wake: called when a batch may be there to take.
+    """
+
+    def __init__(self, *, boot_ns: Callable[[], int], wake: Callable[[], None]) -> None:
+        self._boot_ns = boot_ns
+        self._wake = wake
+        self._partitions: dict[PullClient, _Partition] = {}
+        self._turns: deque[PullClient] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not in hand."""
+        return sum(map(_waiting, self._partitions.values()))
+
+    def put(self, batch: PulledBatch) -> None:
+        """Add a batch; those of one partition come by offset."""
+        client: PullClient = batch.client  # type: ignore[assignment]
+        if client not in self._partitions:
+            self._partitions[client] = _Partition()
+            self._turns.append(client)
+        self._partitions[client].stored.append(batch)
+
+    def take(self) -> ArrowBatch | None:
+        """The next batch, which is then in hand; None if there is none now."""
+        now_ns = self._boot_ns()
+        for _ in range(len(self._turns)):
+            client = self._turns[0]
+            self._turns.rotate(-1)
+            partition = self._partitions[client]
+            if partition.in_hand is not None or client.paused:
+                continue
+            if now_ns >= client.deadline_ns:
+                self._forget(client, partition)
+                continue
+            batch = self._next_of(partition, now_ns)
+            if batch is not None:
+                partition.in_hand = batch
+                return batch
+        return None
+
+    def _next_of(self, partition: _Partition, now_ns: int) -> ArrowBatch | None:
+        again = partition.given_back
+        if again is not None:
+            if now_ns < partition.due_ns:
+                return None
+            partition.given_back = None
+            again.attempt += 1
+            return again
+        if not partition.stored:
+            return None
+        batch, whole = arrow_batch_of(list(partition.stored), self)
+        for _ in range(whole):
+            partition.stored.popleft()
+        return batch
+
+    def next_ns(self) -> int | None:
+        """When a batch that was given back comes again; None if none does."""
+        return min(
+            (each.due_ns for each in self._partitions.values() if each.given_back is not None),
+            default=None,
+        )
+
+    def has(self, batch: ArrowBatch) -> bool:
+        """True if the batch is in hand."""
+        partition = self._partitions.get(batch._client)
+        return partition is not None and partition.in_hand is batch
+
+    def is_given_back(self, batch: ArrowBatch) -> bool:
+        """True if the batch was given back, and has not come again."""
+        partition = self._partitions.get(batch._client)
+        return partition is not None and partition.given_back is batch
+
+    def acked(self, batch: ArrowBatch) -> None:
+        """Note that the batch in hand is acked."""
+        self._partitions[batch._client].in_hand = None
+        self._wake()
+
+    def give_back(self, batch: ArrowBatch, wait_ms: int) -> None:
+        """Take the batch in hand back, for `wait_ms` at least."""
+        partition = self._partitions[batch._client]
+        partition.in_hand, partition.given_back = None, batch
+        partition.due_ns = self._boot_ns() + wait_ms * 1_000_000
+        self._wake()
+
+    def drop(self, client: PullClient) -> None:
+        """Forget the messages of a partition that are not in hand."""
+        partition = self._partitions.pop(client, None)
+        if partition is not None:
+            self._turns.remove(client)
+            self._forget(client, partition)
+
+    @staticmethod
+    def _forget(client: PullClient, partition: _Partition) -> None:
+        count = _waiting(partition)
+        partition.stored.clear()
+        partition.given_back = None
+        if count:
+            client.forget(count)
+
+
+def _waiting(partition: _Partition) -> int:
+    again = 0 if partition.given_back is None else len(partition.given_back)
+    return again + sum(batch.count for batch in partition.stored)

@@ -1,0 +1,143 @@
+"""Messages of one partition that a handler gets together, which workers hold as they hold one message.  Pure.
+
+    workers ask a message for:   partition_id  offset  key  attempt  delivery.deadline_ns  delivery.done  delivery.forget
+    a batch answers for:         all its messages; the offset and the digest of the key are those of the first
+
+Invariant
+    Messages are in the order of their offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from ...protocol.message import Message
+
+
+class BatchClient(Protocol):
+    """The pull client of the messages of a batch."""
+
+    def done_all(self, messages: list[Message[Any]]) -> None:
+        """Note that the messages are handled."""
+        ...
+
+    def forget(self, count: int) -> None:
+        """Note that `count` messages will not be handled here."""
+        ...
+
+
+class BatchKey(bytes):
+    """The key of the first message, and the batch: lanes find it when workers say that its key is finished."""
+
+    batch: Batch
+
+
+class Batch:
+    """
+    Some messages of one partition.
+
+    Args:
+        messages: by offset; at least one.
+        keys: those of the messages, without b""; empty if they have no order.
+        one_delivery: all messages end with the same lease.
+        attempt: how often the batch was tried, its next time included.
+    """
+
+    __slots__ = ("_attempt", "_deliveries", "client", "key", "keys", "messages")
+
+    def __init__(
+        self,
+        messages: list[Message],
+        keys: set[bytes],
+        *,
+        one_delivery: bool = True,
+        attempt: int = 1,
+    ) -> None:
+        first = messages[0].delivery
+        self.client: BatchClient = first.client  # type: ignore[union-attr]
+        self._deliveries: Iterable[Any] = (
+            (first,) if one_delivery else {message.delivery for message in messages}
+        )
+        self.messages = messages
+        self.keys = keys
+        self.key = BatchKey(messages[0].key)
+        self.key.batch = self
+        self._attempt = attempt
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def subject(self) -> str:
+        """The subject of the messages."""
+        return self.messages[0].subject
+
+    @property
+    def partition_id(self) -> int:
+        """The partition of the messages."""
+        return self.messages[0].partition_id
+
+    @property
+    def offset(self) -> int:
+        """The offset of the first message."""
+        return self.messages[0].offset
+
+    @property
+    def attempt(self) -> int:
+        """How often the batch was tried, its next time included; each of its messages may have been tried more often."""
+        return self._attempt
+
+    @attempt.setter
+    def attempt(self, attempt: int) -> None:
+        more, self._attempt = attempt - self._attempt, attempt
+        for message in self.messages:
+            message.attempt += more
+
+    # ── as the delivery of its messages ──────────────────────────────────────────────────────────────
+    @property
+    def delivery(self) -> Batch:
+        """What takes note of the end of the messages: the batch itself."""
+        return self
+
+    @property
+    def deadline_ns(self) -> int:
+        """The handler does not start after it."""
+        deadlines_ns: list[int] = [delivery.deadline_ns for delivery in self._deliveries]
+        return min(deadlines_ns)
+
+    def done(self, _offset: int) -> None:
+        """Note that all messages are handled."""
+        self.client.done_all(self.messages)
+
+    def note_failed(self, _message: Message) -> None:
+        """Have the broker keep how often each message has failed."""
+        for message in self.messages:
+            message.delivery.note_failed(message)  # type: ignore[union-attr]
+
+    def forget(self, _count: int) -> None:
+        """Note that no message will be handled here."""
+        self.client.forget(len(self.messages))
+
+    # ── smaller batches ──────────────────────────────────────────────────────────────────────────────
+    def split(self) -> list[Message]:
+        """
+        Keep the first half, and return the messages of the other one, which may be empty.
+
+        Messages of one key stay together; if there is one key only, the older messages are kept.
+        """
+        ordered = bool(self.keys)
+        units = [(message.key if ordered else b"") or message.offset for message in self.messages]
+        distinct = list(dict.fromkeys(units))
+        if len(distinct) == 1:
+            middle = (len(self.messages) + 1) // 2
+            kept, rest = self.messages[:middle], self.messages[middle:]
+        else:
+            first = set(distinct[: (len(distinct) + 1) // 2])
+            pairs = list(zip(self.messages, units, strict=True))
+            kept = [message for message, unit in pairs if unit in first]
+            rest = [message for message, unit in pairs if unit not in first]
+        self.messages = kept
+        if ordered:
+            self.keys = {message.key for message in kept if message.key}
+        return rest

@@ -1,0 +1,266 @@
+"""Lanes for batches decide which messages a handler gets together next.  Pure.
+
+    put ─▶ ready, by partition ──take──▶ a running batch ──finish─▶ what was held for its keys is ready again
+             ▲        │                        ╰─ fail: waits in `Retries`, and its keys stay busy ─▶ put_first
+             │        ╰─▶ held, if their key is in a running or failed batch
+             ╰─ finish, release, drop: the keys are free again
+
+Invariants
+    Two batches never have messages of the same key, and messages of a key run in the order they were put: the keys of a
+    batch are busy from `take` until `finish` or `release`.
+    A batch has messages of one partition, by offset, and at most `max_records` of them.
+    Messages without a key (b"") have no order and never wait for each other.
+    While a batch's worth of messages is held for running batches of a partition, no further batch of it is begun; what is
+    held for failed ones does not count.
+    A batch whose keys are all free costs no Python code for each message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from ...protocol.message import Message
+from .batch import Batch, BatchKey
+
+_by_offset = attrgetter("offset")
+
+
+class _Queue:
+    """The messages of one partition that no batch has and no busy key holds back."""
+
+    __slots__ = ("held", "number", "paused", "ready", "ripe", "unsorted")
+
+    def __init__(self) -> None:
+        self.ready: deque[Message] = deque()
+        self.held = 0
+        """Messages that wait for running batches."""
+        self.paused = False
+        self.ripe = False
+        """A batch may be smaller than `max_records`: the oldest message has waited for long enough."""
+        self.number = 0
+        """Counts the waits, so that the end of an earlier one is told apart."""
+        self.unsorted = False
+        """Messages that were held lie before older ones."""
+
+
+class BatchLanes:
+    """
+    Messages waiting, by partition and key; any number of workers of one event loop take batches of them.
+
+    Args:
+        max_records: messages of a batch, at most.
+        waits: a batch of fewer messages is taken only after `ripen`.
+        ordered: False: every message is treated as one without a key.
+        wake: called when more batches may be there to take than the one for the worker that freed the keys.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_records: int,
+        waits: bool = False,
+        ordered: bool = True,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._wake = wake
+        self._max = max_records
+        self._waits = waits
+        self._ordered = ordered
+        self._queues: dict[int, _Queue] = {}
+        self._turns: deque[int] = deque()
+        """The partitions, the one whose turn is next first."""
+        self._again: deque[Batch] = deque()
+        """Failed batches whose next try is due."""
+        self._busy: set[bytes] = set()
+        """The keys of running and failed batches."""
+        self._failed: set[bytes] = set()
+        """Those of failed ones, until `finish` or `release`."""
+        self._held: dict[bytes, list[Message]] = {}
+        """For busy keys: the messages that wait for them."""
+
+    @property
+    def arrived(self) -> bool:
+        """True if a batch may be there to take."""
+        return bool(self._again) or any(map(self._is_due, self._queues.values()))
+
+    def _is_due(self, queue: _Queue) -> bool:
+        enough = queue.ripe or len(queue.ready) >= self._max
+        return bool(queue.ready) and enough and queue.held < self._max and not queue.paused
+
+    def put(self, messages: list[Message]) -> int:
+        """
+        Add messages of one partition, in the order of their offsets.
+
+        Returns:
+            The number of a wait that begins now, and which `ripen` should end; 0 if none does.
+        """
+        if not messages:
+            return 0
+        queue = self._queue(messages[0].partition_id)
+        begins = not queue.ready
+        queue.ready.extend(messages)
+        if not self._waits:
+            queue.ripe = True
+        elif begins and len(queue.ready) < self._max:
+            queue.number += 1
+            return queue.number
+        return 0
+
+    def _queue(self, partition_id: int) -> _Queue:
+        queue = self._queues.get(partition_id)
+        if queue is None:
+            queue = self._queues[partition_id] = _Queue()
+            self._turns.append(partition_id)
+        return queue
+
+    def ripen(self, partition_id: int, number: int) -> None:
+        """End a wait: what is ready of the partition may be taken now, however little it is."""
+        queue = self._queues.get(partition_id)
+        if queue is not None and queue.number == number and queue.ready:
+            queue.ripe = True
+
+    def pause(self, partition_id: int) -> None:
+        """Let no message of a partition run until `resume`, but for those that failed."""
+        self._queue(partition_id).paused = True
+
+    def resume(self, partition_id: int) -> bool:
+        """Let the messages of a partition run again; True if any waits."""
+        queue = self._queue(partition_id)
+        queue.paused = False
+        return bool(queue.ready)
+
+    def put_first(self, batches: Iterable[Batch]) -> None:
+        """Put failed batches whose next try is due before everything else; their keys are busy."""
+        self._again.extend(batches)
+
+    def take(self) -> Batch | None:
+        """Take the next batch; it counts as running.  None if there is none."""
+        if self._again:
+            return self._again.popleft()
+        for _ in range(len(self._turns)):
+            queue = self._queues[self._turns[0]]
+            self._turns.rotate(-1)
+            while self._is_due(queue):
+                batch = self._fill(queue)
+                if batch is not None:
+                    return batch
+        return None
+
+    def _fill(self, queue: _Queue) -> Batch | None:
+        """A batch of ready messages; None if the keys of all that were looked at are busy."""
+        ready, unsorted = queue.ready, queue.unsorted
+        chunk = [ready.popleft() for _ in range(min(self._max, len(ready)))]
+        if not ready:
+            queue.ripe, queue.unsorted = not self._waits, False
+        if unsorted:
+            chunk.sort(key=_by_offset)
+        if not self._ordered:
+            return Batch(chunk, set(), one_delivery=False)
+        keys = {message.key for message in chunk}
+        if not keys.isdisjoint(self._busy):
+            chunk = self._free_of(chunk, queue)
+            if not chunk:
+                return None
+            keys = {message.key for message in chunk}
+        keys.discard(b"")
+        self._busy |= keys
+        return Batch(chunk, keys)
+
+    def _free_of(self, messages: list[Message], queue: _Queue) -> list[Message]:
+        """Hold the messages whose keys are busy, and return the others."""
+        free = []
+        busy, held, failed = self._busy, self._held, self._failed
+        for message in messages:
+            key = message.key
+            if key not in busy:
+                free.append(message)
+                continue
+            queue.held += key not in failed
+            if key in held:
+                held[key].append(message)
+            else:
+                held[key] = [message]
+        return free
+
+    def finish(self, key: bytes) -> None:
+        """Note that the batch of `key` ended: what was held for its keys is ready again."""
+        assert isinstance(key, BatchKey)
+        self.release(key.batch)
+
+    def release(self, batch: Batch) -> None:
+        """Free the keys of a batch that ended, or is not tried again."""
+        self._busy -= batch.keys
+        if self._held and batch.keys:
+            back: list[Message] = []
+            for key in batch.keys & self._held.keys():
+                lane = self._held.pop(key)
+                if key not in self._failed:
+                    self._count_held(lane, -1)
+                back += lane
+            if back:
+                self._put_back(back)
+                self._wake()
+        self._failed -= batch.keys
+
+    def _count_held(self, messages: list[Message], sign: int) -> None:
+        for message in messages:
+            self._queue(message.partition_id).held += sign
+
+    def _put_back(self, messages: list[Message]) -> None:
+        """Put messages that were held before all that is ready."""
+        messages.sort(key=_by_offset)
+        for message in reversed(messages):
+            queue = self._queue(message.partition_id)
+            queue.ready.appendleft(message)
+            queue.ripe = queue.unsorted = True
+
+    def fail(self, batch: Batch) -> None:
+        """Note that a batch failed: its keys are busy until it is handled, and other keys do not wait for it."""
+        for key in batch.keys - self._failed:
+            self._count_held(self._held.get(key, []), -1)
+        self._failed |= batch.keys
+
+    def split(self, batch: Batch) -> Batch | None:
+        """Halve a failed batch; returns the other half, if it may be tried beside this one: its keys are others."""
+        rest = batch.split()
+        if not rest:
+            return None
+        keys = {message.key for message in rest if message.key} if self._ordered else set()
+        if keys & batch.keys:  # the one key that there is
+            (key,) = batch.keys
+            self._held[key] = rest + self._held.get(key, [])
+            if key not in self._failed:
+                self._count_held(rest, 1)
+            return None
+        return Batch(rest, keys, one_delivery=self._ordered, attempt=batch.attempt)
+
+    def drop(self, partition_id: int) -> tuple[int, list[Batch]]:
+        """
+        Forget the waiting messages of a partition; running batches are not affected.
+
+        Returns:
+            The number of messages that no batch had, and the failed batches that were due.
+        """
+        count = 0
+        queue = self._queues.pop(partition_id, None)
+        if queue is not None:
+            count = len(queue.ready)
+            self._turns.remove(partition_id)
+        for key, lane in list(self._held.items()):
+            kept = [message for message in lane if message.partition_id != partition_id]
+            count += len(lane) - len(kept)
+            if kept:
+                self._held[key] = kept
+            else:
+                del self._held[key]
+        due = [batch for batch in self._again if batch.partition_id == partition_id]
+        self._again = deque(batch for batch in self._again if batch.partition_id != partition_id)
+        for batch in due:
+            self.release(batch)
+        return count, due
+
+    def __len__(self) -> int:
+        ready = sum(len(queue.ready) for queue in self._queues.values())
+        return ready + sum(map(len, self._held.values())) + sum(map(len, self._again))

@@ -1,0 +1,143 @@
+"""Runs batch handlers: workers that take batches in place of messages, and try failed ones again, whole or in halves.
+
+    batch fails ─▶ once more, whole ─▶ fails again ─▶ two halves, by key ─▶ … ─▶ one message
+         ╰─ asks for another try (`Retry`, NACK): always whole
+
+Invariants
+    Messages of a batch are acked together, when its handler has returned.
+    Later messages of the keys of a failed batch wait for it; all other keys proceed.
+    Halves of a failed batch have different keys, or the newer half waits for the older one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+from ...protocol.backoff import Backoff
+from ...protocol.clock import Clock
+from ...protocol.message import Message
+from ..pulling.pull_client import PullClient
+from .batch import Batch
+from .batch_lanes import BatchLanes
+from .handlers import BatchHandler
+from .lanes import Lanes
+from .log_throttle import LogThrottle
+from .not_acked import Retry, only_retry
+from .workers import MESSAGES_PER_TURN, Workers
+
+WHOLE_TRIES = 2
+"""A batch that failed so often is halved."""
+
+
+class BatchWorkers(Workers):
+    """
+    `concurrency` workers over one set of lanes, each with a batch at a time.
+
+    Args:
+        max_records: messages of a batch, at most.
+        max_wait_ms: the time that a message may wait for others of its batch.
+        others: as of `Workers`.
+    """
+
+    def __init__(
+        self,
+        handler: BatchHandler[Any],
+        *,
+        max_records: int,
+        max_wait_ms: int,
+        concurrency: int,
+        handover_ms: int,
+        backoff: Backoff,
+        clock: Clock,
+        rng: random.Random,
+        on_crash: Callable[[BaseException], None],
+        ordered: bool = True,
+        acks_each: bool = False,
+    ) -> None:
+        def handle(batch: Message) -> Any:
+            return handler(cast(Batch, batch).messages.copy())
+
+        super().__init__(
+            handle,
+            concurrency=concurrency,
+            handover_ms=handover_ms,
+            backoff=backoff,
+            clock=clock,
+            rng=rng,
+            on_crash=on_crash,
+            ordered=ordered,
+            acks_each=acks_each,
+        )
+        self._per_turn = max(1, MESSAGES_PER_TURN // max_records)
+        self._max_wait_s = max_wait_ms / 1000
+        self._batch_lanes = BatchLanes(
+            max_records=max_records,
+            waits=max_wait_ms > 0,
+            ordered=ordered,
+            wake=self._work.set,
+        )
+        self._lanes = cast(Lanes, self._batch_lanes)  # it takes and gives batches as messages
+        self._log_throttle = LogThrottle(runner="handler of batches")
+
+    def put(self, messages: list[Message]) -> None:
+        """Add messages of one partition, in the order of their offsets."""
+        number = self._batch_lanes.put(messages)
+        if number:
+            partition_id = messages[0].partition_id
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._max_wait_s, self._ripen, partition_id, number)
+        self._work.set()
+
+    def _ripen(self, partition_id: int, number: int) -> None:
+        self._batch_lanes.ripen(partition_id, number)
+        self._work.set()
+
+    def _tried_again_later(self, message: Message, error: BaseException) -> bool:
+        batch = cast(Batch, message)
+        asked = isinstance(only_retry(error) or error, Retry)
+        other = None
+        if batch.attempt >= WHOLE_TRIES and not asked and self._boot_ns() < batch.deadline_ns:
+            other = self._batch_lanes.split(batch)
+        waits = super()._tried_again_later(message, error)
+        if waits:
+            self._batch_lanes.fail(batch)
+        if other is not None and waits:
+            self._batch_lanes.fail(other)
+            self._try_soon(other)
+        elif other is not None:
+            other.forget(len(other))
+            self._batch_lanes.release(other)
+        return waits
+
+    def _try_soon(self, batch: Batch) -> None:
+        """Have the other half of a failed batch tried again after the shortest pause."""
+        now_ns = self._boot_ns()
+        due_ns = now_ns + self._backoff.wait_ms(1, self._rng) * 1_000_000
+        tried = cast(Message, batch)
+        self._retries.wait(tried, due_ns)
+        self._count_retrying(tried, 1)
+        self._wake_at(due_ns, now_ns)
+
+    def _count_retrying(self, message: Message, sign: int) -> None:
+        batch = cast(Batch, message)
+        cast(PullClient, batch.client).add_retrying(sign * len(batch))
+
+    def _drop(self, client: PullClient) -> None:
+        now_ms = self._now_ms()
+        failed = self._retries.drop(lambda batch: cast(Batch, batch).client is client)
+        count, due = self._batch_lanes.drop(client.partition_id)
+        for message in failed:
+            self._count_retrying(message, -1)
+            self._batch_lanes.release(cast(Batch, message))
+        for batch in due:
+            self._retries.end(cast(Message, batch), self._boot_ns())
+        batches = [*cast(list[Batch], failed), *due]
+        for batch in batches:
+            self._log_line(self._log_throttle.given_up(cast(Message, batch), now_ms))
+        client.forget(count + sum(map(len, batches)))
+        if self._lanes.arrived:
+            self._work.set()
+        self._start_due()

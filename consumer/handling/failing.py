@@ -1,0 +1,42 @@
+"""When a failing message is not tried again, and what is kept of its error.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...protocol.message import Message
+from ...protocol.parked import Failure, failure_of
+from ..settings import FailurePolicy
+from .not_acked import Retry, only_retry
+
+
+def _no_time() -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """
+    The policy of a consumer.
+
+    Attributes:
+        tries_max: the try after which `policy` applies.
+        client: the name of the consumer, for people.
+        wall_ms: the calendar, in milliseconds since 1970.
+    """
+
+    policy: FailurePolicy = FailurePolicy.BLOCK
+    tries_max: int = 10
+    client: str = ""
+    wall_ms: Callable[[], int] = _no_time
+
+    def is_last(self, message: Message, error: BaseException) -> bool:
+        """True if `message`, which just failed with `error`, is set aside; a handler that asks for another try gets it."""
+        if self.policy is FailurePolicy.BLOCK or message.attempt < self.tries_max:
+            return False
+        return not isinstance(only_retry(error) or error, Retry)
+
+    def failure(self, error: BaseException, attempts: int) -> Failure:
+        """What is kept of the error."""
+        return failure_of(error, client=self.client, at_ms=self.wall_ms(), attempts=attempts)

@@ -1,0 +1,208 @@
+"""The keys of which the user has messages in hand, or gave some back, and the later messages that wait behind these.  Pure.
+
+    hand_out ─▶ in hand ─acked─▶ the next of the lane             take: once it is due, and nothing of its lane is in hand
+                   │                                                ▲
+                   ╰─ give_back: with the later ones in hand ─▶ lane of the key, by offset ◀─ hold: later messages
+
+Invariants
+    While a message of a lane is in hand, no later one is handed out, unless both are handed out in one call of `collect`.
+    Messages of a lane are handed out by offset; one that is given back comes again before all later ones.
+    A lane ends when its last message is acked.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from operator import attrgetter
+
+from ...protocol.message import Message
+
+_Key = bytes | tuple[int, int]
+_by_offset = attrgetter("offset")
+
+
+class _Lane:
+    __slots__ = ("due_ns", "messages", "out")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        """Waiting, by offset."""
+        self.due_ns: dict[int, int] = {}
+        """By offset of a message that was given back: when it is handed out again, at the earliest."""
+        self.out: dict[int, Message] = {}
+        """By `id`: handed out, and neither acked nor given back; in the order of their hand-out."""
+
+
+class InHand:
+    """The lanes of one consumer without a handler; every time is nanoseconds of the boot clock."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[_Key, _Lane] = {}
+        self._due: list[tuple[int, int, _Key]] = []
+        self._number = 0
+        self.waiting = 0
+        """Messages in the lanes that are not handed out."""
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+    def hand_out(self, message: Message) -> None:
+        """Note that a message that arrived, and was not held, is handed out: later ones of its key wait for its ack."""
+        key = _key(message)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane()
+        lane.out[id(message)] = message
+
+    def give_back(self, message: Message, due_ns: int) -> list[Message]:
+        """
+        Take a message back; it is handed out again at `due_ns` at the earliest, before later ones of its key.
+
+        Returns:
+            The message, and the later ones of its key that are in hand, which are given back with it.
+        """
+        key = _key(message)
+        lane = self._lanes.setdefault(key, _Lane())
+        lane.out.pop(id(message), None)
+        back = [message, *(each for each in lane.out.values() if each.offset > message.offset)]
+        for each in back:
+            lane.out.pop(id(each), None)
+            insort(lane.messages, each, key=_by_offset)
+        lane.due_ns[message.offset] = due_ns
+        self.waiting += len(back)
+        self._push(key, lane)
+        return back
+
+    def hold(self, message: Message, beside: frozenset[bytes] | set[bytes] = frozenset()) -> bool:
+        """
+        Take a message that arrived if an earlier one of its key waits or is in hand; True if it did.
+
+        Args:
+            beside: keys of which messages may be handed out together with those in hand.
+        """
+        lane = self._lanes.get(_key(message))
+        if lane is None or (not lane.messages and message.key in beside):
+            return False
+        insort(lane.messages, message, key=_by_offset)
+        self.waiting += 1
+        return True
+
+    def take(self, now_ns: int) -> Message | None:
+        """The next message that is due; None if there is none.  It counts as in hand until `acked` or `give_back`."""
+        while self._due and self._due[0][0] <= now_ns:
+            key = heapq.heappop(self._due)[2]
+            lane = self._lanes.get(key)
+            if lane is None or lane.out or not lane.messages:
+                continue
+            if self._due_ns(lane) > now_ns:
+                self._push(key, lane)
+                continue
+            return self._take_first(lane)
+        return None
+
+    def _take_first(self, lane: _Lane) -> Message:
+        message = lane.messages.pop(0)
+        lane.due_ns.pop(message.offset, None)
+        lane.out[id(message)] = message
+        self.waiting -= 1
+        return message
+
+    def collect(
+        self, arrived: deque[Message], count: int, now_ns: int, *, ordered: bool
+    ) -> list[Message]:
+        """
+        Take up to `count` messages that may be in hand together: those that are due, and then those that arrived.
+
+        Args:
+            arrived: by offset within each partition; what has to wait goes from here to its lane.
+            ordered: keys have an order; False: only messages that were given back make others of their key wait.
+        """
+        taken: list[Message] = []
+        together: set[bytes] = set()
+        while len(taken) < count and (message := self.take(now_ns)) is not None:
+            lane = self._lanes[_key(message)]
+            taken.append(message)
+            while lane.messages and len(taken) < count and self._due_ns(lane) <= now_ns:
+                taken.append(self._take_first(lane))
+            if message.key:
+                together.add(message.key)
+        while arrived and len(taken) < count:
+            message = arrived.popleft()
+            if self._lanes and self.hold(message, together):
+                continue
+            if ordered and message.key:
+                self.hand_out(message)
+                together.add(message.key)
+            taken.append(message)
+        return taken
+
+    def first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
+        """As `collect` of one message; None if there is none."""
+        if self._due and self._due[0][0] <= now_ns and (message := self.take(now_ns)) is not None:
+            return message
+        while arrived:
+            message = arrived.popleft()
+            if self._lanes and self.hold(message):
+                continue
+            if ordered and message.key:
+                lane = self._lanes[message.key] = _Lane()
+                lane.out[id(message)] = message
+            return message
+        return None
+
+    def next_ns(self) -> int | None:
+        """When to call `take` again; None while nothing waits to be due."""
+        return self._due[0][0] if self._due else None
+
+    def acked(self, message: Message) -> bool:
+        """Note that a message that was handed out is acked, or will not be; True if its lane has another one."""
+        key = _key(message)
+        lane = self._lanes.get(key)
+        if lane is None or lane.out.pop(id(message), None) is None:
+            return False
+        if lane.messages:
+            self._push(key, lane)
+            return not lane.out
+        if not lane.out:
+            del self._lanes[key]
+        return False
+
+    def in_the_way(self) -> Message | None:
+        """The message in hand for whose ack the most others wait; None if none waits."""
+        lanes = [lane for lane in self._lanes.values() if lane.out and lane.messages]
+        longest = max(lanes, key=lambda lane: len(lane.messages), default=None)
+        return None if longest is None else next(iter(longest.out.values()))
+
+    def drop(self, ours: Callable[[Message], bool]) -> int:
+        """Forget the messages that are `ours`; returns how many of them waited in lanes."""
+        dropped = 0
+        for key, lane in list(self._lanes.items()):
+            kept = [each for each in lane.messages if not ours(each)]
+            out = {number: each for number, each in lane.out.items() if not ours(each)}
+            if len(kept) == len(lane.messages) and len(out) == len(lane.out):
+                continue
+            dropped += len(lane.messages) - len(kept)
+            lane.messages, lane.out = kept, out
+            if kept:
+                self._push(key, lane)
+            elif not out:
+                del self._lanes[key]
+        self.waiting -= dropped
+        return dropped
+
+    def _push(self, key: _Key, lane: _Lane) -> None:
+        if not lane.out:
+            self._number += 1
+            heapq.heappush(self._due, (self._due_ns(lane), self._number, key))
+
+    @staticmethod
+    def _due_ns(lane: _Lane) -> int:
+        return lane.due_ns.get(lane.messages[0].offset, 0)
+
+
+def _key(message: Message) -> _Key:
+    """The lane of a message: that of its key, or one of its own if it has none."""
+    return message.key or (message.partition_id, message.offset)

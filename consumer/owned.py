@@ -1,0 +1,134 @@
+"""What a consumer owns: its partitions, how far they are handled, and pauses of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ..protocol.errors import PartitionUnknownError, SeekRefusedError
+from ..rpc.home import Home
+from .assignments import Assignments
+from .handling.stream import Stream
+from .handling.workers import Workers
+from .pulling.progress import Position
+from .pulling.pull_client import PullClient
+from .pulling.pull_gate import PAUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One partition that a consumer owns."""
+
+    partition_id: int
+    fencing_token: int
+    outstanding: int
+    """Messages pulled and not yet handled."""
+    waiting_for: str
+    """For people: what pulling waits for, as "messages", "handlers" or the text of an error."""
+    missed: int = 0
+    """Messages that retention by time removed before this consumer pulled them."""
+    queue: int = 0
+    """The number of its logic queue."""
+    paused: bool = False
+    """True between `pause` and `resume`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a consumer is behind the ends of its partitions, as of its last pulls."""
+
+    messages: int
+    """Messages from the cursors to the ends."""
+    seconds: float
+    """The largest age of what is not acked, as of `Position.lag_s`; 0.0 if everything is acked."""
+
+
+class Owned:
+    """The part of a consumer that is about its partitions."""
+
+    _home: Home
+    _subject: str
+    _group: str
+    _dispatch: Workers | Stream | None
+    _assignments: Assignments | None
+
+    @property
+    def assignment(self) -> list[Assignment]:
+        """The partitions owned now, by id; none while it is not open here."""
+        if self._assignments is None or not self._home.here:
+            return []
+        return [
+            Assignment(
+                client.partition_id,
+                client.token,
+                client.outstanding,
+                client.waiting_for,
+                client.missed,
+                client.queue,
+                client.paused,
+            )
+            for client in self._assignments.clients
+        ]
+
+    async def pause(self, *partition_ids: int) -> None:
+        """
+        Get no message of these partitions until `resume`, or until they are handed over; without ids, of all that are owned.
+
+        They stay assigned.  A message that failed, and is tried again, and messages that run or are in hand are not held.
+
+        Raises:
+            PartitionUnknownError: a partition is not assigned now; nothing has changed.
+            ClosedError, ForkedError, OtherLoopError: the consumer is not open here.
+        """
+        self._steer(partition_ids or tuple(self._clients), paused=True)
+
+    def _steer(self, partition_ids: tuple[int, ...], *, paused: bool) -> None:
+        self._home.check()
+        clients, dispatch = self._clients, self._dispatch
+        for partition_id in partition_ids:
+            if partition_id not in clients:
+                raise PartitionUnknownError(
+                    f"partition {partition_id!r:.40} is not assigned to this consumer",
+                    partition_id=partition_id,
+                    subject=self._subject,
+                )
+        assert dispatch is not None
+        for partition_id in partition_ids:
+            client = clients[partition_id]
+            if paused and not client.paused:
+                client.gate.hold(PAUSED)
+                dispatch.pause(partition_id)
+            elif not paused and client.paused:
+                client.gate.let_go(PAUSED)
+                dispatch.resume(partition_id)
+
+    @property
+    def _clients(self) -> dict[int, PullClient]:
+        if self._assignments is None or not self._home.here:
+            return {}
+        return {client.partition_id: client for client in self._assignments.clients}
+
+    @property
+    def position(self) -> dict[int, Position]:
+        """By id of each partition that is owned now: what is pulled and acked of it, and its lag."""
+        return {key: client.position for key, client in self._clients.items()}
+
+    @property
+    def lag(self) -> Lag:
+        """The lag of all partitions that are owned now, together."""
+        positions = self.position.values()
+        return Lag(
+            sum(position.lag_messages for position in positions),
+            max((position.lag_s for position in positions), default=0.0),
+        )
+
+    def seek(self, *_where: object, **_to: object) -> NoReturn:
+        """
+        Refused: the progress of a group is one, and a member that moved it alone would break the order of others.
+
+        Raises:
+            SeekRefusedError: always; it says how an operator resets the group.
+        """
+        raise SeekRefusedError(
+            f"seek of a consumer of {self._subject} in group {self._group}: its cursor is moved by acks alone"
+        )

@@ -1,0 +1,62 @@
+"""How far a partition is pulled and acked, and how far behind its end its group is.  Pure.
+
+pulled(batch) ─▶ times of the batches that are not acked ─▶ acked(cursor): those below it go
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ...protocol.record import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a consumer is in a partition."""
+
+    next_offset: int
+    """The first offset that is not pulled yet; -1 before the broker told the group's cursor."""
+    cursor: int
+    """Everything below is acked at the broker."""
+    end_offset: int
+    """One past the last message of the partition, as the broker told with the last pull."""
+    lag_messages: int
+    """Messages from the cursor to the end; some of them may be acked above the cursor."""
+    lag_s: float
+    """
+    The age in seconds of the oldest batch that is pulled and not acked, by the sender's calendar; 0.0 without a lag.
+
+    If nothing of the lag is pulled, as after `pause`, it is the age of what was pulled last.
+    """
+
+
+class PullProgress:
+    """What a pull client has read of its partition; times are nanoseconds since 1970."""
+
+    __slots__ = ("_last_ns", "_unacked", "end_offset")
+
+    def __init__(self) -> None:
+        self.end_offset = 0
+        self._unacked: deque[tuple[int, int]] = deque()
+        """(next offset, time of the first message) of each batch that is not acked."""
+        self._last_ns = 0
+
+    def pulled(self, header: Header) -> None:
+        """Note that a batch was pulled."""
+        self._unacked.append((header.next_offset, header.first_sent_at_ns))
+        self._last_ns = header.last_sent_at_ns
+        self.end_offset = max(self.end_offset, header.next_offset)
+
+    def acked(self, cursor: int) -> None:
+        """Note that everything below `cursor` is acked."""
+        while self._unacked and self._unacked[0][0] <= cursor:
+            self._unacked.popleft()
+        self.end_offset = max(self.end_offset, cursor)
+
+    def position(self, next_offset: int, cursor: int, now_ns: int) -> Position:
+        """The position at `now_ns`."""
+        lag = max(0, self.end_offset - cursor)
+        since_ns = self._unacked[0][1] if self._unacked else self._last_ns
+        age_s = max(0, now_ns - since_ns) / 1e9 if lag and since_ns else 0.0
+        return Position(next_offset, cursor, self.end_offset, lag, age_s)

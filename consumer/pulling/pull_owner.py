@@ -1,0 +1,55 @@
+"""What a pull client needs of its consumer: it takes what was pulled, and is told of changes of the partition."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ...protocol.codecs.codec import Codec
+from ...protocol.message import Message
+from ...protocol.operations import SubjectHistory
+from .pulled_batch import PulledBatch
+
+
+class PullOwner(Protocol):
+    """What a pull client needs of its consumer."""
+
+    codec: Codec[Any] | None
+    keeps_batches: bool
+    """It takes batches that are not opened."""
+
+    @property
+    def redrives(self) -> bool:
+        """Whether it takes parked messages that are handled again."""
+        ...
+
+    def hand_out_batch(self, batch: PulledBatch) -> None:
+        """Take a batch that is not opened, if it `keeps_batches`."""
+        ...
+
+    def hand_out(self, messages: list[Message]) -> None:
+        """Take messages of one partition, by offset, without those acked already."""
+        ...
+
+    def end(self, client: Any) -> None:
+        """Hand the client's partition over; the client pulls nothing more."""
+        ...
+
+    def nack(self, message: Message, after_s: float) -> list[Message]:
+        """Hand a message out again, which the user gave back; returns it and those that are given back with it."""
+        ...
+
+    def acked_again(self, message: Message) -> None:
+        """Take note of the ack of a message whose key was in hand."""
+        ...
+
+    async def history(self) -> SubjectHistory:
+        """Every partition that the subject ever had."""
+        ...
+
+    def report_drained(self) -> None:
+        """Tell the metaserver soon that a partition is drained."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """End the consumer with an error that no retry can help."""
+        ...

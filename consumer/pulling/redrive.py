@@ -1,0 +1,283 @@
+"""Has the parked messages of a key handled again, the oldest first, while new ones of the key are parked behind them.
+
+    ReadParked ─▶ the first WINDOW messages, read where their bytes are ─▶ handed out ─▶ done, each ─▶ … ─▶ none left ─▶ free
+                                                                               ╰─ failed too often ─▶ parked again: stop
+
+Messages that are stored no longer are given up, with a warning.  Messages without a key, and dead letters, are handed
+out as they are: each by itself, and those that fail again stay.
+
+Invariants
+    Of a key the messages of one window are with handlers at a time, and they are all that is with handlers.
+    A drained partition begins no window: its children have, or will have, what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ...protocol.batch import batch_starts, columns
+from ...protocol.control import Grant
+from ...protocol.errors import (
+    FencedError,
+    KeylaneError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+    UnreachableError,
+)
+from ...protocol.frames import Batches, Read
+from ...protocol.message import Message
+from ...protocol.parked import LOOSE, Failure, ParkKey
+from ...rpc.client import BrokerClient
+from .decode import decode_messages
+from .parking import KeyParking, ParkOwner
+from .user_acks import TakenMessages
+
+log = logging.getLogger("keylane.consumer")
+
+WINDOW = 100
+"""Messages of a key that are read at a time."""
+AT_ONCE_MAX = 50
+"""Keys of a partition that are redriven at a time."""
+READ_BYTES = 1 << 18
+
+
+class RedriveDelivery(TakenMessages):
+    """The messages of one window, which come from one source."""
+
+    __slots__ = (
+        "_confirmed", "_key", "_left", "_parking", "_source", "_stopped", "client", "codec", "cursor", "ended", "exclusive", "failure", "group", "leased_id",
+        "logic_start", "queue", "unsaved",
+    )  # fmt: skip
+
+    def __init__(
+        self, client: Any, parking: KeyParking, key: ParkKey, source: int, logic_start: int
+    ) -> None:
+        self.client = client
+        self.group = client.group
+        self.leased_id = client.partition_id
+        self.exclusive = client.exclusive
+        self.cursor = 0  # below the cursor of its partition lie parked messages, which are not done
+        self.codec = client.codec
+        self.queue = client.queue
+        self.logic_start = logic_start
+        self._parking = parking
+        self._key = key
+        self._source = source
+        self._left = 0
+        self._stopped = False
+        super().__init__()
+        self.failure: Failure | None = None
+        """Of a loose message that failed, and stays parked."""
+        self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """True when all are handled, and that is durable; False when the key is parked again, or handed over."""
+        self.unsaved = 0
+        """Messages whose handling is not durable."""
+
+    @property
+    def deadline_ns(self) -> int:
+        """No handler starts after it."""
+        return int(self.client.deadline_ns)
+
+    def expect(self, count: int) -> None:
+        """Note that `count` messages will be handed out."""
+        self._left = self.unsaved = count
+
+    def done(self, offset: int) -> None:
+        """Note that the message at `offset` is handled."""
+        self._parking.done(self._key, self._source, offset, self._saved)
+        self._take(1)
+        self.client.forget(1)
+
+    def _saved(self) -> None:
+        self.unsaved -= 1
+        self._check_end()
+
+    def _take(self, count: int) -> None:
+        self._left -= count
+        self._check_end()
+
+    def _check_end(self) -> None:
+        if self.ended.done() or self._left:
+            return
+        if self._stopped:
+            self.ended.set_result(False)
+        elif not self.unsaved:
+            self.ended.set_result(True)
+
+    def forget(self, count: int) -> None:
+        """Note that `count` of the messages will not be handled here."""
+        self._stopped = True
+        self._take(count)
+        self.client.forget(count)
+
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        """Unneeded a message that failed too often parked, and those behind it."""
+        count = 1 + len(waiting)
+        if self._key in LOOSE:
+            self.failure = failure
+            self.unsaved -= 1
+            self._take(1)
+            self.client.forget(1)
+            return
+        self._stopped = True
+        self._parking.park(self._key, [], failure)
+        self._take(count)
+        self.client.forget(count)
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        """Unneeded a message that failed too often parked."""
+        self.park(message, failure, [])
+
+    def note_failed(self, message: Message) -> None:
+        """Failed tries of a redriven message are kept when it is parked again."""
+
+
+class Redrives:
+    """The keys of a partition that are redriven; one task each."""
+
+    def __init__(
+        self,
+        client: Any,
+        owner: ParkOwner,
+        parking: KeyParking,
+        grant: Grant,
+        who: tuple[int, str, str, int],
+        *,
+        subject: str,
+    ) -> None:
+        self._client = client
+        self._owner = owner
+        self._parking = parking
+        self._partition = grant.partition
+        self._who = who
+        self._subject = subject
+        self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._sources: dict[int, tuple[str | None, int]] = {}
+        """Ancestor → address of its broker, logic start."""
+
+    @property
+    def busy(self) -> bool:
+        """True while messages of some key may be with handlers."""
+        return bool(self._tasks)
+
+    def begin(self, key: ParkKey) -> None:
+        """Have the messages of a key handled again, unless they are."""
+        if key in self._tasks or self._owner.acked_to_end:
+            return
+        task = self._owner.spawn(lambda: self._redrive(key), f"redrive {self._who[0]}")
+        if task is not None:
+            self._tasks[key] = task
+
+    async def _redrive(self, key: ParkKey) -> None:
+        try:
+            failures = 0
+            async with self._turns:
+                while not self._owner.acked_to_end:
+                    try:
+                        if not await self._next_window(key):
+                            return
+                        failures = 0
+                    except FencedError:
+                        raise
+                    except KeylaneError as error:
+                        failures += 1
+                        self._sources.clear()  # brokers may be elsewhere now
+                        log.info("parked messages of partition %d: %s", self._who[0], error.message)
+                        await self._owner.pause(failures)
+        finally:
+            del self._tasks[key]
+            self._parking.settled()
+
+    async def _next_window(self, key: ParkKey) -> bool:
+        """Have the first messages of a key handled; False if there are none, or the key is parked again."""
+        rows = await self._parking.first_rows(key, WINDOW)
+        if not rows:
+            if key in LOOSE:
+                return False
+            if self._parking.has_parks(key):
+                await self._owner.pause(1)
+                return True
+            self._parking.free(key)
+            return False
+        source = rows[0][0]
+        messages = await self._read(key, source, [row[1:] for row in rows if row[0] == source])
+        if not messages:
+            return True
+        delivery: RedriveDelivery = messages[0].delivery  # type: ignore[assignment]
+        self._owner.hand_out(messages)
+        handled = await delivery.ended
+        if key in LOOSE and delivery.failure is not None:
+            self._parking.park(key, [], delivery.failure)
+            return False
+        return handled
+
+    async def _read(
+        self, key: ParkKey, source: int, ranges: list[tuple[int, int]]
+    ) -> list[Message]:
+        """Messages of a source; those that are stored no longer are given up."""
+        start, end = ranges[0][0], ranges[-1][1]
+        try:
+            broker, logic_start = await self._source(source)
+            answer, payload = await broker.call(Read(source, start, READ_BYTES))
+        except OffsetOutOfRangeError as error:
+            await self._give_up(
+                key, source, start, min(end, max(error.first_offset or 0, start + 1))
+            )
+            return []
+        except PartitionUnknownError:
+            await self._give_up(key, source, start, end)
+            return []
+        assert isinstance(answer, Batches)
+        delivery = RedriveDelivery(self._client, self._parking, key, source, logic_start)
+        messages: list[Message] = []
+        for at, header in batch_starts(payload):
+            wanted = [
+                pair
+                for pair in ranges
+                if pair[0] < header.next_offset and header.base_offset < pair[1]
+            ]
+            if not wanted:
+                continue
+            here = decode_messages(
+                columns(payload, header, at), header, self._subject, source, self._who[3], delivery
+            )
+            base = header.base_offset
+            for low, high in wanted:
+                messages += here[max(low - base, 0) : max(high - base, 0)]
+        delivery.expect(len(messages))
+        return messages
+
+    async def _source(self, source: int) -> tuple[BrokerClient, int]:
+        if source == self._who[0]:
+            return self._owner.broker, self._partition.logic_start
+        if source not in self._sources:
+            history = await self._owner.history()
+            self._sources = {
+                int(part.partition.partition_id): (
+                    part.partition.address,
+                    part.partition.logic_start,
+                )
+                for part in history.partitions
+                if not part.lost
+            }
+        address, logic_start = self._sources.get(source, (None, 0))
+        if source not in self._sources:
+            raise PartitionUnknownError(partition_id=source)
+        if address is None:
+            del self._sources[source]
+            raise UnreachableError(f"the broker of partition {source} is away")
+        return self._owner.broker_at(address), logic_start
+
+    async def _give_up(self, key: ParkKey, source: int, start: int, end: int) -> None:
+        log.warning(
+            "partition %d: parked messages [%d, %d) of partition %d are stored no longer, and are given up",
+            self._who[0], start, end, source,
+        )  # fmt: skip
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parking.drop_lost(
+            key, source, start, end, lambda: None if gone.done() else gone.set_result(None)
+        )
+        await gone

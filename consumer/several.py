@@ -1,0 +1,124 @@
+"""Several consumers that live together: those of a `Consumer` without a subject of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from ..protocol.errors import AlreadyOpenError, ClosedError, HandlerTypeError
+from ..rpc.race import Race
+from ..rpc.stop_signals import StopSignals
+
+
+class Member(Protocol):
+    """A consumer among several."""
+
+    async def __aenter__(self) -> object:
+        """Join the group."""
+        ...
+
+    async def close(self) -> None:
+        """Hand everything over."""
+        ...
+
+    def begin_close(self) -> asyncio.Task[None] | None:
+        """Begin to hand everything over; returns what `close` waits for, None if it waits for nothing."""
+        ...
+
+    async def wait(self) -> None:
+        """Wait until the consumer is closed."""
+        ...
+
+    async def suspend(self) -> None:
+        """Hand everything over and get nothing until `resume`."""
+        ...
+
+    async def resume(self) -> None:
+        """Take part again."""
+        ...
+
+
+class Several:
+    """Opens, runs and closes its members together; if one ends with an error, all end."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self._open = False
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "open" if self._open else "closed"
+
+    def add(self, member: Member) -> None:
+        """Add a member.  Raises AlreadyOpenError: they are open."""
+        if self._open:
+            raise AlreadyOpenError("handlers are added before the consumer is opened")
+        self.members.append(member)
+
+    async def open(self) -> None:
+        """Open all members, or none.  Raises as their opening does, and HandlerTypeError: there is none."""
+        if not self.members:
+            raise HandlerTypeError(
+                "a consumer without a subject handles nothing: @consumer.on(subject, group=...), or "
+                "Consumer(meta, subject=..., group=...)"
+            )
+        if self._open:
+            raise AlreadyOpenError("the consumer is open already")
+        self._open = True
+        try:
+            async with AsyncExitStack() as opened:
+                for member in self.members:
+                    await member.__aenter__()
+                    opened.push_async_callback(member.close)
+                opened.pop_all()
+        except BaseException:
+            self._open = False
+            raise
+
+    async def close(self) -> None:
+        """Close all members, also if that of one fails."""
+        self._open = False
+        endings = [member.begin_close() for member in self.members]
+        waited = [asyncio.shield(ending) for ending in endings if ending is not None]
+        for outcome in await asyncio.gather(*waited, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def wait(self) -> None:
+        """Wait until all members are closed, or one has ended with an error, which it raises."""
+        if not self.members:
+            raise ClosedError("the consumer was never opened")
+        async with Race() as race:
+            waits = [race.start(member.wait()) for member in self.members]
+            left = set(waits)
+            while left:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+
+    async def run(self) -> None:
+        """Open the members if they are not, wait for a signal or the end of one, and close all."""
+        with StopSignals() as stop:
+            if not self._open:
+                await self.open()
+            try:
+                async with Race() as race:
+                    ended = race.start(self.wait(), name="wait for the end")
+                    race.start(stop.event.wait(), name="wait for a signal")
+                    await race.first()
+                    if ended.done():
+                        ended.result()
+            finally:
+                await self.close()
+
+    async def suspend(self) -> None:
+        """Suspend all members, one after another: a handler may call it."""
+        for member in self.members:
+            await member.suspend()
+
+    async def resume(self) -> None:
+        """Resume all members."""
+        for member in self.members:
+            await member.resume()

@@ -1,0 +1,136 @@
+"""The ways in which a program takes messages of a consumer without a handler: one by one, many, as Arrow data."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, Generic
+
+from ..protocol.codecs.codec import V
+from ..protocol.errors import ClosedError, ConfigError
+from ..protocol.message import Message
+from ..protocol.routing import ConsumeStrategy
+from ..protocol.settings import range_problems, refuse
+from ..rpc.home import Home
+from .handling.arrow_batch import ArrowBatch, check_arrow
+from .handling.stream import Stream
+from .handling.taken import ack_all, nack_all
+from .handling.workers import Workers
+from .settings import RECORDS_MAX, ConsumerSettings
+
+GETMANY_MS_MAX = 600_000
+
+
+class Taking(Generic[V]):
+    """The part of a consumer that gives messages to the program."""
+
+    _home: Home
+    _settings: ConsumerSettings
+    _dispatch: Workers | Stream | None
+
+    async def getmany(
+        self, *, max_records: int | None = None, timeout_ms: int = 1_000
+    ) -> list[Message[V]]:
+        """
+        Take several messages at once, also of one key; `ack` takes them when they are handled.
+
+        Messages of a partition and a key come in their order.  Until they are acked or given back, later messages of
+        their keys do not come; several tasks may each work on what they took.
+
+        Args:
+            max_records: 1 to 100_000; by default that of the settings.
+            timeout_ms: 0 to 600_000; milliseconds to wait for a first message.
+
+        Returns:
+            What is there, as soon as there is one message; none if none came in time.
+
+        Raises:
+            OtherTaskError: another task waits for messages.
+            MixedUseError: the consumer gave messages in another way since it was opened, as by `async for`.
+            ClosedError: the consumer is not open, was closed meanwhile, or has a handler.
+            ConfigError: an argument out of its range.
+            KeylaneError: the error that ended the consumer.
+        """
+        most = self._settings.max_records if max_records is None else max_records
+        refuse(
+            range_problems(
+                {"max_records": most, "timeout_ms": timeout_ms},
+                {"max_records": (1, RECORDS_MAX), "timeout_ms": (0, GETMANY_MS_MAX)},
+            )
+        )
+        try:
+            return await self._stream.take_many(most, timeout_ms)
+        except StopAsyncIteration:
+            raise ClosedError("the consumer was closed") from None
+
+    async def ack(self, messages: Iterable[Message[V]]) -> None:
+        """
+        Ack messages that `getmany` or the iteration gave, as `message.ack` does for one.
+
+        Raises:
+            InvalidRequestError: a message is not this consumer's, or was given back and comes again; nothing is acked.
+            LeaseLostError: other consumers have some of the messages now; the others are acked.
+            ClosedError: no consumer handed a message out.
+        """
+        await ack_all(list(messages), self._home)
+
+    async def nack(self, messages: Iterable[Message[V]], *, after_s: float = 0) -> None:
+        """
+        Give messages back, as `message.nack` does for one; those that are acked stay so.
+
+        With each message, later ones of its key that are in hand are given back too: none comes past another.
+
+        Raises:
+            InvalidRequestError: a message is not this consumer's; nothing is given back.
+            LeaseLostError: other consumers have some of the messages now; the others are given back.
+            ClosedError: no consumer handed a message out.
+            ConfigError: `after_s` is no number of seconds up to a day.
+        """
+        await nack_all(list(messages), self._home, after_s)
+
+    async def batches(self) -> AsyncIterator[ArrowBatch]:
+        """
+        Iterate over messages as Arrow record batches; needs pyarrow and numpy.
+
+        Of each partition one batch at a time is in hand: the next one comes once it is acked.
+
+        Raises:
+            ConfigError: pyarrow is not installed, or the group is shared.
+            ClosedError, MixedUseError, OtherTaskError, KeylaneError: as of `getmany`.
+        """
+        if self._settings.consume_strategy is ConsumeStrategy.SHARED:
+            raise ConfigError("batches() are of exclusive groups; a shared one has no ranges")
+        check_arrow()
+        stream = self._stream
+        while True:
+            try:
+                batch = await stream.take_arrow()
+            except StopAsyncIteration:
+                return
+            yield batch
+
+    @property
+    def _stream(self) -> Stream:
+        """Gives messages to the program.  Raises ClosedError."""
+        if not isinstance(self._dispatch, Stream):
+            raise ClosedError(
+                "the consumer is not open, or it has a handler that gets the messages"
+            )
+        return self._dispatch
+
+    def __aiter__(self) -> AsyncIterator[Message[V]]:
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, Message[V]]:
+        """
+        The next message, for a consumer without a handler.
+
+        Raises:
+            StopAsyncIteration: the consumer is closed.
+            OtherTaskError: another task waits for a message, or runs with a message that it has not acked.
+            ClosedError: the consumer was never opened, or has a handler.
+            ForkedError, OtherLoopError: it is open elsewhere.
+            KeylaneError: the error that ended the consumer.
+        """
+        self._home.check_thread()
+        step: Coroutine[Any, Any, Message[Any]] = self._stream.next()
+        return step

@@ -1,0 +1,35 @@
+"""What brokers refuse of parked messages: full stores, and those that the children of a partition have.  Pure."""
+
+from __future__ import annotations
+
+from .base import Detail, RetryRule
+from .refusals import RefusedError
+
+
+class ParkFullError(RefusedError):
+    """A consumer group has as many parked keys or messages on a partition as it may have."""
+
+    code = 1250
+    retry = RetryRule.LATER
+    summary = "the group can park no more on this partition"
+    hint = "Its failing messages block their keys until there is room: see `keylane parked list`, then redrive or skip some."
+    limit = Detail(int)
+
+
+class ParkMovedError(RefusedError):
+    """The children of a sealed partition have taken its parked messages over."""
+
+    code = 1251
+    retry = RetryRule.AFTER_NEW_ROUTE
+    summary = "the children of this partition have its parked messages"
+    hint = "Ask again: `keylane parked list SUBJECT GROUP` names the partition that has them now."
+    partition_id = Detail(int)
+
+
+class ParkedKeyUnknownError(RefusedError):
+    """A consumer group has parked no message of this key on the partition."""
+
+    code = 1252
+    summary = "no message of this key is parked"
+    hint = "It may be handled by now: `keylane parked list SUBJECT GROUP` shows what is parked."
+    partition_id = Detail(int)

@@ -1,0 +1,170 @@
+"""Messages that a consumer group has set aside: the words, the limits, and the changes of a partition's parked messages.  Pure.
+
+    handled too often in vain ─▶ Park ─▶ parked, with all later messages of its key ─▶ Redrive (an operator's)
+                                   ▲                                                        │
+                                   ╰──────────── failed again ◀── handled in order ◀────────╯
+                                                                       ╰─▶ Unpark, each ─▶ Free: the key is as any other
+
+A parked message is acked: the cursor passes it.  What is kept is its key, and where its bytes lie.  A change is the
+same in the frame that asks for it and in the record that makes it durable.
+
+Words
+    key         an order key; b"": messages without one; None: dead letters, of any key
+    loose       the messages of b"" and of None, which wait for nothing and hold nothing back
+    source      the partition that has the bytes of a message: the group's own, or an ancestor of it
+    adopted     an ancestor's parked messages became those of its children, before these handed anything out
+    frozen      the parked messages of a sealed partition that its children have adopted: nothing changes them any more
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ..offsets import Range
+
+ParkKey = bytes | None
+LOOSE: tuple[ParkKey, ...] = (b"", None)
+
+FAILURE_KIND_CHARS_MAX = 200
+FAILURE_TEXT_CHARS_MAX = 1_000
+PARKED_KEYS_MAX = 10_000
+"""Keys that a group may have parked on one partition.  A consumer asks for all of them when it begins."""
+PARKED_MESSAGES_MAX = 1_000_000
+"""Messages that a group may have parked on one partition: 16 bytes of the broker's memory each."""
+PARKED_ROWS_MAX = 5_000
+"""Ranges of offsets in one request or answer."""
+PARKED_PAGE_BYTES = 1 << 19
+"""About the length of one page of parked messages; the page ends behind the key that passes it."""
+
+
+class ParkState(enum.StrEnum):
+    """Whether the messages of a key wait for an operator, or are handled again."""
+
+    PARKED = "parked"
+    REDRIVING = "redriving"
+
+
+class Failure(Struct, frozen=True, array_like=True):
+    """The last failure of a message, as the consumer that handled it saw it."""
+
+    kind: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
+    """The name of the error's class."""
+    text: Annotated[str, Meta(max_length=FAILURE_TEXT_CHARS_MAX)]
+    client: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
+    """The name of the consumer."""
+    at_ms: int
+    """By the consumer's calendar, milliseconds since 1970."""
+    attempts: int
+
+
+# ── changes ───────────────────────────────────────────────────────────────────────────────────────────
+class Park(Struct, frozen=True, array_like=True, tag=1):
+    """
+    Park messages of the partition itself, which are acked by this.
+
+    With a failure the key is parked from now on, whatever it was before.  Without one it is parked already, and these
+    messages came behind the others.
+    """
+
+    key: ParkKey
+    ranges: tuple[Range, ...]
+    failure: Failure | None = None
+
+
+class Unpark(Struct, frozen=True, array_like=True, tag=2):
+    """Messages of `source` that were parked are handled, or skipped by an operator."""
+
+    key: ParkKey
+    source: int
+    ranges: tuple[Range, ...]
+
+
+class Free(Struct, frozen=True, array_like=True, tag=3):
+    """A redriven key has no parked message any more: its messages are handed out as any other."""
+
+    key: ParkKey
+
+
+class Redrive(Struct, frozen=True, array_like=True, tag=4):
+    """Have the messages of a key handled again, the oldest first."""
+
+    key: ParkKey
+
+
+class AdoptedKey(Struct, frozen=True, array_like=True):
+    """A key, or a part of a large one, with its parked messages as (source, start, end), oldest first."""
+
+    key: ParkKey
+    state: ParkState
+    since_ms: int
+    failure: Failure | None
+    rows: tuple[tuple[int, int, int], ...]
+
+
+class Adopt(Struct, frozen=True, array_like=True, tag=5):
+    """Take over a part of what a parent has parked; `last`: this was all of it."""
+
+    parent: int
+    keys: tuple[AdoptedKey, ...]
+    last: bool
+    sources: tuple[int, ...] = ()
+    """Ancestors that keep messages for what is parked: they are told when nothing of it needs them any more."""
+
+
+class Freeze(Struct, frozen=True, array_like=True, tag=6):
+    """The children of the partition take its parked messages over: it takes no change any more."""
+
+
+class Unneeded(Struct, frozen=True, array_like=True, tag=8):
+    """A child needs nothing of this frozen partition any more, of keys in the logical partitions `[start, end)`."""
+
+    start: int
+    end: int
+    loose: bool
+    """Nor of messages that have no order."""
+
+
+class AncestorTold(Struct, frozen=True, array_like=True, tag=9):
+    """An ancestor was told that nothing of it is needed."""
+
+    source: int
+
+
+class Clear(Struct, frozen=True, array_like=True, tag=7):
+    """Forget everything that is parked: an operator has set the group's progress."""
+
+
+ParkChange = Park | Unpark | Free | Redrive | Adopt | Freeze | Clear | Unneeded | AncestorTold
+
+
+_changes = msgspec.msgpack.Decoder(list[ParkChange])
+_keys = msgspec.msgpack.Decoder(list[AdoptedKey])
+encode_parked = msgspec.msgpack.Encoder().encode
+
+
+def decode_changes(data: bytes | memoryview) -> list[ParkChange]:
+    """The changes of a request.  Raises msgspec.MsgspecError."""
+    changes: list[ParkChange] = _changes.decode(data)
+    return changes
+
+
+def decode_adopted(data: bytes | memoryview) -> list[AdoptedKey]:
+    """The keys of an ancestor's answer.  Raises msgspec.MsgspecError."""
+    keys: list[AdoptedKey] = _keys.decode(data)
+    return keys
+
+
+def failure_of(error: BaseException, *, client: str, at_ms: int, attempts: int) -> Failure:
+    """What is kept of an error; its texts are cut to their limits."""
+    text: Any = str(error)
+    return Failure(
+        type(error).__qualname__[:FAILURE_KIND_CHARS_MAX],
+        text.encode(errors="replace").decode()[:FAILURE_TEXT_CHARS_MAX],
+        client[:FAILURE_KIND_CHARS_MAX],
+        at_ms,
+        attempts,
+    )

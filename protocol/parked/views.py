@@ -1,0 +1,67 @@
+"""What brokers answer about parked messages: to their owner in frames, to people over HTTP.  Pure."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from .changes import Failure, ParkKey, ParkState
+
+
+class ParkedKeyRow(Struct, frozen=True, array_like=True):
+    """A parked key as its owner needs it."""
+
+    key: ParkKey
+    state: ParkState
+    messages: int
+
+
+class ParkedView(Struct, frozen=True, kw_only=True):
+    """A parked key for people; without `key_hex`: dead letters; with "": messages without a key."""
+
+    key_hex: str | None
+    state: ParkState
+    messages: int
+    since_ms: int
+    """When its first message was parked, by the broker's calendar."""
+    failure: Failure | None
+    first_source: int
+    """The partition that has the first message; the offset in it is `first_offset`."""
+    first_offset: int
+
+
+class ParkedList(Struct, frozen=True, kw_only=True):
+    """A page of what a group has parked on a partition; further ones begin after the last key of this one."""
+
+    partition_id: int
+    group: str
+    frozen: bool
+    """The children of the partition have taken these over: change them there."""
+    keys: list[ParkedView]
+    more: bool
+
+
+class ParkedOffsets(Struct, frozen=True, kw_only=True):
+    """The first parked messages of a key, as (source, start, end), oldest first."""
+
+    rows: list[tuple[int, int, int]]
+    messages: int
+    """All of them."""
+
+
+class ChangeParkedKey(Struct, frozen=True, kw_only=True):
+    """An operator's change of one parked key: redriven, or some of its messages skipped."""
+
+    group: str
+    key_hex: str | None
+    skip: list[tuple[int, int, int]] | None = None
+    """Messages to skip, as (source, start, end); None: redrive the key."""
+
+
+_rows = msgspec.msgpack.Decoder(list[ParkedKeyRow])
+
+
+def decode_key_rows(data: bytes | memoryview) -> list[ParkedKeyRow]:
+    """The keys of an answer.  Raises msgspec.MsgspecError."""
+    rows: list[ParkedKeyRow] = _rows.decode(data)
+    return rows

@@ -1,0 +1,223 @@
+"""The consumer without async: the one of `keylane`, on an event loop of its own in a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Generic, Self
+
+from ..consumer import AckMode, Assignment, Consumer, ConsumerSettings
+from ..protocol.codecs.codec import Codec, V
+from ..protocol.errors import ClosedError
+from ..protocol.message import Message
+from ..protocol.routing import ConsumeStrategy
+from .loop_thread import LoopThread
+
+
+class TakenMessage(Generic[V]):
+    """A message in hand, as `keylane.Message`, whose `ack` and `nack` wait themselves."""
+
+    __slots__ = ("_thread", "message")
+
+    def __init__(self, thread: LoopThread, message: Message[V]) -> None:
+        self._thread = thread
+        self.message = message
+        """The message of `keylane`."""
+
+    def __repr__(self) -> str:
+        return repr(self.message)
+
+    @property
+    def subject(self) -> str:
+        """The subject that it was sent to."""
+        return self.message.subject
+
+    @property
+    def key(self) -> bytes:
+        """The order key; b"" if it was sent without one."""
+        return self.message.key
+
+    @property
+    def value(self) -> bytes:
+        """The value as stored."""
+        return self.message.value
+
+    @property
+    def partition_id(self) -> int:
+        """The partition."""
+        return self.message.partition_id
+
+    @property
+    def offset(self) -> int:
+        """The offset in the partition."""
+        return self.message.offset
+
+    @property
+    def sent_at_ns(self) -> int:
+        """Nanoseconds since 1970, by the sender's calendar."""
+        return self.message.sent_at_ns
+
+    @property
+    def fencing_token(self) -> int:
+        """The token of the grant under which it was delivered."""
+        return self.message.fencing_token
+
+    @property
+    def attempt(self) -> int:
+        """How often it was handed out, this time included."""
+        return self.message.attempt
+
+    @property
+    def properties(self) -> Mapping[str, str | bytes]:
+        """The properties; read only."""
+        return self.message.properties
+
+    def decode(self) -> V:
+        """The value, decoded by the codec of the consumer.  Raises CodecError."""
+        return self.message.decode()
+
+    def ack(self) -> None:
+        """Ack the message.  Raises as `keylane.Message.ack` does."""
+        self._thread.run(self.message.ack)
+
+    def nack(self, *, after_s: float = 0) -> None:
+        """Give the message back.  Raises as `keylane.Message.nack` does."""
+        self._thread.run(partial(self.message.nack, after_s=after_s))
+
+
+class SyncConsumer(Generic[V]):
+    """
+    Takes messages in programs without an event loop, and in notebooks beside theirs.
+
+        with Consumer("127.0.0.1:7000", subject="orders", group="billing") as consumer:
+            for message in consumer:
+                ...
+                message.ack()
+
+    It works as a `keylane.Consumer` without a handler, on a thread of its own: heartbeats go on while the program works, so
+    that a body may take as long as it likes.  A message comes only once all earlier ones of its key are acked; `getmany`
+    gives several of a key.  Leaving the block hands everything over; what is not acked is delivered again.
+    """
+
+    def __init__(
+        self,
+        meta: str | Iterable[str],
+        *,
+        subject: str,
+        group: str,
+        codec: Codec[V] | None = None,
+        ttl_ms: int | None = None,
+        name: str | None = None,
+        consume_strategy: ConsumeStrategy | str | None = None,
+        ack: AckMode | str | None = None,
+        settings: ConsumerSettings | None = None,
+        wait_s: float = 0,
+    ) -> None:
+        """Make a consumer, of the arguments of `keylane.Consumer`; `with` or `open` opens it.  Raises ConfigError."""
+        self._consumer: Consumer[V] = Consumer(
+            meta,
+            subject=subject,
+            group=group,
+            codec=codec,
+            ttl_ms=ttl_ms,
+            name=name,
+            consume_strategy=consume_strategy,
+            ack=ack,
+            settings=settings,
+            wait_s=wait_s,
+        )
+        self._thread = LoopThread("consumer")
+
+    def __repr__(self) -> str:
+        return f"<sync {self._consumer!r:.200}>".replace("<sync <", "<sync ").replace(">>", ">")
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────
+    def open(self) -> Self:
+        """
+        Start the thread and join the group; returns the consumer.
+
+        Raises:
+            AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
+            KeylaneError: as of the opening of `keylane.Consumer`; it may be opened again.
+        """
+        self._thread.start()
+        try:
+            self._thread.run(self._consumer.__aenter__)
+        except BaseException:
+            self._thread.stop()
+            raise
+        atexit.register(self.close)
+        return self
+
+    def close(self) -> None:
+        """Hand everything over, as that of `keylane` does; nothing if it is closed, or in a forked child."""
+        if self._thread.state != "open":
+            return
+        try:
+            with contextlib.suppress(ClosedError):  # another thread has closed it meanwhile
+                self._thread.run(self._consumer.close)
+        finally:
+            self._thread.stop()
+            atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
+    def __iter__(self) -> Iterator[TakenMessage[V]]:
+        return self
+
+    def __next__(self) -> TakenMessage[V]:
+        """
+        The next message; it waits for one.
+
+        Raises:
+            StopIteration: the consumer is closed.
+            KeylaneError: as of the iteration of `keylane.Consumer`.
+        """
+        try:
+            message = self._thread.run(self._next)
+        except ClosedError:
+            if self._thread.state == "open":
+                raise
+            message = None
+        if message is None:
+            raise StopIteration
+        return TakenMessage(self._thread, message)
+
+    async def _next(self) -> Message[V] | None:
+        try:
+            return await anext(self._consumer)
+        except StopAsyncIteration:
+            return None
+
+    def getmany(
+        self, *, max_records: int | None = None, timeout_ms: int = 1_000
+    ) -> list[TakenMessage[V]]:
+        """Take several messages at once, as `keylane.Consumer.getmany` does, for `ack` and `nack`."""
+        messages = self._thread.run(
+            partial(self._consumer.getmany, max_records=max_records, timeout_ms=timeout_ms)
+        )
+        return [TakenMessage(self._thread, message) for message in messages]
+
+    def ack(self, messages: Iterable[TakenMessage[V]]) -> None:
+        """Ack messages, as `keylane.Consumer.ack` does."""
+        self._thread.run(partial(self._consumer.ack, _taken(messages)))
+
+    def nack(self, messages: Iterable[TakenMessage[V]], *, after_s: float = 0) -> None:
+        """Give messages back, as `keylane.Consumer.nack` does."""
+        self._thread.run(partial(self._consumer.nack, _taken(messages), after_s=after_s))
+
+    @property
+    def assignment(self) -> list[Assignment]:
+        """The partitions owned now, by id; none while it is not open."""
+        return self._consumer.assignment
+
+
+def _taken(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
+    return [message.message for message in messages]

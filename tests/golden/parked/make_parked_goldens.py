@@ -1,0 +1,74 @@
+"""Writes the golden bytes of parked messages anew: `python tests/golden/parked/make_parked_goldens.py`.
+
+A change of a golden file is a change of what is stored on disks and spoken on wires: a decision, never a
+repair of a test.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from keylane.broker.partition.parked import Parked
+from keylane.broker.partition.records import CursorBody, ParkedBody, encode_body
+from keylane.protocol.parked import (
+    Adopt,
+    AdoptedKey,
+    AncestorTold,
+    Clear,
+    Failure,
+    Free,
+    Freeze,
+    Park,
+    ParkChange,
+    ParkedKeyRow,
+    ParkState,
+    Redrive,
+    Unneeded,
+    Unpark,
+    encode_parked,
+)
+
+HERE = Path(__file__).parent
+
+FAILURE = Failure("ValueError", "no such aircraft", "host-1:consumer", 1_800_000_000_123, 5)
+CHANGES: tuple[ParkChange, ...] = (
+    Park(b"N14228", ((3, 5), (9, 2**40)), FAILURE),
+    Park(b"", ((6, 7),)),
+    Park(None, ((7, 8),), FAILURE),
+    Unpark(b"N14228", 7, ((3, 4),)),
+    Free(b"N24211"),
+    Redrive(b"N14228"),
+    Adopt(3, (AdoptedKey(b"N24211", ParkState.PARKED, 99, FAILURE, ((3, 1, 2),)),), last=True),
+    Freeze(),
+    Clear(),
+    Unneeded(0, 512, loose=True),
+    AncestorTold(3),
+)
+KEY_ROWS = [
+    ParkedKeyRow(b"N14228", ParkState.PARKED, 2),
+    ParkedKeyRow(None, ParkState.REDRIVING, 1),
+]
+BODIES = {
+    "parked": ParkedBody("audit", 5, 1_800_000_000_456, CHANGES),
+    "cursor": CursorBody("audit", 5, 3, [(5, 6)], 0, [(4, 7)]),
+}
+
+
+def parked() -> Parked:
+    """Two keys: one of the partition and an ancestor, and dead letters; the messages of parent 3 are adopted."""
+    state = Parked(7)
+    for change in (CHANGES[0], CHANGES[2], CHANGES[6], Park(b"N24211", ((20, 22),))):
+        state.apply(change, at_ms=1_800_000_000_456)
+    return state
+
+
+def golden_bytes() -> dict[str, str]:
+    """What it is → its bytes, in hex."""
+    records = {name: encode_body(7, body).hex() for name, body in BODIES.items()}
+    rows = {"key rows": encode_parked(KEY_ROWS).hex()}
+    return {**records, **rows, "image": parked().image().hex()}
+
+
+if __name__ == "__main__":
+    (HERE / "parked_v1.json").write_text(json.dumps(golden_bytes(), indent=1) + "\n")

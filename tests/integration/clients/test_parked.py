@@ -1,0 +1,234 @@
+"""Parked messages as an operator sees them, with real brokers: listed, shown, redriven and skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from keylane import (
+    Admin,
+    GroupUnknownError,
+    InvalidRequestError,
+    Producer,
+    SubjectUnknownError,
+)
+from keylane.admin import ParkedKeyView, ParkState
+from keylane.errors import ParkedKeyUnknownError, PartitionUnknownError
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.parked import Park, ParkedKeyRow
+from support.cluster import Cluster
+from support.parked.raw_owner import FAILURE, RawOwner
+from support.server_process import run_keylane
+
+KEYS = (b"a", b"b", b"\xff\x00")
+
+
+async def sent(
+    cluster: Cluster, subject: str, *, partitions: int = 2
+) -> dict[bytes, list[tuple[int, int]]]:
+    """Twelve messages of three keys, and three without one; where those of each key are."""
+    await cluster.create(subject, partitions=partitions)
+    places: dict[bytes, list[tuple[int, int]]] = {key: [] for key in (*KEYS, b"")}
+    async with Producer(cluster.meta) as producer:
+        for number in range(15):
+            key = (*KEYS, *KEYS, *KEYS, *KEYS, b"", b"", b"")[number]
+            receipt = await producer.send(subject, b"value %d" % number, key=key)
+            places[key].append((receipt.partition_id, receipt.offset))
+    return places
+
+
+def ranges(places: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((offset, offset + 1) for _, offset in places)
+
+
+async def park(owner: RawOwner, places: dict[bytes, list[tuple[int, int]]], *keys: bytes) -> None:
+    for key in keys:
+        await owner.change(places[key][0][0], Park(key, ranges(places[key]), FAILURE))
+
+
+async def keys_of(admin: Admin, subject: str, **asked: object) -> list[ParkedKeyView]:
+    return [view async for view in admin.parked(subject, "g", **asked)]
+
+
+async def test_parked_keys_are_listed_redriven_and_skipped(shared_cluster: Cluster):
+    places = await sent(shared_cluster, "parked-calls")
+    async with (
+        asyncio.timeout(60),
+        RawOwner(shared_cluster.meta, "parked-calls", "g") as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        assert await keys_of(admin, "parked-calls") == []
+        await park(owner, places, *KEYS)
+        (number, offset), *_ = places[b""]
+        await owner.change(number, Park(None, ((offset, offset + 1),), FAILURE))
+        views = await keys_of(admin, "parked-calls")
+        assert {view.key for view in views} == {*KEYS, None}
+        (view,) = await keys_of(admin, "parked-calls", key=b"a")
+        assert (view.state, view.messages, view.failure) == (ParkState.PARKED, 4, FAILURE)
+        assert (view.first_source, view.first_offset) == places[b"a"][0]
+        described = await admin.describe_group("parked-calls", "g")
+        assert sum(partition.parked for partition in described.partitions) == 13
+
+        messages = [each async for each in admin.parked_messages("parked-calls", "g", b"a")]
+        assert [(each.partition_id, each.offset) for each in messages] == places[b"a"]
+        assert [each.message.value for each in messages] == [b"value %d" % n for n in (0, 3, 6, 9)]
+        two = [each async for each in admin.parked_messages("parked-calls", "g", b"a", first=2)]
+        assert two == messages[:2]
+
+        home = view.partition_id
+        pull = asyncio.create_task(
+            owner.pull(home, await end_of(admin, "parked-calls", home), wait_ms=20_000)
+        )
+        await asyncio.sleep(0.1)
+        assert [each.key for each in await admin.redrive("parked-calls", "g", key=b"a")] == [b"a"]
+        assert (await pull).parked_version > 1
+        assert ParkedKeyRow(b"a", ParkState.REDRIVING, 4) in await owner.keys(home)
+        assert await admin.redrive("parked-calls", "g", key=b"a") == []
+
+        assert await admin.skip("parked-calls", "g", home, b"a", first=1) == 1
+        assert await admin.skip("parked-calls", "g", home, b"a") == 3
+        assert ParkedKeyRow(b"a", ParkState.REDRIVING, 0) in await owner.keys(home)
+        assert await admin.skip("parked-calls", "g", number, None, first=9) == 1
+        assert await keys_of(admin, "parked-calls", key=None) == []
+
+        assert await admin.redrive("parked-calls", "g", older_than_ms=3_600_000) == []
+        assert await admin.redrive("parked-calls", "g", error="KeyError") == []
+        chosen = await admin.redrive("parked-calls", "g", error="ValueError", older_than_ms=0)
+        assert {each.key for each in chosen} == {b"b", b"\xff\x00"}
+        assert await admin.redrive("parked-calls", "g", all=True) == []
+
+
+async def end_of(admin: Admin, subject: str, partition_id: int) -> int:
+    partitions = (await admin.describe_subject(subject)).partitions
+    (end,) = [each.next_offset for each in partitions if each.partition_id == partition_id]
+    return end
+
+
+async def test_messages_of_an_ancestor_are_read_from_its_broker(shared_cluster: Cluster):
+    """A partition was moved: its child has adopted what was parked, by reference."""
+    places = await sent(shared_cluster, "parked-moved", partitions=1)
+    async with (
+        asyncio.timeout(60),
+        RawOwner(shared_cluster.meta, "parked-moved", "g") as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        parent = places[b"a"][0][0]
+        await park(owner, places, b"a", b"b")
+        await owner.ack(parent, (0, 15))
+        await shared_cluster.reshape(
+            Reshape(kind=OperationKind.RESIZE, subject="parked-moved", partitions=2)
+        )
+        await drained(owner, parent)
+        before = await keys_of(admin, "parked-moved")
+        assert {view.partition_id for view in before} == {parent}
+        for child in await owner.granted():
+            if child != parent:
+                await owner.adopt(parent, child)
+        after = await keys_of(admin, "parked-moved")
+        assert parent not in {view.partition_id for view in after}
+        assert [(v.key, v.messages, v.first_source) for v in sorted(after, key=lambda v: v.key)] == [
+            (b"a", 4, parent), (b"b", 4, parent),
+        ]  # fmt: skip
+        messages = [each async for each in admin.parked_messages("parked-moved", "g", b"b")]
+        assert [(each.partition_id, each.offset) for each in messages] == places[b"b"]
+        assert [each.message.key for each in messages] == [b"b"] * 4
+        described = await admin.describe_group("parked-moved", "g")
+        assert sum(partition.parked for partition in described.partitions) == 8
+        child = next(view.partition_id for view in after if view.key == b"b")
+        assert await admin.skip("parked-moved", "g", child, b"b", first=3) == 3
+        (left,) = await keys_of(admin, "parked-moved", key=b"b")
+        assert (left.messages, left.first_offset) == (1, places[b"b"][3][1])
+        with pytest.raises(ParkedKeyUnknownError):
+            await admin.skip("parked-moved", "g", parent, b"b")
+
+
+async def drained(owner: RawOwner, parent: int) -> None:
+    """Tell the metaserver that the parent is drained, and wait for the children."""
+    await owner.drained(parent)
+    while set(await owner.granted()) <= {parent}:
+        await asyncio.sleep(0.05)
+
+
+async def test_wrong_questions_are_refused(shared_cluster: Cluster):
+    places = await sent(shared_cluster, "parked-wrong")
+    await shared_cluster.create("parked-other", partitions=1)
+    async with (
+        asyncio.timeout(60),
+        RawOwner(shared_cluster.meta, "parked-wrong", "g") as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        (other,) = (await admin.describe_subject("parked-other")).partitions
+        with pytest.raises(GroupUnknownError):
+            await keys_of(admin, "parked-other")
+        with pytest.raises(SubjectUnknownError):
+            await keys_of(admin, "parked-nowhere")
+        await park(owner, places, b"a")
+        home = places[b"a"][0][0]
+        for call, error in (
+            (admin.redrive("parked-wrong", "g"), InvalidRequestError),
+            (admin.redrive("parked-wrong", "g", key=b"unknown"), ParkedKeyUnknownError),
+            (admin.redrive("parked-wrong", "g", key="a"), InvalidRequestError),
+            (admin.redrive("parked-wrong", "g", older_than_ms=-1), InvalidRequestError),
+            (admin.redrive("parked-wrong", "g", error=""), InvalidRequestError),
+            (
+                admin.redrive("parked-wrong", "g", partition_id=other.partition_id),
+                PartitionUnknownError,
+            ),
+            (admin.skip("parked-wrong", "g", other.partition_id, b"a"), PartitionUnknownError),
+            (admin.skip("parked-wrong", "g", home, b"unknown"), ParkedKeyUnknownError),
+            (admin.skip("parked-wrong", "g", home, b"a", first=0), InvalidRequestError),
+            (admin.skip("parked-wrong", "g", home, bytes(2_000)), InvalidRequestError),
+            (admin.skip("parked-wrong", "g", "1", b"a"), InvalidRequestError),
+        ):
+            with pytest.raises(error):
+                await call
+        with pytest.raises(ParkedKeyUnknownError):
+            [each async for each in admin.parked_messages("parked-wrong", "g", None)]
+        (view,) = await keys_of(admin, "parked-wrong")
+        assert (view.state, view.messages) == (ParkState.PARKED, 4)
+
+
+def keylane(cluster: Cluster, *words: str, status: int = 0) -> str:
+    """What a command prints; its errors if it fails."""
+    done = run_keylane("parked", *words, "--meta", cluster.meta)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stderr if status else done.stdout
+
+
+async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
+    places = await sent(shared_cluster, "parked-commands")
+    where = ("parked-commands", "g")
+    async with asyncio.timeout(120), RawOwner(shared_cluster.meta, *where) as owner:
+        await park(owner, places, *KEYS)
+        number, offset = places[b""][0]
+        await owner.change(number, Park(b"", ((offset, offset + 1),), FAILURE))
+        table = keylane(shared_cluster, "list", *where)
+        assert "13 messages of 4 keys parked" in table
+        assert "ValueError: no such aircraft" in table
+        listed = json.loads(
+            keylane(shared_cluster, "list", *where, "--key-hex", "ff00", "-o", "json")
+        )
+        assert [(each["key_base64"], each["messages"], each["dead"]) for each in listed] == [
+            ("/wA=", 4, False)
+        ]
+        described = run_keylane("group", "describe", *where, "--meta", shared_cluster.meta)
+        assert "parked" in described.stdout
+        shown = keylane(shared_cluster, "show", *where, "--key", "b", "--first", "2", "-o", "json")
+        assert [json.loads(line)["value"] for line in shown.splitlines()] == ["value 1", "value 4"]
+
+        assert "--yes" in keylane(shared_cluster, "skip", *where, "--key", "b", status=1)
+        assert "--yes" in keylane(shared_cluster, "redrive", *where, "--all", status=1)
+        skipped = keylane(shared_cluster, "skip", *where, "--key", "b", "--yes")
+        assert "value 1" in skipped
+        assert "1 message skipped" in skipped
+        said = keylane(shared_cluster, "skip", *where, "--no-key", "--all", "--yes", "-o", "json")
+        assert json.loads(said) == {"partition_id": number, "skipped": 1}
+        said = keylane(shared_cluster, "redrive", *where, "--key", "b")
+        assert "b: 3 messages redriven" in said
+        said = keylane(shared_cluster, "redrive", *where, "--error", "ValueError", "--yes")
+        assert "8 messages of 2 keys redriven" in said
+        assert "nothing to redrive" in keylane(shared_cluster, "redrive", *where, "--all", "--yes")
+        refused = keylane(shared_cluster, "skip", *where, "--key", "unknown", "--yes", status=1)
+        assert "ParkedKeyUnknownError" in refused

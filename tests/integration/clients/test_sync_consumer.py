@@ -1,0 +1,70 @@
+"""The consumer for programs without an event loop, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from keylane import AlreadyOpenError, ClosedError, ConsumerSettings, InvalidRequestError
+from keylane.sync import Consumer, Producer
+from support.cluster import Cluster
+
+
+def fill(cluster: Cluster, subject: str, count: int) -> None:
+    asyncio.run(cluster.create(subject, partitions=1))
+    with Producer(cluster.meta) as producer:
+        producer.send_all(subject, [(b"k%d" % (at % 2), b"%d" % at) for at in range(count)])
+
+
+def test_loop_acks_and_gives_back_without_an_event_loop(shared_cluster: Cluster):
+    """A body may take longer than the lease; a message given back comes again before later ones of its key."""
+    fill(shared_cluster, "sync-loop", 8)
+    settings = ConsumerSettings(ttl_ms=1_000)
+    seen: list[tuple[bytes, int]] = []
+    with Consumer(
+        shared_cluster.meta, subject="sync-loop", group="g", settings=settings
+    ) as consumer:
+        with pytest.raises(AlreadyOpenError):
+            consumer.open()
+        for message in consumer:
+            if not seen:
+                time.sleep(1.5)
+            seen.append((message.value, message.attempt))
+            if message.value == b"2" and message.attempt == 1:
+                message.nack()
+                continue
+            message.ack()
+            message.ack()
+            if len(seen) == 9:
+                break
+        assert [each.partition_id for each in consumer.assignment] == [message.partition_id]
+    assert [each for each in seen if int(each[0]) % 2 == 0] == [
+        (b"0", 1),
+        (b"2", 1),
+        (b"2", 2),
+        (b"4", 1),
+        (b"6", 1),
+    ]
+    with pytest.raises(ClosedError):
+        message.ack()
+    consumer.close()
+
+
+def test_many_messages_are_taken_at_once_and_a_close_ends_the_loop(shared_cluster: Cluster):
+    fill(shared_cluster, "sync-many", 6)
+    with Consumer(shared_cluster.meta, subject="sync-many", group="g") as consumer:
+        taken = []
+        while len(taken) < 6:
+            messages = consumer.getmany(timeout_ms=1_000)
+            taken += messages
+            consumer.nack(messages[:0])
+            consumer.ack(messages)
+        assert sorted(int(message.value) for message in taken) == list(range(6))
+        with pytest.raises(InvalidRequestError):
+            taken[0].nack()
+    with Consumer(shared_cluster.meta, subject="sync-many", group="g") as consumer:
+        threading.Timer(0.3, consumer.close).start()
+        assert list(consumer) == [], "all was acked, and another thread closed it"

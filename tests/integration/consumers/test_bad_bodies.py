@@ -1,0 +1,90 @@
+"""Programs that harm their own consumer: they block the event loop past the lease, fork, and end the program inside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from keylane import Consumer, ConsumerSettings, ForkedError, LeaseLostError, Message, Producer
+from support.cluster import Cluster, eventually
+
+
+async def fill(cluster: Cluster, subject: str, count: int) -> None:
+    await cluster.create(subject, partitions=1)
+    async with Producer(cluster.meta) as producer:
+        await producer.send_all(subject, [(b"k", b"%d" % number) for number in range(count)])
+
+
+async def test_body_that_blocks_past_the_lease_loses_what_is_in_hand(shared_cluster: Cluster):
+    """The acks are refused, `on_lost` is told, and the messages come again in their order."""
+    await fill(shared_cluster, "blocking-body", 6)
+    lost: list[int] = []
+    consumer = Consumer(
+        shared_cluster.meta,
+        subject="blocking-body",
+        group="g",
+        on_lost=lost.extend,
+        settings=ConsumerSettings(ttl_ms=1_000, handover_ms=100),
+    )
+    async with asyncio.timeout(60), consumer:
+        taken = await consumer.getmany(max_records=2, timeout_ms=30_000)
+        time.sleep(1.5)
+        with pytest.raises(LeaseLostError):
+            await consumer.ack(taken)
+        again: list[Message] = []
+        while len(again) < 6:
+            messages = await consumer.getmany(timeout_ms=1_000)
+            await consumer.ack(messages)
+            again += messages
+    assert [message.value for message in again] == [b"%d" % number for number in range(6)]
+    assert lost == [taken[0].partition_id]
+    assert again[0].fencing_token > taken[0].fencing_token
+
+
+async def test_handler_that_forks_is_the_parents_alone(shared_cluster: Cluster):
+    """The child can neither ack nor consume; the parent handles every message once."""
+    await fill(shared_cluster, "forking-handler", 4)
+    handled: list[bytes] = []
+    statuses: list[int] = []
+
+    async def handle(message: Message) -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                message.ack().send(None)
+            except ForkedError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        handled.append(message.value)
+
+    consumer = Consumer(shared_cluster.meta, subject="forking-handler", group="g", handler=handle)
+    async with consumer:
+        await eventually(lambda: len(handled) == 4)
+    assert handled == [b"%d" % number for number in range(4)]
+    assert statuses == [7] * 4
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+async def test_batch_handler_that_ends_the_program_acks_nothing(
+    shared_cluster: Cluster, threads: int
+):
+    """The consumer hands over, `wait` raises what the handler raised, and the batch comes again."""
+    subject = f"ending-batch-{threads}"
+    await fill(shared_cluster, subject, 4)
+
+    def handle(_messages: list[Message]) -> None:
+        raise SystemExit(3)
+
+    consumer = Consumer(
+        shared_cluster.meta, subject=subject, group="g", batch_handler=handle, threads=threads
+    )
+    async with asyncio.timeout(60), consumer:
+        with pytest.raises(SystemExit):
+            await consumer.wait()
+    async with Consumer(shared_cluster.meta, subject=subject, group="g") as consumer:
+        assert (await anext(consumer)).value == b"0"

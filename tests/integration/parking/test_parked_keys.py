@@ -1,0 +1,276 @@
+"""A key whose message keeps failing is parked with all that follows it; everything else goes on; then it is redriven."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from keylane import Consumer, Message, Producer
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.control import PartitionStatus
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.parked import ChangeParkedKey, ParkedList, ParkState
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
+
+FAST = Backoff(first_ms=5, max_ms=5)
+
+
+class Handler:
+    """Fails for the messages of `poison` keys; remembers what it handled, by key."""
+
+    def __init__(self) -> None:
+        self.poison: set[bytes] = set()
+        self.handled: dict[bytes, list[int]] = defaultdict(list)
+        self.tried: list[tuple[bytes, int, int]] = []
+
+    async def __call__(self, message: Message) -> None:
+        self.tried.append((message.key, int(message.value), message.attempt))
+        if message.key in self.poison:
+            raise ValueError(f"cannot take {message.value.decode()}")
+        self.handled[message.key].append(int(message.value))
+
+
+class ParkedBrokers:
+    """What the brokers of a subject say."""
+
+    def __init__(self, network: HttpNetwork, meta: str, subject: str) -> None:
+        self._network = network
+        self._meta = MetaClient(network, [meta])
+        self._subject = subject
+
+    async def partitions(self) -> dict[int, BrokerClient]:
+        """Every partition with the client of its broker, by id."""
+        history = await self._meta.history(self._subject)
+        return {
+            int(part.partition.partition_id): BrokerClient(
+                self._network, str(part.partition.address)
+            )
+            for part in history.partitions
+        }
+
+    async def parked(self, group: str = "g") -> dict[int, ParkedList]:
+        """What the group has parked, by partition; frozen ones are left out."""
+        lists = {}
+        for number, broker in (await self.partitions()).items():
+            status: PartitionStatus = await broker.partition(number)
+            if any(known.group == group for known in status.groups):
+                page = await broker.parked(number, group)
+                if page.keys and not page.frozen:
+                    lists[number] = page
+        return lists
+
+    async def kept(self, number: int, group: str = "g") -> int:
+        """Parked messages that a partition keeps for its children."""
+        page = await (await self.partitions())[number].parked(number, group)
+        return sum(key.messages for key in page.keys)
+
+    async def count(self) -> int:
+        """Parked messages, of all partitions."""
+        return sum(key.messages for page in (await self.parked()).values() for key in page.keys)
+
+    async def redrive(self, key: bytes) -> None:
+        """Have a key's messages handled again."""
+        for number, page in (await self.parked()).items():
+            if any(view.key_hex == key.hex() for view in page.keys):
+                broker = (await self.partitions())[number]
+                await broker.change_parked(number, ChangeParkedKey(group="g", key_hex=key.hex()))
+
+
+@asynccontextmanager
+async def brokers_of(cluster: Cluster, subject: str) -> AsyncIterator[ParkedBrokers]:
+    network = HttpNetwork()
+    try:
+        yield ParkedBrokers(network, cluster.meta, subject)
+    finally:
+        await network.close()
+
+
+def consumer_of(cluster: Cluster, subject: str, handler: Handler, **given: object) -> Consumer:
+    """A consumer that parks after three tries."""
+    settings = {"on_failure": "park", "tries_max": 3, **given}
+    from keylane import ConsumerSettings
+
+    return Consumer(
+        cluster.meta,
+        subject=subject,
+        group="g",
+        handler=handler,
+        settings=ConsumerSettings(handler_backoff=FAST, backoff=FAST),
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+async def send(producer: Producer, subject: str, key: bytes, *numbers: int) -> None:
+    for number in numbers:
+        await producer.send(subject, b"%d" % number, key=key)
+
+
+async def test_failing_key_is_parked_and_others_go_on(shared_cluster: Cluster):
+    """Its later messages follow it; a redrive handles all of them in order, while new ones arrive."""
+    subject, handler = "park-key", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad"}
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        consumer_of(shared_cluster, subject, handler),
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        await send(producer, subject, b"good", 0, 1)
+        await eventually(lambda: handler.handled[b"good"] == [0, 1])
+        await send(producer, subject, b"bad", 2)
+        await send(producer, subject, b"good", 2)
+        await eventually(lambda: handler.handled[b"good"] == [0, 1, 2])
+        while await brokers.count() < 3:
+            await asyncio.sleep(0.05)
+        ((_, page),) = (await brokers.parked()).items()
+        (view,) = page.keys
+        assert (view.key_hex, view.state, view.messages) == (b"bad".hex(), ParkState.PARKED, 3)
+        assert view.failure is not None
+        assert (view.failure.kind, view.failure.attempts) == ("ValueError", 3)
+        assert view.failure.text == "cannot take 0"
+        assert [tried for tried in handler.tried if tried[0] == b"bad"] == [
+            (b"bad", 0, 1),
+            (b"bad", 0, 2),
+            (b"bad", 0, 3),
+        ]
+        handler.poison = set()
+        await brokers.redrive(b"bad")
+        await send(producer, subject, b"bad", *range(3, 8))
+        await eventually(lambda: handler.handled[b"bad"] == list(range(8)))
+        while await brokers.parked():
+            await asyncio.sleep(0.05)
+        await send(producer, subject, b"bad", 8)
+        await eventually(lambda: handler.handled[b"bad"] == list(range(9)))
+
+
+async def test_parked_key_stays_parked_through_a_new_owner_and_a_restart_of_its_broker(
+    tmp_path: Path,
+):
+    """Nothing of it is handled until the redrive; then everything, in order."""
+    subject, handler = "orders", Handler()
+    handler.poison = {b"bad"}
+    with Cluster(tmp_path, brokers=1) as cluster:
+        await cluster.create(subject, partitions=1)
+        async with (
+            asyncio.timeout(60),
+            Producer(cluster.meta) as producer,
+            brokers_of(cluster, subject) as brokers,
+        ):
+            await send(producer, subject, b"bad", 0, 1)
+            async with consumer_of(cluster, subject, handler):
+                while await brokers.count() < 2:
+                    await asyncio.sleep(0.05)
+            handler.poison = set()
+            cluster.brokers[0].kill()
+            cluster.brokers[0].restart()
+            await send(producer, subject, b"bad", 2)
+            async with consumer_of(cluster, subject, handler):
+                await send(producer, subject, b"good", 0)
+                await eventually(lambda: handler.handled[b"good"] == [0])
+                while await brokers.count() < 3:
+                    await asyncio.sleep(0.05)
+                assert not handler.handled[b"bad"]
+                await brokers.redrive(b"bad")
+                await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2])
+
+
+@pytest.mark.parametrize("kind", [OperationKind.RESIZE, OperationKind.MOVE])
+async def test_parked_key_goes_with_its_children(file_cluster: Cluster, kind: OperationKind):
+    """A resize or a move after the parking: the child parks what follows, and the redrive begins with the parent's."""
+    subject, handler = f"park-{kind}", Handler()
+    await file_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad", b"worse"}
+    async with (
+        asyncio.timeout(60),
+        Producer(file_cluster.meta) as producer,
+        consumer_of(file_cluster, subject, handler),
+        brokers_of(file_cluster, subject) as brokers,
+    ):
+        for key in (b"bad", b"worse"):
+            await send(producer, subject, key, 0, 1)
+        while await brokers.count() < 4:
+            await asyncio.sleep(0.05)
+        (parent,) = await brokers.partitions()
+        if kind is OperationKind.RESIZE:
+            ask = Reshape(kind=kind, subject=subject, partitions=2)
+        else:
+            broker_group = "g2" if await hosted(file_cluster, parent, "g1") else "g1"
+            ask = Reshape(kind=kind, partition_ids=(parent,), broker_group=broker_group)
+        await file_cluster.reshape(ask)
+        for key in (b"bad", b"good", b"worse"):
+            await send(producer, subject, key, 2)
+        await eventually(lambda: handler.handled[b"good"] == [2])
+        while await brokers.count() < 6:
+            await asyncio.sleep(0.05)
+        assert parent not in await brokers.parked()
+        handler.poison = set()
+        for key in (b"bad", b"worse"):
+            await brokers.redrive(key)
+            await send(producer, subject, key, 3)
+        await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2, 3])
+        await eventually(lambda: handler.handled[b"worse"] == [0, 1, 2, 3])
+        while await brokers.parked():
+            await asyncio.sleep(0.05)
+        while await brokers.kept(parent):
+            await asyncio.sleep(0.05)
+
+
+async def hosted(cluster: Cluster, partition_id: int, broker_group: str) -> bool:
+    """True if the partition is on this broker group."""
+    network = HttpNetwork()
+    try:
+        broker = cluster.brokers[int(broker_group[1:]) - 1]
+        listed = await BrokerClient(network, broker.address).partitions()
+        return any(status.partition_id == partition_id for status in listed.partitions)
+    finally:
+        await network.close()
+
+
+async def test_attempts_go_on_when_the_owner_changes(shared_cluster: Cluster):
+    """With `block` too: the next owner counts on."""
+    subject, handler = "park-attempts", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad"}
+    async with asyncio.timeout(60), Producer(shared_cluster.meta) as producer:
+        await send(producer, subject, b"bad", 0)
+        async with consumer_of(shared_cluster, subject, handler, on_failure="block"):
+            await eventually(lambda: len(handler.tried) >= 5)
+        first = len(handler.tried)
+        async with consumer_of(shared_cluster, subject, handler, on_failure="block"):
+            await eventually(lambda: len(handler.tried) > first)
+    assert handler.tried[first][2] == handler.tried[first - 1][2] + 1
+
+
+async def test_dead_letter_is_set_aside_alone(shared_cluster: Cluster):
+    """Later messages of its key go on; a redrive handles it late."""
+    subject, handler = "park-dead", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad"}
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        consumer_of(shared_cluster, subject, handler, on_failure="dead"),
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0)
+        while await brokers.count() < 1:
+            await asyncio.sleep(0.05)
+        handler.poison = set()
+        await send(producer, subject, b"bad", 1)
+        await eventually(lambda: handler.handled[b"bad"] == [1])
+        ((number, page),) = (await brokers.parked()).items()
+        assert [(view.key_hex, view.messages) for view in page.keys] == [(None, 1)]
+        broker = (await brokers.partitions())[number]
+        await broker.change_parked(number, ChangeParkedKey(group="g", key_hex=None))
+        await eventually(lambda: handler.handled[b"bad"] == [1, 0])
+        while await brokers.parked():
+            await asyncio.sleep(0.05)

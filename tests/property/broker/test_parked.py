@@ -1,0 +1,209 @@
+"""Parked messages against any sequence of requests: what a snapshot, an undo, an image and a carry-over need."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keylane.broker.partition.offset_runs import OffsetRuns
+from keylane.broker.partition.park_checks import park_changes
+from keylane.broker.partition.parked import Parked
+from keylane.protocol.errors import KeylaneError
+from keylane.protocol.offsets import AckedOffsets
+from keylane.protocol.parked import (
+    Adopt,
+    AdoptedKey,
+    Clear,
+    Failure,
+    Free,
+    Freeze,
+    Park,
+    ParkChange,
+    ParkState,
+    Redrive,
+    Unpark,
+)
+
+OWN = 7
+END = 24
+KEYS = st.sampled_from([b"a", b"b", b"", None])
+FAILURES = st.sampled_from([Failure("E", "text", "c", 1, 1), Failure("F", "", "d", 2, 9)])
+RANGES = st.tuples(st.integers(0, END - 1), st.integers(1, 6)).map(
+    lambda pair: (pair[0], min(END, sum(pair)))
+)
+SOME = st.lists(RANGES, max_size=3).map(tuple)
+SOURCES = st.sampled_from([3, 5, OWN])
+ADOPTED = st.builds(
+    AdoptedKey,
+    KEYS,
+    st.sampled_from(ParkState),
+    st.integers(-5, 50),
+    st.none() | FAILURES,
+    st.lists(
+        st.tuples(st.sampled_from([3, 5]), RANGES).map(lambda row: (row[0], *row[1])), max_size=3
+    ).map(tuple),
+)
+CHANGES = st.one_of(
+    st.builds(Park, KEYS, SOME, FAILURES),
+    st.builds(Park, KEYS, SOME),
+    st.builds(Unpark, KEYS, SOURCES, SOME),
+    st.builds(Unpark, KEYS, st.just(OWN), st.just(((0, END),))),
+    st.builds(Redrive, KEYS),
+    st.builds(Free, KEYS),
+    st.builds(
+        Adopt, st.sampled_from([3, 5]), st.lists(ADOPTED, max_size=2).map(tuple), st.booleans()
+    ),
+    st.just(Freeze()),
+    st.just(Clear()),
+)
+REQUESTS = st.lists(st.lists(CHANGES, min_size=1, max_size=3), max_size=14)
+Log = list[tuple[int, ParkChange]]
+
+
+def state_of(parked: Parked) -> dict[Any, Any]:
+    """All but the order of the keys, which nothing rests on."""
+    keys, following = parked.page(lambda _key: True)
+    assert following is None
+    rows = {key.key: (key.state, key.since_ms, key.failure, key.rows) for key in keys}
+    messages = {key: parked.get(key).messages for key in rows}
+    return {
+        "keys": rows,
+        "counts": messages,
+        "all": parked.messages,
+        "frozen": parked.frozen,
+        "adopted": set(parked.adopted),
+    }
+
+
+def fold(log: Log, parked: Parked | None = None) -> Parked:
+    parked = Parked(OWN) if parked is None else parked
+    for at_ms, change in log:
+        parked.apply(change, at_ms=at_ms)
+    return parked
+
+
+def served(requests: list[list[ParkChange]]) -> tuple[Log, Parked, AckedOffsets]:
+    """What a broker writes for these requests, of which some are refused."""
+    parked, acked, log = Parked(OWN), AckedOffsets(0), Log()
+    for at_ms, request in enumerate(requests, 10):
+        try:
+            wanted = park_changes(parked, request, acked, next_offset=END)
+        except KeylaneError:
+            continue
+        for change in wanted:
+            parked.apply(change, at_ms=at_ms, acked=acked)
+            log.append((at_ms, change))
+    return log, parked, acked
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.integers(0, 40), st.integers(0, 40))
+def test_changes_folded_twice_lead_to_the_same_state(requests, first, last):
+    """A snapshot has changes that the log behind its position says again: of any part of the log."""
+    log, parked, _ = served(requests)
+    first, last = sorted((first % (len(log) + 1), last % (len(log) + 1)))
+    snapshot = Parked.of_image(OWN, fold(log[:last]).image())
+    assert state_of(fold(log[first:], snapshot)) == state_of(parked)
+    assert state_of(fold(log)) == state_of(parked)
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS)
+def test_counts_and_acks_agree_with_what_is_parked(requests):
+    _, parked, acked = served(requests)
+    keys, _ = parked.page(lambda _key: True)
+    own = [
+        offset
+        for key in keys
+        for s, low, high in key.rows
+        if s == OWN
+        for offset in range(low, high)
+    ]
+    assert all(offset in acked for offset in own)
+    assert len(own) == len(set(own)), "a message of the partition is parked under one key"
+    assert parked.first_own() == min(own, default=None)
+    for key in keys:
+        count = sum(high - low for _, low, high in key.rows)
+        assert parked.get(key.key).messages == count
+        assert list(key.rows) == sorted(key.rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.lists(CHANGES, min_size=1, max_size=6))
+def test_undo_restores_the_state(requests, changes):
+    """Newest first, as a failed commit undoes; also of changes that no decision lets through."""
+    _, parked, _ = served(requests)
+    before = copy.deepcopy(state_of(parked))
+    undos = [parked.apply(change, at_ms=99) for change in changes]
+    for undo in reversed(undos):
+        undo()
+    assert state_of(parked) == before
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.integers(0, 13))
+def test_repeat_of_any_request_parks_no_message(requests, which):
+    _, parked, acked = served(requests)
+    repeated = requests[which % len(requests)] if requests else []
+    parks = [change for change in repeated if isinstance(change, Park)]
+    if parked.frozen or any(
+        isinstance(change, Clear) for request in requests for change in request
+    ):
+        return
+    try:
+        wanted = park_changes(parked, parks, acked, next_offset=END)
+    except KeylaneError:
+        return
+    known = {
+        offset for start, end in [(0, acked.cursor), *acked.ranges] for offset in range(start, end)
+    }
+    parked_now = {o for change in wanted for start, end in change.ranges for o in range(start, end)}
+    assert not parked_now & known
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS)
+def test_image_reads_back(requests):
+    _, parked, _ = served(requests)
+    again = Parked.of_image(OWN, parked.image())
+    assert state_of(again) == state_of(parked)
+    assert again.image() == parked.image()
+    assert bool(again) == bool(parked)
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.integers(0, 40))
+def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests, first):
+    """Of nothing, and of the rest of the log before them, whatever retention has removed of it."""
+    log, parked, _ = served(requests)
+    changes = [(0, change) for change in parked.changes()]
+    assert state_of(fold(changes)) == state_of(parked)
+    left = log[first % (len(log) + 1) :]
+    assert state_of(fold(changes, fold(left))) == state_of(parked)
+    assert state_of(fold(changes[:1], fold(log))) == state_of(parked)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), RANGES), max_size=40))
+def test_offset_runs_are_a_set(steps):
+    runs, model = OffsetRuns(), set()
+    for add, (start, end) in steps:
+        asked = set(range(start, end))
+        there = {offset for low, high in runs.within(start, end) for offset in range(low, high)}
+        assert there == asked & model
+        told = runs.add(start, end) if add else runs.remove(start, end)
+        changed = asked - model if add else asked & model
+        model = model | asked if add else model - asked
+        assert {offset for low, high in told for offset in range(low, high)} == changed
+        assert sum(high - low for low, high in told) == len(changed)
+        flat = [offset for low, high in runs for offset in range(low, high)]
+        assert flat == sorted(model)
+        edges = [edge for run in runs for edge in run]
+        assert edges == sorted(set(edges)), "runs that touch are one"
+        assert (runs.messages, bool(runs)) == (len(model), bool(model))
+        assert not model or runs.first == min(model)
+        again = OffsetRuns.of_packed(*runs.packed())
+        assert list(again) == list(runs) == list(runs.some(0, runs.runs))

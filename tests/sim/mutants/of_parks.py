@@ -1,0 +1,162 @@
+"""Bugs of parked keys: set aside, redriven, taken over by children."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keylane.broker import parking as broker_parking
+from keylane.broker.partition import park_checks
+from keylane.broker.partition import parked as partition_parked
+from keylane.broker.partition.partition import HostedPartition
+from keylane.broker.service import BrokerService
+from keylane.broker.store import parking as store_parking
+from keylane.consumer.pulling.parking import KeyParking
+from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.pulling.redrive import Redrives
+from keylane.metaserver.groups import lease_rows
+from keylane.protocol.frames import ChangeParked
+from keylane.protocol.parked import LOOSE, Free
+from sim.mutants.mutant import Breaks, Patches
+
+
+def later_messages_pass_a_parked_key(patches: Patches) -> None:
+    """A consumer parks what failed, and hands later messages of the key out."""
+    patches.set(KeyParking, "divert", lambda _self, messages: messages)
+
+
+def parked_is_forgotten_at_restart(patches: Patches) -> None:
+    """A restarted broker does not read what groups have parked."""
+
+    def apply(self: Any, body: Any) -> None:
+        real(self, body)
+        self.groups[body.group].parked = None
+
+    real = patches.set(HostedPartition, "apply_parked", apply)
+
+
+def parked_told_before_durable(patches: Patches) -> None:
+    """A park is confirmed while it is being written."""
+
+    def change(store: Any, *args: Any, **kwargs: Any) -> Any:
+        real(store, *args, **kwargs)
+        return store.commit.flushed() if not store.commit._queue else _done(store)
+
+    def _done(store: Any) -> Any:
+        future = store.commit.flushed().get_loop().create_future()
+        future.set_result(None)
+        return future
+
+    real = patches.set(broker_parking, "change_parked", change)
+
+
+def failed_write_keeps_the_acks_of_parks(patches: Patches) -> None:
+    """A park that could not be written is taken back, and its messages stay acked."""
+    patches.set(store_parking, "_without", lambda acked, _ranges: acked)
+
+
+def any_token_parks(patches: Patches) -> None:
+    """Changes of parked messages are taken from owners that are fenced."""
+
+    def owned(self: Any, request: Any) -> Any:
+        if isinstance(request, ChangeParked):
+            partition = self._store.state.partition(request.partition_id)
+            group = partition.groups.get(request.group)
+            if group is not None:
+                return partition, group
+        return real(self, request)
+
+    real = patches.set(BrokerService, "owned", owned)
+
+
+def redriven_messages_run_backwards(patches: Patches) -> None:
+    """The messages of a window are handled newest first."""
+
+    async def read(self: Any, *args: Any) -> Any:
+        return (await real(self, *args))[::-1]
+
+    real = patches.set(Redrives, "_read", read)
+
+
+def redriven_messages_are_done_at_once(patches: Patches) -> None:
+    """A redriven message is given up when it is handed to a handler."""
+
+    async def read(self: Any, key: Any, source: int, ranges: Any) -> Any:
+        messages = await real_read(self, key, source, ranges)
+        for message in messages:
+            self._parking.done(key, source, message.offset, lambda: None)
+        return messages
+
+    real_read = patches.set(Redrives, "_read", read)
+
+
+def redriven_key_is_free_at_once(patches: Patches) -> None:
+    """New messages of a key are handed out as soon as its redrive begins."""
+
+    def begin(self: Any, key: Any) -> None:
+        real(self, key)
+        self._parking.keys.discard(key)
+
+    real = patches.set(Redrives, "begin", begin)
+
+
+def key_is_freed_with_parked_messages(patches: Patches) -> None:
+    """A redriven key is freed after its first window, and the rest is forgotten."""
+
+    async def first_rows(self: Any, key: Any, count: int) -> Any:
+        if key in seen and key not in LOOSE:
+            return ()
+        seen.add(key)
+        return await real(self, key, 1)
+
+    seen: set[Any] = set()
+    real = patches.set(KeyParking, "first_rows", first_rows)
+
+    def check(self: Any, change: Free) -> Any:
+        return change if self._parked.get(change.key) is not None else None
+
+    patches.set(park_checks._Checks, "_free", check)
+
+
+def children_adopt_nothing(patches: Patches) -> None:
+    """The owner of a child does not ask its parents for what they have parked."""
+
+    async def adopt(_self: Any, _parent: Any) -> int:
+        return 0
+
+    patches.set(KeyParking, "_adopt", adopt)
+
+
+def children_adopt_what_is_not_theirs(patches: Patches) -> None:
+    """A parent gives each child everything that it has parked."""
+
+    def page(self: Any, _wanted: Any, *, first: int = 0) -> Any:
+        return real(self, lambda _key: True, first=first)
+
+    real = patches.set(partition_parked.Parked, "page", page)
+
+
+def parked_parents_are_not_told(patches: Patches) -> None:
+    """The metaserver forgets which drained partitions have parked messages."""
+    patches.set(lease_rows, "_parked_parents", lambda *_args: {})
+
+
+def drained_with_redriven_messages(patches: Patches) -> None:
+    """A partition counts as drained while redriven messages of it are with handlers."""
+    patches.set(PullClient, "drained", property(lambda self: self._offsets.drained))
+
+
+BREAKS: tuple[Breaks, ...] = (
+    later_messages_pass_a_parked_key,
+    parked_is_forgotten_at_restart,
+    parked_told_before_durable,
+    failed_write_keeps_the_acks_of_parks,
+    any_token_parks,
+    redriven_messages_run_backwards,
+    redriven_messages_are_done_at_once,
+    redriven_key_is_free_at_once,
+    key_is_freed_with_parked_messages,
+    children_adopt_nothing,
+    children_adopt_what_is_not_theirs,
+    parked_parents_are_not_told,
+    drained_with_redriven_messages,
+)

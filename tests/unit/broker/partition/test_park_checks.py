@@ -1,0 +1,229 @@
+"""Which of the asked changes are written: what is made already is left out, the rest must fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.broker.partition import park_checks
+from keylane.broker.partition.park_checks import park_changes
+from keylane.broker.partition.parked import Parked
+from keylane.protocol.errors import (
+    InvalidRequestError,
+    KeylaneError,
+    OverloadedError,
+    ParkFullError,
+    ParkMovedError,
+)
+from keylane.protocol.ids import MAX_I64
+from keylane.protocol.limits import ACK_RANGES_MAX, KEY_BYTES_MAX
+from keylane.protocol.offsets import AckedOffsets
+from keylane.protocol.parked import (
+    PARKED_ROWS_MAX,
+    Adopt,
+    AdoptedKey,
+    Clear,
+    Failure,
+    Free,
+    Freeze,
+    Park,
+    ParkChange,
+    ParkState,
+    Redrive,
+    Unpark,
+)
+
+FAILURE = Failure("ValueError", "no", "c", 5, 3)
+
+
+class CheckedDesk:
+    """A group's progress on a partition of 100 messages, and what it has parked."""
+
+    def __init__(self, acked: AckedOffsets | None = None) -> None:
+        self.parked = Parked(7)
+        self.acked = acked or AckedOffsets(0)
+
+    def ask(self, *changes: ParkChange) -> list[ParkChange]:
+        """Have the changes checked and made."""
+        wanted = park_changes(self.parked, changes, self.acked, next_offset=100)
+        for change in wanted:
+            self.parked.apply(change, at_ms=1, acked=self.acked)
+        return wanted
+
+
+def test_repeat_of_a_request_changes_nothing():
+    desk = CheckedDesk()
+    asked = [Park(b"k", ((2, 4),), FAILURE), Park(b"k", ((7, 8),)), Park(None, ((9, 10),), FAILURE)]
+    assert desk.ask(*asked) == asked
+    before = desk.parked.image()
+    desk.ask(*asked)
+    assert desk.parked.image() == before
+    assert desk.ask(asked[1]) == []
+
+
+def test_repeat_parks_no_message_that_was_handled_since():
+    """The request is late: the key was redriven, handled and freed, and parked anew."""
+    desk = CheckedDesk()
+    desk.ask(Park(b"k", ((2, 4),), FAILURE))
+    desk.ask(Redrive(b"k"))
+    desk.ask(Unpark(b"k", 7, ((2, 4),)), Free(b"k"))
+    late = desk.ask(Park(b"k", ((2, 4), (6, 7)), FAILURE))
+    assert late == [Park(b"k", ((6, 7),), FAILURE)]
+
+
+def test_late_request_parks_no_key_when_all_was_handled():
+    desk = CheckedDesk(AckedOffsets(10))
+    assert desk.ask(Park(b"k", ((2, 4),), FAILURE)) == []
+    assert not desk.parked
+
+
+def test_acked_messages_are_not_parked():
+    desk = CheckedDesk(AckedOffsets(3, [(5, 6)]))
+    assert desk.ask(Park(b"k", ((0, 8),), FAILURE)) == [Park(b"k", ((3, 5), (6, 8)), FAILURE)]
+
+
+def test_message_is_parked_under_one_key():
+    desk = CheckedDesk()
+    wanted = desk.ask(Park(b"a", ((0, 3),), FAILURE), Park(b"b", ((2, 5), (2, 5)), FAILURE))
+    assert wanted[1] == Park(b"b", ((3, 5),), FAILURE)
+    assert desk.parked.messages == 5
+
+
+def test_key_is_redriven_and_freed_once():
+    desk = CheckedDesk()
+    desk.ask(Park(b"k", ((2, 4),), FAILURE))
+    assert desk.ask(Redrive(b"k"), Redrive(b"k")) == [Redrive(b"k")]
+    assert desk.ask(Redrive(b"k"), Redrive(b"other"), Free(b"other")) == []
+    asked = (Unpark(b"k", 7, ((2, 3),)), Unpark(b"k", 7, ((2, 4),)), Free(b"k"), Free(b"k"))
+    assert desk.ask(*asked) == list(asked[:3])
+    assert desk.ask(*asked) == []
+
+
+def test_key_with_messages_is_not_freed():
+    desk = CheckedDesk()
+    desk.ask(Park(b"k", ((2, 4),), FAILURE))
+    for changes in (
+        [Free(b"k")],
+        [Unpark(b"k", 7, ((2, 3),)), Free(b"k")],
+        [Unpark(b"k", 3, ((2, 4),)), Free(b"k")],
+        [Unpark(b"k", 7, ((2, 4),)), Park(b"k", ((5, 6),)), Free(b"k")],
+    ):
+        with pytest.raises(InvalidRequestError, match="parked messages"):
+            desk.ask(*changes)
+    assert desk.parked.messages == 2
+
+
+def test_key_is_redriving_when_its_last_message_is_skipped():
+    """Its owner frees it; later messages of the key wait for no operator."""
+    desk = CheckedDesk()
+    desk.ask(Park(b"k", ((2, 4),), FAILURE), Park(b"", ((5, 6),), FAILURE))
+    skips = [Unpark(b"k", 7, ((2, 3),)), Unpark(b"k", 7, ((3, 4),)), Unpark(b"", 7, ((5, 6),))]
+    assert desk.ask(*skips) == [*skips, Redrive(b"k")]
+    desk.ask(Park(b"k", ((8, 9),)))
+    assert desk.parked.get(b"k").state is ParkState.REDRIVING
+
+
+def test_key_whose_messages_are_skipped_in_part_waits_on():
+    desk = CheckedDesk()
+    desk.ask(Park(b"k", ((2, 4),), FAILURE))
+    skip = Unpark(b"k", 7, ((2, 3),))
+    assert desk.ask(skip, skip) == [skip, skip]
+    assert desk.parked.get(b"k").state is ParkState.PARKED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Park(b"k", ((2, 4),)),
+        Park(b"k", ((4, 4),), FAILURE),
+        Park(b"k", ((-1, 4),), FAILURE),
+        Park(b"k", ((99, 101),), FAILURE),
+        Park(b"k" * (KEY_BYTES_MAX + 1), ((1, 2),), FAILURE),
+        Unpark(b"a", 7, ((5, 3),)),
+        Unpark(b"a", 7, ((5, MAX_I64 + 1),)),
+        Adopt(0, (), last=True),
+        Adopt(7, (), last=True),
+        Adopt(3, (AdoptedKey(b"k", ParkState.PARKED, 1, None, ((3, 2, 2),)),), last=True),
+        Adopt(3, (AdoptedKey(b"k", ParkState.PARKED, 1, None, ((0, 2, 3),)),), last=True),
+        Adopt(3, (AdoptedKey(b"k", ParkState.PARKED, 1, None, ((3, 2, 2**63),)),), last=True),
+        Adopt(3, (AdoptedKey(b"k" * 1025, ParkState.PARKED, 1, None, ()),), last=True),
+        Adopt(
+            3,
+            (AdoptedKey(b"k", ParkState.PARKED, 1, None, ((3, 2, 3),) * (PARKED_ROWS_MAX + 1)),),
+            last=True,
+        ),
+    ],
+)
+def test_impossible_change_is_refused_with_its_request(change: ParkChange):
+    desk = CheckedDesk()
+    desk.ask(Park(b"a", ((50, 51),), FAILURE))
+    before = desk.parked.image(), desk.acked.cursor
+    with pytest.raises(InvalidRequestError):
+        desk.ask(Redrive(b"a"), change)
+    assert (desk.parked.image(), desk.acked.cursor) == before
+
+
+def test_frozen_takes_no_change_but_a_clear():
+    desk = CheckedDesk()
+    desk.ask(Park(b"k", ((2, 4),), FAILURE), Freeze())
+    for change in (
+        Park(b"k", ((5, 6),)),
+        Unpark(b"k", 7, ((2, 3),)),
+        Free(b"k"),
+        Redrive(b"k"),
+        Adopt(3, (), last=True),
+    ):
+        with pytest.raises(ParkMovedError) as caught:
+            desk.ask(change)
+        assert caught.value.partition_id == 7
+    assert desk.ask(Freeze()) == []
+    assert desk.ask(Clear()) == [Clear()]
+    assert desk.ask(Clear()) == []
+
+
+def test_parent_is_adopted_once():
+    desk = CheckedDesk()
+    key = AdoptedKey(b"k", ParkState.PARKED, 1, None, ((3, 0, 1),))
+    change = Adopt(3, (key,), last=True)
+    assert desk.ask(change) == [change]
+    desk.ask(Redrive(b"k"))
+    desk.ask(Unpark(b"k", 3, ((0, 1),)), Free(b"k"))
+    assert desk.ask(change) == []
+    assert len(desk.parked) == 0
+
+
+def full(desk: CheckedDesk, error: type[KeylaneError], *changes: ParkChange) -> None:
+    before = desk.parked.image()
+    with pytest.raises(error):
+        desk.ask(*changes)
+    assert desk.parked.image() == before
+
+
+def test_keys_have_a_limit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(park_checks, "PARKED_KEYS_MAX", 2)
+    desk = CheckedDesk()
+    desk.ask(Park(b"a", ((0, 1),), FAILURE))
+    full(desk, ParkFullError, Park(b"b", ((1, 2),), FAILURE), Park(b"c", ((2, 3),), FAILURE))
+    desk.ask(Park(b"b", ((1, 2),), FAILURE))
+    desk.ask(Park(b"a", ((3, 4),)), Park(b"a", ((4, 5),), FAILURE))
+    full(desk, ParkFullError, Park(None, ((2, 3),), FAILURE))
+
+
+def test_messages_have_a_limit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(park_checks, "PARKED_MESSAGES_MAX", 5)
+    desk = CheckedDesk()
+    desk.ask(Park(b"a", ((0, 4),), FAILURE))
+    full(desk, ParkFullError, Park(b"a", ((4, 6),)))
+    desk.ask(Park(b"a", ((4, 5),)))
+    desk.ask(Park(b"a", ((2, 5),)), Redrive(b"a"))
+
+
+def test_ranges_above_the_cursor_have_a_limit():
+    spread = [(2 * number + 1, 2 * number + 2) for number in range(ACK_RANGES_MAX)]
+    acked = AckedOffsets(0, spread)
+    with pytest.raises(OverloadedError):
+        park_changes(
+            Parked(7),
+            [Park(b"k", ((2 * ACK_RANGES_MAX + 1, 2 * ACK_RANGES_MAX + 2),), FAILURE)],
+            acked,
+            next_offset=1 << 20,
+        )

@@ -1,0 +1,239 @@
+"""What a group has parked: the fold over changes, pages of it, its image, and what takes a change back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from keylane.broker.partition.parked import Parked, key_of, operators_change
+from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.offsets import AckedOffsets
+from keylane.protocol.parked import (
+    FAILURE_TEXT_CHARS_MAX,
+    PARKED_PAGE_BYTES,
+    PARKED_ROWS_MAX,
+    Adopt,
+    AdoptedKey,
+    ChangeParkedKey,
+    Clear,
+    Failure,
+    Free,
+    Freeze,
+    Park,
+    ParkChange,
+    ParkState,
+    Redrive,
+    Unpark,
+)
+
+FAILURE = Failure("ValueError", "no", "c", 5, 3)
+
+
+def parked_of(*changes: ParkChange, own: int = 7) -> Parked:
+    parked = Parked(own)
+    for at_ms, change in enumerate(changes, 1):
+        parked.apply(change, at_ms=at_ms)
+    return parked
+
+
+def rows(parked: Parked, key: bytes | None) -> list[tuple[int, int, int]]:
+    known = parked.get(key)
+    return [] if known is None else list(known.rows())
+
+
+def test_parked_messages_are_acked():
+    acked = AckedOffsets(2)
+    Parked(7).apply(Park(b"k", ((2, 3), (5, 6)), FAILURE), at_ms=1, acked=acked)
+    assert (acked.cursor, acked.ranges) == (3, [(5, 6)])
+
+
+def test_key_is_parked_until_it_is_freed():
+    parked = parked_of(Park(b"k", ((2, 3),), FAILURE), Park(b"k", ((5, 6),)), Redrive(b"k"))
+    assert (rows(parked, b"k"), parked.messages) == ([(7, 2, 3), (7, 5, 6)], 2)
+    assert parked.get(b"k").state is ParkState.REDRIVING
+    parked.apply(Unpark(b"k", 7, ((2, 3), (5, 6))), at_ms=9)
+    assert (parked.messages, len(parked)) == (0, 1)
+    parked.apply(Free(b"k"), at_ms=9)
+    assert (len(parked), bool(parked), parked.seen_version) == (0, False, 0)
+
+
+def test_key_that_fails_again_is_parked_again():
+    parked = parked_of(Park(b"k", ((2, 3),), FAILURE), Redrive(b"k"))
+    again = Failure("KeyError", "again", "d", 6, 4)
+    parked.apply(Park(b"k", (), again), at_ms=9)
+    known = parked.get(b"k")
+    assert (known.state, known.failure, known.since_ms) == (ParkState.PARKED, again, 1)
+
+
+@pytest.mark.parametrize("key", [b"", None])
+def test_loose_messages_leave_no_key_behind(key: bytes | None):
+    parked = parked_of(Park(key, ((2, 4),), FAILURE))
+    undo = parked.apply(Unpark(key, 7, ((2, 4),)), at_ms=2)
+    assert (len(parked), parked.messages) == (0, 0)
+    undo()
+    assert (rows(parked, key), parked.messages) == ([(7, 2, 4)], 2)
+
+
+def test_messages_of_an_ancestor_come_before_the_own():
+    """Whatever the order in which they are adopted and parked."""
+    adopted = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((5, 0, 1),))
+    grown = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 8, 9),))
+    parked = parked_of(
+        Park(b"k", ((0, 1),), FAILURE),
+        Adopt(5, (adopted,), last=True),
+        Adopt(3, (grown,), last=True),
+    )
+    assert rows(parked, b"k") == [(3, 8, 9), (5, 0, 1), (7, 0, 1)]
+    assert (parked.adopted, parked.first_own()) == ({3, 5}, 0)
+
+
+def test_first_own_message_is_the_lowest_of_all_keys():
+    other = AdoptedKey(b"c", ParkState.PARKED, 1, None, ((3, 1, 2),))
+    parked = parked_of(
+        Park(b"a", ((9, 10),), FAILURE),
+        Park(b"b", ((4, 5),), FAILURE),
+        Adopt(3, (other,), last=False),
+    )
+    assert parked.first_own() == 4
+    parked.apply(Clear(), at_ms=1)
+    assert parked.first_own() is None
+
+
+def test_adopted_key_is_parked_since_the_older_time():
+    parked = parked_of(Park(b"k", ((0, 1),), FAILURE))
+    undo = parked.apply(
+        Adopt(3, (AdoptedKey(b"k", ParkState.REDRIVING, -5, None, ()),), last=True), at_ms=50
+    )
+    assert parked.get(b"k").since_ms == -5
+    undo()
+    known = parked.get(b"k")
+    assert (known.since_ms, known.state, known.failure, parked.adopted) == (
+        1, ParkState.PARKED, FAILURE, set(),
+    )  # fmt: skip
+
+
+def test_page_has_its_rows_and_goes_on_in_a_key():
+    """A key with more rows than a page has is in several pages; no row is lost or twice."""
+    spread = tuple((2 * number, 2 * number + 1) for number in range(PARKED_ROWS_MAX + 10))
+    parked = parked_of(
+        Park(b"a", ((0, 3),), FAILURE), Park(b"k", spread, FAILURE), Park(b"z", ((50_000, 50_001),))
+    )
+    parked.apply(Park(b"e", (), FAILURE), at_ms=1)
+    page, following = parked.page(lambda _key: True)
+    assert following == PARKED_ROWS_MAX
+    rest, end = parked.page(lambda _key: True, first=following)
+    assert end is None
+    assert [key.key for key in page] == [b"a", b"k"]
+    assert [key.key for key in rest] == [b"k", b"z", b"e"]
+    assert page[1].rows + rest[0].rows == tuple(rows(parked, b"k"))
+    assert parked.page(lambda _key: True, first=99_999) == ([], None)
+    assert [key.key for key in parked.page(lambda key: key == b"z")[0]] == [b"z"]
+
+
+def test_pages_keep_their_length():
+    """Long keys and long texts end a page, in every way in which keys are listed."""
+    failure = Failure("E", "ж" * FAILURE_TEXT_CHARS_MAX, "c", 5, 3)
+    parked = parked_of(
+        *(Park(b"%04d" % n + b"k" * 1000, ((n, n + 1),), failure) for n in range(1500))
+    )
+    pages, first = [], 0
+    while first is not None:
+        page, first = parked.page(lambda _key: True, first=first)
+        pages.append(page)
+    assert sum(len(page) for page in pages) == 1500
+    assert all(len(msgspec.msgpack.encode(page)) < PARKED_PAGE_BYTES + 8_192 for page in pages)
+    listed = parked.listed("g", 0, 1_000)
+    assert listed.more
+    assert len(msgspec.json.encode(listed)) < PARKED_PAGE_BYTES + 16_384
+    assert parked.listed("g", 1499, 1_000).more is False
+    key_rows = parked.key_rows(0)
+    assert len(msgspec.msgpack.encode(key_rows)) < PARKED_PAGE_BYTES + 8_192
+    assert parked.key_rows(len(key_rows))[0].key[:4] == b"%04d" % len(key_rows)
+
+
+def test_offsets_of_a_key_are_given_from_the_oldest_on():
+    adopted = AdoptedKey(b"k", ParkState.PARKED, 1, None, ((3, 0, 4),))
+    parked = parked_of(Park(b"k", ((0, 2), (5, 9)), FAILURE), Adopt(3, (adopted,), last=True))
+    assert parked.offsets(b"k", count=5).rows == [(3, 0, 4), (7, 0, 1)]
+    assert parked.offsets(b"k", count=9, first=1).rows == [(7, 0, 2), (7, 5, 9)]
+    assert parked.offsets(b"k", count=1).messages == 10
+    assert parked.offsets(b"other", count=1).rows == []
+
+
+def test_key_without_messages_is_listed():
+    parked = parked_of(Park(b"k", ((0, 1),), FAILURE), Unpark(b"k", 7, ((0, 1),)))
+    (view,) = parked.listed("g", 0, 10).keys
+    assert (view.messages, view.first_source, view.first_offset) == (0, 7, -1)
+
+
+def test_image_of_nothing_is_empty():
+    assert Parked(7).image() == b""
+    assert not Parked.of_image(7, b"")
+
+
+def test_image_of_frozen_and_adopted_is_kept_without_keys():
+    parked = parked_of(Adopt(3, (), last=True), Freeze())
+    again = Parked.of_image(7, parked.image())
+    assert (again.adopted, again.frozen, bool(again), len(again)) == ({3}, True, True, 0)
+
+
+@pytest.mark.parametrize(("hexed", "key"), [("4e31", b"N1"), ("", b""), (None, None)])
+def test_key_is_read_from_hexadecimal(hexed: str | None, key: bytes | None):
+    assert operators_change(ChangeParkedKey(group="g", key_hex=hexed)) == [Redrive(key)]
+    asked = ChangeParkedKey(group="g", key_hex=hexed, skip=[(3, 0, 1), (7, 4, 6)])
+    assert operators_change(asked) == [Unpark(key, 3, ((0, 1),)), Unpark(key, 7, ((4, 6),))]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ChangeParkedKey(group="g", key_hex="4e3"),
+        ChangeParkedKey(group="g", key_hex="zz"),
+        ChangeParkedKey(group="g", key_hex="4e", skip=[]),
+        ChangeParkedKey(group="g", key_hex="4e", skip=[(1, 0, 1)] * (PARKED_ROWS_MAX + 1)),
+    ],
+)
+def test_change_of_an_operator_is_refused_when_it_is_impossible(asked: ChangeParkedKey):
+    with pytest.raises(InvalidRequestError):
+        operators_change(asked)
+    assert key_of("4e") == b"N"
+
+
+MILLION = """
+import resource
+from array import array
+import msgspec
+from keylane.broker.partition.parked import Parked
+from keylane.protocol.parked import Failure, Park
+
+def resident_kb():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+before = resident_kb()
+failure = Failure("E", "text", "c", 1, 5)
+keys = []
+for place in range(1_000):
+    starts = array("q", range(place, 900_000, 1_000)).tobytes()
+    ends = array("q", range(place + 1, 900_001, 1_000)).tobytes()
+    keys.append((b"key-%04d" % place, "parked", 1, failure, [(1, starts, ends)]))
+parked = Parked.of_image(1, msgspec.msgpack.encode((keys, False, [])))
+for place in range(1_000):
+    ranges = tuple((offset, offset + 1) for offset in range(900_000 + place, 1_000_000, 1_000))
+    parked.apply(Park(b"key-%04d" % place, ranges), at_ms=1)
+assert parked.messages == 1_000_000
+again = Parked.of_image(1, parked.image())
+pages = sum(1 for _ in again.changes())
+assert again.messages == 1_000_000 and pages >= 200, pages
+print((resident_kb() - before) // 1024)
+"""
+
+
+def test_million_parked_messages_take_under_100_mb():
+    """Of 1,000 keys in turn, with an image, what is read from it, and the changes that carry it over."""
+    done = subprocess.run(
+        [sys.executable, "-c", MILLION], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert int(done.stdout) < 100

@@ -1,0 +1,284 @@
+"""Parked messages on the disk: after restarts, failed writes, resets, removed segments and damage."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from keylane.broker.partition.records import CursorBody, FenceBody, ParkedBody, encode_body
+from keylane.broker.store.carry_over import STATE_BYTES_MAX
+from keylane.broker.store.parking import change_parked
+from keylane.broker.store.set_cursor import set_cursor
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    CorruptLogError,
+    DiskFullError,
+    FlushFailedError,
+    KeylaneError,
+)
+from keylane.protocol.frames import Ack
+from keylane.protocol.parked import (
+    Adopt,
+    AdoptedKey,
+    Freeze,
+    Park,
+    ParkState,
+    Redrive,
+    Unpark,
+)
+from keylane.protocol.progress import SetCursor
+from keylane.protocol.record import Kind, encode_record
+from sim.machines.disk import SimDisk
+from sim.machines.store import SESSION, batch
+from support.parked.desk import FAILURE, ParkedDesk
+from unit.broker.store.test_replay import ReplayTeller, traced
+
+SMALL = {"segment_bytes": 4096}
+ADOPTION = Adopt(3, (AdoptedKey(b"a", ParkState.REDRIVING, 1, None, ((3, 0, 1),)),), last=True)
+
+
+async def busy(desk: ParkedDesk) -> None:
+    """Keys in every state: parked, redriven in part, emptied, adopted, loose."""
+    await desk.change(
+        Park(b"a", ((2, 4),), FAILURE),
+        Park(b"b", ((5, 6),), FAILURE),
+        Park(None, ((7, 8),), FAILURE),
+    )
+    await desk.ack(1, (0, 2), (9, 10))
+    await desk.say(Ack(1, "audit", SESSION, 1, (), ((4, 3), (8, 1))))
+    adopted = AdoptedKey(b"a", ParkState.REDRIVING, -9, FAILURE, ((3, 0, 3),))
+    await desk.change(
+        Adopt(3, (adopted,), last=True), Park(b"", ((11, 12),), FAILURE), Park(b"b", ((12, 14),))
+    )
+    await desk.make(Redrive(b"b"), Unpark(b"b", 1, ((5, 6), (12, 14))))
+    await desk.change(Park(b"b", ((15, 17),)))
+
+
+@pytest.mark.parametrize("snapshot", ["none", "before", "between", "after"])
+async def test_restart_finds_what_is_parked(snapshot: str):
+    """From the log alone, and from a snapshot with the log behind it; the failed tries as well."""
+    desk = await ParkedDesk(SimDisk(), **SMALL).fill()
+    if snapshot == "before":
+        await desk.store.snapshotter.write()
+    await desk.change(Park(b"z", ((30, 31),), FAILURE))
+    if snapshot == "between":
+        await desk.store.snapshotter.write()
+    await busy(desk)
+    if snapshot == "after":
+        await desk.store.snapshotter.write()
+    expected = desk.state()
+    assert expected[2] == {4: 3, 8: 1}
+    assert expected[3][b"b"][0] is ParkState.REDRIVING
+    await desk.store.commit.close()
+    assert desk.again(snapshot=snapshot != "none").state() == expected
+    again = desk.again()
+    acquired = await again.acquired(1)
+    assert (acquired.attempts, acquired.adopted) == (((4, 3), (8, 1)), (3,))
+    assert acquired.parked_version > 0
+
+
+@pytest.mark.parametrize("keys", [1, 7_000], ids=["small", "large"])
+async def test_parked_messages_are_carried_over_when_their_segments_go(keys: int):
+    """Also those of an image that is over 512 KiB; what stays of the log alone says the same."""
+    desk = await ParkedDesk(SimDisk(), **SMALL).fill()
+    await busy(desk)
+    many = tuple(
+        AdoptedKey(
+            b"key-%d" % number,
+            ParkState.PARKED,
+            number,
+            FAILURE,
+            ((3, 2 * number, 2 * number + 1),),
+        )
+        for number in range(keys)
+    )
+    for first in range(0, keys, 4_000):
+        await desk.change(Adopt(4, many[first : first + 4_000], last=False))
+    await desk.change(Adopt(4, (), last=True))
+    assert (len(desk.parked.image()) > STATE_BYTES_MAX) is (keys > 1)
+    for number in range(4, 30):
+        await desk.append(batch(sequence=10 * number, count=10))
+        await desk.change(Park(b"late", ((10 * number, 10 * number + 1),), FAILURE))
+    expected, pages = desk.state(), desk.parked.image()
+    for _ in range(2):
+        await desk.store.carry_over.drop_first_segment()
+        assert desk.state() == expected
+    await desk.change(Park(b"late", ((299, 300),)))
+    expected = desk.state()
+    await desk.store.commit.close()
+    again = desk.again(snapshot=False)
+    assert again.state() == expected
+    assert len(again.parked.image()) >= len(pages)
+    await again.store.carry_over.drop_first_segment()
+    await again.store.commit.close()
+    assert again.again(snapshot=False).state() == expected
+
+
+@pytest.mark.parametrize("records", range(5))
+async def test_carried_over_messages_stay_when_the_log_ends_between_their_records(records: int):
+    """A crash cuts the log behind any of the changes that are written again: the state is as before them."""
+    told = ReplayTeller(1)
+    told.batch(1, 0, 20)
+    told.own(1, FenceBody("audit", 1, "s"))
+    told.own(
+        1,
+        ParkedBody("audit", 1, 5, (Park(b"k", ((2, 4),), FAILURE), Park(b"l", ((5, 6),), FAILURE))),
+    )
+    adopted = AdoptedKey(b"l", ParkState.PARKED, 1, FAILURE, ((3, 0, 1),))
+    told.own(1, ParkedBody("audit", 1, 6, (Adopt(1, (adopted,), last=True), Freeze())))
+    told.own(1, CursorBody("audit", 1, 0, [(2, 4), (5, 6)]))
+    parked = told.state.partition(1).groups["audit"].parked
+    before = parked.image()
+    changes = list(parked.changes())
+    assert len(changes) == 4
+    for change in changes[:records]:
+        told.own(1, ParkedBody("audit", 1, 0, (change,)))
+    told.replay.finish()
+    assert parked.image() == before
+
+
+@pytest.mark.parametrize("trouble", ["full", "fdatasync"])
+async def test_failed_write_takes_parked_and_acked_back(trouble: str):
+    desk = await ParkedDesk(SimDisk()).fill()
+    await desk.change(Park(b"a", ((2, 4),), FAILURE), Park(b"", ((5, 6),), FAILURE))
+    await desk.ack(1, (0, 2))
+    before = desk.state()
+    if trouble == "full":
+        desk.disk.room = 0
+    else:
+        desk.disk.fail = trouble
+    calls = [
+        desk.change(Park(b"k", ((7, 9),), FAILURE), Park(b"a", ((10, 12), (13, 14)))),
+        desk.make(Redrive(b"a"), Unpark(b"a", 1, ((2, 3), (13, 14))), Unpark(b"", 1, ((5, 6),))),
+        desk.change(ADOPTION, Park(b"new", ((20, 21),), FAILURE)),
+    ]
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(error) for error in errors} <= {
+        DiskFullError,
+        FlushFailedError,
+        BrokerReadOnlyError,
+    }
+    desk.disk.fail, desk.disk.room = "", 1 << 40
+    assert desk.state() == before
+    assert not desk.group.changing
+    assert 1 in desk.store.firsts.grouped
+    if trouble == "full":
+        desk.clock.advance(2_000)
+        await desk.change(Park(b"k", ((7, 9),), FAILURE))
+        await desk.store.commit.close()
+        assert desk.again().state() == desk.state()
+
+
+async def test_full_queue_takes_no_change(monkeypatch: pytest.MonkeyPatch):
+    desk = await ParkedDesk(SimDisk()).fill()
+    before = desk.state()
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise BrokerReadOnlyError("no")
+
+    monkeypatch.setattr(desk.store.commit, "check_room", refuse)
+    with pytest.raises(BrokerReadOnlyError):
+        await desk.change(Park(b"k", ((7, 9),), FAILURE))
+    assert desk.state() == before
+
+
+@pytest.mark.parametrize("cursor", [0, 4, 40])
+async def test_reset_clears_what_is_parked(cursor: int):
+    """Durably; a repeat of the reset writes nothing."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    await busy(desk)
+    ask = SetCursor(group="audit", token=2, cursor=cursor)
+    partition = desk.store.state.partition(1)
+    await set_cursor(desk.store, partition, ask)
+    assert desk.state() == (2, (cursor, ()), {}, {}, (False, set(), 0))
+    end = desk.store.log.end
+    await set_cursor(desk.store, partition, ask)
+    assert desk.store.log.end == end
+    await desk.store.commit.close()
+    assert desk.again(snapshot=False).state() == desk.state()
+
+
+async def test_reset_without_its_end_is_finished_by_a_repeat():
+    """A log that ends between the cursor and the Clear has lost no message: they are still parked."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    await busy(desk)
+    parked = desk.parked.image()
+    told = ReplayTeller(1)
+    told.own(1, ParkedBody("audit", 1, 5, tuple(desk.parked.changes())))
+    told.own(1, FenceBody("audit", 2, "=reset"))
+    told.own(1, CursorBody("audit", 2, 40, []))
+    assert told.state.partition(1).groups["audit"].parked.image() == parked
+    partition = desk.store.state.partition(1)
+    ask = SetCursor(group="audit", token=2, cursor=40)
+    await set_cursor(desk.store, partition, ask)
+    desk.parked.apply(Park(b"k", ((1, 2),), FAILURE), at_ms=1)
+    await set_cursor(desk.store, partition, ask)
+    assert not desk.parked
+
+
+async def test_reset_that_fails_takes_the_clear_back():
+    desk = await ParkedDesk(SimDisk()).fill()
+    await busy(desk)
+    before = desk.state()
+    desk.disk.room = 0
+    with pytest.raises(DiskFullError):
+        await set_cursor(
+            desk.store, desk.store.state.partition(1), SetCursor(group="audit", token=2, cursor=0)
+        )
+    assert desk.state() == before
+
+
+async def test_retention_keeps_the_messages_that_are_parked():
+    """A group needs its lowest parked message, also when the cursor is far behind it."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    await desk.change(Park(b"k", ((12, 13),), FAILURE), Park(b"l", ((25, 26),), FAILURE))
+    await desk.ack(1, (0, 40))
+    assert (desk.group.acked.cursor, desk.group.needed_from) == (40, 12)
+    await desk.change(Unpark(b"k", 1, ((12, 13),)))
+    assert desk.group.needed_from == 25
+    await desk.change(Unpark(b"l", 1, ((25, 26),)))
+    assert desk.group.needed_from == 40
+
+
+def test_lost_record_of_parked_messages_lets_no_owner_in():
+    """Messages that are acked may be parked by it: a consumer would leave them out without a word."""
+    record = encode_body(1, ParkedBody("audit", 5, 1, (Park(b"k", ((0, 1),), FAILURE),)))
+    told = ReplayTeller(1, 2)
+    told.batch(1, 0)
+    told.hole(traced((record, False)))
+    told.replay.finish()
+    with pytest.raises(CorruptLogError):
+        told.state.partition(1).check_owners()
+    told.state.partition(2).check_owners()
+    assert any("parked" in problem for problem in told.state.problems)
+
+
+def test_lost_record_of_parked_messages_comes_back_from_the_trail():
+    record = encode_body(1, ParkedBody("audit", 5, 1, (Park(b"k", ((0, 1),), FAILURE),)))
+    told = ReplayTeller(1)
+    told.batch(1, 0)
+    told.hole(traced((record, True)))
+    told.replay.finish()
+    group = told.state.partition(1).groups["audit"]
+    assert (group.parked.messages, group.acked.cursor, group.kept) == (1, 1, True)
+    told.state.partition(1).check_owners()
+
+
+def test_unreadable_record_of_parked_messages_stops_its_partition():
+    told = ReplayTeller(1)
+    told.tell(encode_record(b"\xc1", kind=Kind.PARKED, partition_id=1))
+    told.replay.finish()
+    with pytest.raises(KeylaneError):
+        told.state.partition(1).check_owners()
+
+
+async def test_change_that_is_made_already_waits_for_the_disk():
+    """The answer to a repeat says durable: it waits for the change that is still being written."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    partition, change = desk.store.state.partition(1), Park(b"k", ((7, 9),), FAILURE)
+    first = change_parked(desk.store, partition, desk.group, [change], at_ms=1)
+    again = change_parked(desk.store, partition, desk.group, [Park(b"k", ((7, 9),))], at_ms=2)
+    assert not again.done()
+    await again
+    assert first.done()

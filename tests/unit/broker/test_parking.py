@@ -1,0 +1,323 @@
+"""Requests about parked messages: of owners, of the owners of children, and of operators."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from keylane.broker.partition.partition import ATTEMPTS_MAX
+from keylane.protocol.errors import (
+    FencedError,
+    GroupBusyError,
+    GroupUnknownError,
+    InvalidNameError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    OverloadedError,
+    ParkedKeyUnknownError,
+    ParkMovedError,
+    PartitionUnknownError,
+)
+from keylane.protocol.frames import Ack, ChangeParked, Pull
+from keylane.protocol.ids import MAX_I64
+from keylane.protocol.parked import (
+    PARKED_ROWS_MAX,
+    Adopt,
+    AdoptedKey,
+    Clear,
+    Freeze,
+    Park,
+    ParkChange,
+    ParkedKeyRow,
+    ParkState,
+    Redrive,
+    Unpark,
+)
+from keylane.protocol.routing import logical_partition
+from sim.machines.disk import SimDisk
+from sim.machines.store import SESSION
+from support.parked.desk import FAILURE, ParkedDesk
+
+PARKED = (Park(b"a", ((2, 4), (9, 10)), FAILURE), Park(None, ((7, 8),), FAILURE))
+
+
+@pytest.fixture
+async def desk() -> ParkedDesk:
+    return await ParkedDesk(SimDisk()).fill()
+
+
+# ── owners ────────────────────────────────────────────────────────────────────────────────────────────
+async def test_owner_parks_and_reads_what_is_parked(desk: ParkedDesk):
+    assert await desk.change(*PARKED) == 1
+    assert await desk.keys() == (
+        [ParkedKeyRow(b"a", ParkState.PARKED, 3), ParkedKeyRow(None, ParkState.PARKED, 1)], None,
+    )  # fmt: skip
+    answer = await desk.rows(b"a", 2)
+    assert (answer.rows, answer.messages) == (((1, 2, 4),), 3)
+    assert (await desk.rows(b"unknown")).rows == ()
+    assert (await desk.ack(1, (0, 2))).cursor == 4
+
+
+async def test_group_has_nothing_parked_before_its_first_change(desk: ParkedDesk):
+    assert await desk.keys() == ([], None)
+    assert (await desk.rows(None)).messages == 0
+    assert (await desk.ack(1, (0, 2))).parked_version == 0
+    assert await desk.take() == ([], None)
+    assert (await desk.listed()).keys == []
+
+
+async def test_parked_messages_are_counted_by_the_group(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    (status,) = desk.store.state.partition(1).status(now_ms=0).groups
+    assert status.parked == 4
+
+
+async def test_keys_are_listed_by_page(desk: ParkedDesk):
+    rows = [
+        AdoptedKey(b"%04d" % n + b"k" * 900, ParkState.PARKED, 1, None, ()) for n in range(1_000)
+    ]
+    await desk.change(Adopt(3, tuple(rows), last=True))
+    first, seen = 0, []
+    while first is not None:
+        page, first = await desk.keys(first)
+        assert len(page) < 1_000
+        seen += page
+    assert [row.key for row in seen] == [row.key for row in rows]
+
+
+@pytest.mark.parametrize("change", [Redrive(b"a"), Freeze(), Clear()])
+async def test_owner_makes_no_change_of_others(desk: ParkedDesk, change: ParkChange):
+    await desk.change(*PARKED)
+    before = desk.state()
+    with pytest.raises(InvalidRequestError):
+        await desk.change(Park(b"a", ((12, 13),)), change)
+    assert desk.state() == before
+
+
+async def test_unreadable_changes_are_refused(desk: ParkedDesk):
+    for payload in (b"", b"\xc1", b"\x91\x92\x63\x00"):
+        with pytest.raises(InvalidRequestError):
+            await desk.say(ChangeParked(1, "audit", SESSION, 1), payload)
+
+
+async def test_changes_over_the_limit_of_a_record_are_refused(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    before = desk.state()
+    many = tuple((3, 1 << 40, 1 << 41) for _ in range(PARKED_ROWS_MAX))
+    keys = [Adopt(3, (AdoptedKey(b"k", ParkState.PARKED, 1, None, many),), last=False)] * 16
+    with pytest.raises(MessageTooLargeError):
+        await desk.change(*keys)
+    assert desk.state() == before
+
+
+async def test_session_without_the_lock_is_refused(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    before = desk.state()
+    await desk.acquire(2, "b" * 16)
+    for call in (
+        desk.change(Park(b"a", ((12, 13),))),
+        desk.keys(),
+        desk.rows(b"a"),
+        desk.change(Park(b"a", ((12, 13),)), token=2),
+    ):
+        with pytest.raises(FencedError):
+            await call
+    assert desk.state()[1:] == before[1:]
+
+
+async def test_impossible_questions_are_refused(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    for call in (desk.keys(-1), desk.rows(b"a", 0), desk.rows(b"a", PARKED_ROWS_MAX + 1)):
+        with pytest.raises(InvalidRequestError):
+            await call
+
+
+async def test_failed_tries_are_kept_until_their_message_is_acked(desk: ParkedDesk):
+    await desk.say(Ack(1, "audit", SESSION, 1, (), ((0, 2), (5, 1))))
+    await desk.say(Ack(1, "audit", SESSION, 1, ((0, 1),), ((5, 3),)))
+    assert (await desk.acquired(1)).attempts == ((5, 3),)
+    with pytest.raises(OverloadedError):
+        await desk.say(
+            Ack(1, "audit", SESSION, 1, (), tuple((n, 1) for n in range(ATTEMPTS_MAX + 1)))
+        )
+    for failed in ((40, 1), (-1, 1), (3, 0), (3, MAX_I64 + 1)):
+        with pytest.raises(InvalidRequestError):
+            await desk.say(Ack(1, "audit", SESSION, 1, (), (failed,)))
+    assert (await desk.acquired(1)).attempts == ((5, 3),)
+
+
+# ── owners of children ────────────────────────────────────────────────────────────────────────────────
+async def drained(desk: ParkedDesk) -> None:
+    """The partition is sealed, and its group has handled or parked all of it."""
+    await desk.change(*PARKED, Park(b"", ((5, 6),), FAILURE), Park(b"b", ((6, 7),), FAILURE))
+    await desk.ack(1, (0, 40))
+    _, durable = desk.store.seal(1)
+    await durable
+
+
+async def test_partition_that_is_not_drained_gives_nothing_away(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    with pytest.raises(GroupBusyError):
+        await desk.take()
+    _, durable = desk.store.seal(1)
+    await durable
+    with pytest.raises(GroupBusyError):
+        await desk.take()
+    assert not desk.parked.frozen
+
+
+async def test_children_take_each_key_once_and_loose_messages_go_to_one(desk: ParkedDesk):
+    await drained(desk)
+    middle = max(map(logical_partition, (b"a", b"b")))
+    halves = [await desk.take(0, middle), await desk.take(middle, 1024)]
+    assert [following for _, following in halves] == [None, None]
+    taken = [{key.key for key in keys} for keys, _ in halves]
+    assert taken[0] & {b"", None} == {b"", None}
+    assert not taken[1] & {b"", None}
+    assert sorted(map(len, taken)) == [1, 3]
+    (only,) = [key for key in halves[0][0] if key.key is None]
+    assert only == AdoptedKey(None, ParkState.PARKED, only.since_ms, FAILURE, ((1, 7, 8),))
+
+
+async def test_taken_messages_change_no_more(desk: ParkedDesk):
+    """Also after a restart; the group has them at the children, so they are not counted here."""
+    await drained(desk)
+    await desk.take(0, 1)
+    before = desk.state()
+    for call in (
+        desk.change(Unpark(b"a", 1, ((2, 3),))),
+        desk.asked("61"),
+        desk.asked("61", [(1, 2, 3)]),
+    ):
+        with pytest.raises(ParkMovedError):
+            await call
+    assert desk.state() == before
+    assert (await desk.listed()).frozen
+    (status,) = desk.store.state.partition(1).status(now_ms=0).groups
+    assert status.parked == 0
+    await desk.store.commit.close()
+    again = desk.again(snapshot=False)
+    assert again.state() == before
+    assert again.parked.frozen
+
+
+async def test_parent_is_read_by_page(desk: ParkedDesk):
+    spread = tuple((3, 2 * n, 2 * n + 1) for n in range(PARKED_ROWS_MAX))
+    key = AdoptedKey(b"a", ParkState.PARKED, 1, None, spread)
+    await desk.change(Adopt(3, (key,), last=True))
+    await drained(desk)
+    first, rows = 0, []
+    while first is not None:
+        page, first = await desk.take(first=first)
+        assert sum(len(key.rows) for key in page) <= PARKED_ROWS_MAX
+        rows += [(key.key, row) for key in page for row in key.rows]
+    assert [row for key, row in rows if key == b"a"] == [(1, 2, 4), (1, 9, 10), *spread]
+    assert len(rows) == len(set(rows)) == PARKED_ROWS_MAX + 5
+
+
+async def test_impossible_ranges_are_refused(desk: ParkedDesk):
+    await drained(desk)
+    for start, end, first in ((5, 5, 0), (-1, 5, 0), (0, 1025, 0), (0, 5, -1)):
+        with pytest.raises(InvalidRequestError):
+            await desk.take(start, end, first)
+    assert await desk.take(group="other") == ([], None)
+    assert not desk.parked.frozen
+
+
+# ── operators ─────────────────────────────────────────────────────────────────────────────────────────
+async def test_operator_sees_what_is_parked(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    listed = await desk.listed(count=1)
+    (view,) = listed.keys
+    assert (view.key_hex, view.messages, view.failure, view.first_source, view.first_offset) == (
+        "61", 3, FAILURE, 1, 2,
+    )  # fmt: skip
+    assert (listed.more, view.since_ms) == (True, desk.clock.wall_ms())
+    assert [key.key_hex for key in (await desk.listed(first=1)).keys] == [None]
+    assert (await desk.offsets(key="61")).rows == [(1, 2, 4), (1, 9, 10)]
+    assert (await desk.offsets(key="61", first=1, count=1)).rows == [(1, 9, 10)]
+    assert (await desk.offsets()).rows == [(1, 7, 8)]
+
+
+async def waiting_pull(desk: ParkedDesk) -> asyncio.Task[Any]:
+    pull = Pull(1, "audit", SESSION, 1, 40, 1 << 20, 30_000)
+    task = asyncio.create_task(desk.say(pull))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+@pytest.mark.parametrize("skip", [None, [(1, 2, 3)]])
+async def test_waiting_pull_of_the_owner_is_answered_when_an_operator_changes_a_key(
+    desk: ParkedDesk, skip: list[tuple[int, int, int]] | None
+):
+    await desk.change(*PARKED)
+    before = (await desk.ack(1)).parked_version
+    pull = await waiting_pull(desk)
+    await desk.asked("61", skip)
+    version = (await asyncio.wait_for(pull, 5)).parked_version
+    assert version not in {before, 0}
+    assert (await desk.ack(1)).parked_version == version
+    state = ParkState.REDRIVING if skip is None else ParkState.PARKED
+    assert (await desk.keys())[0][0] == ParkedKeyRow(b"a", state, 3 if skip is None else 2)
+
+
+async def test_version_is_never_one_that_the_owner_has_seen_before_a_restart(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    await desk.asked("61")
+    seen = (await desk.ack(1)).parked_version
+    await desk.store.commit.close()
+    again = desk.again()
+    await again.change(Park(b"b", ((20, 21),), FAILURE))
+    await again.asked("62")
+    assert (await again.ack(1)).parked_version not in {seen, 0}
+
+
+async def test_owner_hears_of_the_last_skipped_message(desk: ParkedDesk):
+    """Nothing of the group is parked any more; its version is still another one than before."""
+    await desk.change(PARKED[1])
+    before = (await desk.ack(1)).parked_version
+    await desk.asked(None, [(1, 7, 8)])
+    assert not desk.parked
+    assert (await desk.ack(1)).parked_version > before
+
+
+async def test_key_is_redriving_when_an_operator_skips_all_of_it(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    await desk.asked("61", [(1, 2, 4), (1, 9, 10)])
+    assert (await desk.keys())[0][0] == ParkedKeyRow(b"a", ParkState.REDRIVING, 0)
+    (view, _) = (await desk.listed()).keys
+    assert view.first_offset == -1
+
+
+async def test_wrong_calls_of_operators_are_refused(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    before = desk.state()
+    for call, error in (
+        (desk.asked("62"), ParkedKeyUnknownError),
+        (desk.asked(""), ParkedKeyUnknownError),
+        (desk.asked("6"), InvalidRequestError),
+        (desk.asked("61", []), InvalidRequestError),
+        (desk.asked("61", [(1, 3, 3)]), InvalidRequestError),
+        (desk.listed(group="other"), GroupUnknownError),
+        (desk.listed(group="?"), InvalidNameError),
+        (desk.listed(id="9"), PartitionUnknownError),
+        (desk.listed(id="x"), InvalidRequestError),
+        (desk.listed(count=0), InvalidRequestError),
+        (desk.listed(counts=1), InvalidRequestError),
+        (desk.offsets(key="62"), ParkedKeyUnknownError),
+        (desk.offsets(key="zz"), InvalidRequestError),
+    ):
+        with pytest.raises(error):
+            await call
+    assert desk.state() == before
+
+
+async def test_skip_of_messages_that_are_not_parked_changes_nothing(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    before = desk.state()
+    await desk.asked("61", [(1, 20, 30), (9, 2, 4)])
+    assert desk.state() == before

@@ -1,0 +1,137 @@
+"""Which parked keys the options name, and what a command shows of keys and messages."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from keylane.admin import Failure, ParkedKeyView, ParkedMessage, ParkState
+from keylane.cli.commands.parked.keys import parked_table
+from keylane.cli.commands.parked.messages import message_table
+from keylane.cli.commands.parked.selection import Selection, confirm, key_facts, key_text
+from keylane.cli.screen import json_text
+from keylane.protocol.errors import ConfigError
+from keylane.protocol.message import Message
+
+FAILURE = Failure("ValueError", "no " + "x" * 200, "host-1:worker", 7, 5)
+
+
+def view(key: bytes | None, **changes: object) -> ParkedKeyView:
+    facts = {
+        "partition_id": 7, "key": key, "state": ParkState.PARKED, "messages": 2, "since_ms": 0,
+        "failure": FAILURE, "first_source": 3, "first_offset": 9,
+    }  # fmt: skip
+    return ParkedKeyView(**(facts | changes))
+
+
+def cells(table) -> list[list[str]]:
+    """The rows of a table."""
+    return [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("selection", "key"),
+    [
+        (Selection(), ...),
+        (Selection(key="N1"), b"N1"),
+        (Selection(key="é"), "é".encode()),
+        (Selection(key_hex="FF 00"), b"\xff\x00"),
+        (Selection(no_key=True), b""),
+        (Selection(dead=True), None),
+    ],
+)
+def test_options_name_a_key(selection: Selection, key: object):
+    assert selection.wanted_key() == key
+    assert selection.by_key is (key is not ...)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(key=""),
+        Selection(key_hex=""),
+        Selection(key_hex="xyz"),
+        Selection(key_hex="f"),
+        Selection(key="a", dead=True),
+        Selection(no_key=True, dead=True),
+        Selection(key="a", key_hex="61"),
+    ],
+)
+def test_impossible_options_are_refused(selection: Selection):
+    with pytest.raises(ConfigError):
+        selection.wanted_key()
+
+
+def test_key_has_to_be_named_where_messages_are_shown_or_skipped():
+    with pytest.raises(ConfigError, match="--key"):
+        Selection(partition=3).one_key()
+    assert Selection(dead=True).one_key() is None
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        (Selection(), False),
+        (Selection(older_than_s=0), True),
+        (Selection(error="E"), True),
+        (Selection(partition=1), True),
+        (Selection(dead=True), True),
+    ],
+)
+def test_selection_knows_whether_anything_was_said(selection: Selection, said: bool):
+    assert selection.said is said
+
+
+def test_age_is_in_milliseconds():
+    assert Selection(older_than_s=1.5).older_than_ms == 1_500
+    assert Selection().older_than_ms is None
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (b"N1", "N1"),
+        (b"", "(no key)"),
+        (None, "(dead letters)"),
+        (b"\xff", "\\xff"),
+        (b"k" * 99, "k" * 60 + "…"),
+    ],
+)
+def test_key_is_shown_for_people(key: bytes | None, text: str):
+    assert key_text(key) == text
+
+
+def test_key_is_told_to_programs():
+    assert '"key_base64":"/w=="' in json_text(key_facts(view(b"\xff")))
+    dead = key_facts(view(None, failure=None))
+    assert (dead["dead"], "key" in dead, dead["failure"]) == (True, False, None)
+    assert key_facts(view(b"a"))["failure"]["kind"] == "ValueError"
+
+
+def test_table_has_a_row_for_each_key():
+    table = parked_table("g on s", [view(b"a"), view(None, failure=None, first_offset=-1)])
+    assert table.title == "g on s: 4 messages of 2 keys parked"
+    first, second = cells(table)
+    assert first[:4] == ["7", "a", "parked", "2"]
+    assert first[5:7] == ["3:9", "5"]
+    assert first[7].startswith("ValueError: no xx")
+    assert len(first[7]) == 81
+    assert second[5:] == ["-"] * 4
+    assert parked_table("g on s", []).title == "g on s: nothing is parked"
+
+
+def test_table_has_a_row_for_each_message():
+    message = Message("s", b"a", b"v" * 500, 9, 3, 0)
+    known = ParkedMessage(partition_id=3, offset=9, message=message)
+    gone = ParkedMessage(partition_id=3, offset=8, message=None, problem="removed")
+    first, second = cells(message_table("a", [known, gone]))
+    assert first == ["3", "9", "1970-01-01T00:00:00.000+00:00", "a", "v" * 100 + "…"]
+    assert second == ["3", "8", "-", "-", "(removed)"]
+
+
+def test_change_needs_a_yes_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    confirm("Skip?", yes=True)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    with pytest.raises(ConfigError, match="--yes"):
+        confirm("Skip?", yes=False)

@@ -1,0 +1,127 @@
+"""Arrow batches of stored ones: one of a partition in hand, gaps end a batch, and hand-overs forget what waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.consumer.handling.arrow_stream import ArrowStream
+from keylane.consumer.pulling.pulled_batch import PulledBatch
+from keylane.protocol.batch import encode_batch
+from keylane.protocol.errors import InvalidRequestError, LeaseLostError
+from keylane.protocol.offsets import Range
+from keylane.protocol.record import HEADER_BYTES, Compression, read_record, stamp
+from sim.machines.clock import ManualClock
+
+
+class ArrowClient:
+    """What Arrow batches need of a pull client."""
+
+    def __init__(self, partition_id: int) -> None:
+        self.partition_id = partition_id
+        self.queue = 3
+        self.token = 5
+        self.paused = False
+        self.deadline_ns = 2**62
+        self.acks_each = False
+        self.lost = False
+        self.done: list[Range] = []
+        self.forgotten = 0
+
+    def check_lease(self, offset: int) -> None:
+        if self.lost:
+            raise LeaseLostError(partition_id=self.partition_id, offset=offset)
+
+    def done_range(self, start: int, end: int) -> None:
+        self.done.append((start, end))
+
+    def forget(self, count: int) -> None:
+        self.forgotten += count
+
+
+def stored(client: ArrowClient, start: int, count: int, *ranges: Range) -> PulledBatch:
+    data = bytearray(
+        encode_batch(
+            partition_id=client.partition_id,
+            sent_at_ns=[1_000 * (start + number) for number in range(count)],
+            keys=[b"k%d" % (start + number) for number in range(count)],
+            values=[b"v%d" % (start + number) * 9 for number in range(count)],
+            producer_id=7,
+            producer_epoch=0,
+            sequence=start,
+            compression=Compression.ZSTD,
+        )
+    )
+    header = data[:HEADER_BYTES]
+    stamp(header, base_offset=start, position=0, appended_at_ms=0)
+    data[:HEADER_BYTES] = header
+    parsed = read_record(memoryview(data), 0)
+    return PulledBatch(client, memoryview(data), parsed, list(ranges or [(start, start + count)]))
+
+
+def stream_of(clock: ManualClock) -> ArrowStream:
+    return ArrowStream(boot_ns=clock.boot_ns, wake=lambda: None)
+
+
+async def test_pulled_batches_of_a_partition_are_joined_and_acked_together():
+    stream, client, other = stream_of(ManualClock()), ArrowClient(1), ArrowClient(2)
+    for batch in (stored(client, 0, 3), stored(client, 3, 2), stored(other, 7, 1)):
+        stream.put(batch)
+    first, second = stream.take(), stream.take()
+    assert (first.start_offset, first.next_offset, first.partition_id) == (0, 5, 1)
+    assert first.record_batch.column("value").to_pylist() == [b"v%d" % at * 9 for at in range(5)]
+    assert first.record_batch.column("key").to_pylist() == [b"k%d" % at for at in range(5)]
+    assert (second.start_offset, second.queue, second.fencing_token) == (7, 3, 5)
+    stream.put(stored(client, 5, 1))
+    assert stream.take() is None, "a batch of each partition is in hand"
+    await first.ack()
+    await first.ack()
+    assert client.done == [(0, 5)]
+    assert stream.take().start_offset == 5
+
+
+async def test_gap_of_acked_messages_ends_a_batch():
+    stream, client = stream_of(ManualClock()), ArrowClient(1)
+    stream.put(stored(client, 0, 8, (1, 3), (5, 8)))
+    stream.put(stored(client, 8, 2))
+    places = []
+    while (batch := stream.take()) is not None:
+        places.append((batch.start_offset, batch.next_offset))
+        assert batch.record_batch.column("offset").to_pylist() == list(range(*places[-1]))
+        await batch.ack()
+    assert places == [(1, 3), (5, 10)] == client.done
+    assert stream.waiting == 0
+
+
+async def test_batch_given_back_comes_first_once_it_is_due():
+    clock = ManualClock()
+    stream, client = stream_of(clock), ArrowClient(1)
+    stream.put(stored(client, 0, 2))
+    batch = stream.take()
+    await batch.nack(after_s=2)
+    stream.put(stored(client, 2, 2))
+    with pytest.raises(InvalidRequestError):
+        await batch.ack()
+    with pytest.raises(InvalidRequestError):
+        await batch.nack()
+    assert stream.take() is None
+    assert stream.waiting == 4
+    clock.advance(2_000)
+    assert stream.take() is batch
+    assert batch.attempt == 2
+    await batch.ack()
+    client.lost = True
+    with pytest.raises(LeaseLostError):
+        await stream.take().ack()
+
+
+def test_paused_lapsed_and_dropped_partitions_give_nothing():
+    stream, client, lapsed = stream_of(ManualClock()), ArrowClient(1), ArrowClient(2)
+    stream.put(stored(client, 0, 2))
+    stream.put(stored(lapsed, 0, 3))
+    client.paused, lapsed.deadline_ns = True, 0
+    assert stream.take() is None
+    assert (client.forgotten, lapsed.forgotten) == (0, 3)
+    stream.drop(client)
+    stream.drop(client)
+    assert client.forgotten == 2
+    assert stream.waiting == 0

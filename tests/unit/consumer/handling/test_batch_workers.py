@@ -1,0 +1,192 @@
+"""Batch handlers: what a batch that fails, asks for another try, hangs or ends the program does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from keylane import NACK, Message, Retry
+from keylane.consumer.handling.batch_workers import BatchWorkers
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.clock import SystemClock
+from support.cluster import eventually
+from support.handling import Client, Crash
+
+
+def workers_of(
+    handler: Callable[[list[Message]], Any],
+    *,
+    crashed: list[BaseException] | None = None,
+    concurrency: int = 4,
+    max_records: int = 8,
+    max_wait_ms: int = 0,
+) -> BatchWorkers:
+    return BatchWorkers(
+        handler,
+        max_records=max_records,
+        max_wait_ms=max_wait_ms,
+        concurrency=concurrency,
+        handover_ms=0,
+        backoff=Backoff(first_ms=1, max_ms=1),
+        clock=SystemClock(),
+        rng=random.Random(1),
+        on_crash=(crashed if crashed is not None else []).append,
+    )
+
+
+async def handled_by(
+    handler: Callable[[list[Message]], Any], keys: list[bytes], **settings: Any
+) -> Client:
+    """The client once every message is handled."""
+    client = Client()
+    workers = workers_of(handler, **settings)
+    client.give(workers, *keys)
+    await eventually(lambda: len(client.handled) == len(keys))
+    assert client.in_flight.count == 0
+    await workers.close()
+    return client
+
+
+async def test_batch_is_handled_whole_and_acked_when_its_handler_returns():
+    batches: list[list[int]] = []
+
+    async def handle(messages: list[Message]) -> None:
+        batches.append([message.offset for message in messages])
+        messages.clear()  # it is the handler's list
+        await asyncio.sleep(0)
+
+    client = await handled_by(handle, [b"k%d" % number for number in range(20)])
+    assert sorted(map(len, batches)) == [4, 8, 8]
+    assert sorted(client.handled) == list(range(20))
+
+
+async def test_batches_of_other_keys_run_together_and_of_one_key_one_after_another():
+    running: set[bytes] = set()
+    most = 0
+
+    async def handle(messages: list[Message]) -> None:
+        nonlocal most
+        keys = {message.key for message in messages}
+        assert not keys & running
+        running.update(keys)
+        most = max(most, len(running))
+        await asyncio.sleep(0.001)
+        running.difference_update(keys)
+
+    keys = [b"a"] * 20 + [b"b"] * 20 + [b"c"] * 20
+    client = await handled_by(handle, keys, max_records=5)
+    assert most >= 2
+    for start in (0, 20, 40):
+        own = [offset for offset in client.handled if start <= offset < start + 20]
+        assert own == list(range(start, start + 20))
+
+
+async def test_failed_batch_is_tried_whole_once_and_then_in_halves():
+    """Until the one bad message is alone, with those behind it of its key; others do not wait for it."""
+    tries: list[list[int]] = []
+    healed = asyncio.Event()
+
+    def handle(messages: list[Message]) -> None:
+        offsets = [message.offset for message in messages]
+        tries.append(offsets)
+        if 3 in offsets and not healed.is_set():
+            raise ValueError("3 is bad")
+
+    client = Client()
+    workers = workers_of(handle)
+    client.give(workers, b"a", b"b", b"c", b"bad", b"e", b"f", b"g", b"bad")
+    await eventually(lambda: sorted(client.handled) == [0, 1, 2, 4, 5, 6])
+    assert tries[:2] == [list(range(8))] * 2
+    await eventually(lambda: [3] in tries)
+    healed.set()
+    await eventually(lambda: len(client.handled) == 8)
+    assert client.handled[-2:] == [3, 7]
+    await workers.close()
+
+
+@pytest.mark.parametrize("ask", ["raise", "return"])
+async def test_batch_is_tried_again_whole_when_its_handler_asks_for_it(ask: str):
+    tries: list[tuple[int, int]] = []
+
+    def handle(messages: list[Message]) -> Any:
+        tries.append((len(messages), messages[-1].attempt))
+        if len(tries) == 4:
+            return None
+        if ask == "raise":
+            raise Retry("not yet", after_s=0)
+        return NACK
+
+    await handled_by(handle, [b"a", b"b", b"c"])
+    assert tries == [(3, 1), (3, 2), (3, 3), (3, 4)]
+
+
+async def test_small_batch_waits_for_more_messages():
+    sizes: list[int] = []
+    client = Client()
+    workers = workers_of(lambda messages: sizes.append(len(messages)), max_wait_ms=40)
+    client.give(workers, b"a", b"b")
+    await asyncio.sleep(0.005)
+    assert sizes == []
+    client.give(workers, b"c", start=2)
+    await eventually(lambda: sizes)
+    assert sizes == [3]
+    await workers.close()
+
+
+async def test_hanging_batch_is_cancelled_and_forgotten_at_a_hand_over():
+    """Its messages, and those that wait, are left to the next owner."""
+    client = Client()
+    begun = asyncio.Event()
+
+    async def handle(_messages: list[Message]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    workers = workers_of(handle, max_records=2)
+    client.give(workers, b"a", b"a", b"a", b"a", b"a")
+    await begun.wait()
+    client.lose()
+    await asyncio.wait_for(workers.quiesce(client), 30)
+    assert client.in_flight.count == 0
+    assert client.handled == []
+    other = Client(2)
+    other.give(workers, b"z")
+    await workers.close()
+
+
+async def test_failed_batches_are_forgotten_at_a_hand_over():
+    client = Client()
+    tries = 0
+
+    def handle(_messages: list[Message]) -> None:
+        nonlocal tries
+        tries += 1
+        raise ValueError
+
+    workers = workers_of(handle)
+    client.give(workers, *(b"k%d" % number for number in range(16)))
+    await eventually(lambda: tries > 8)
+    client.lose()
+    await asyncio.wait_for(workers.quiesce(client), 30)
+    assert client.in_flight.count == 0
+    await workers.close()
+
+
+async def test_crash_in_a_batch_handler_ends_the_consumer():
+    crashed: list[BaseException] = []
+
+    def handle(_messages: list[Message]) -> None:
+        raise Crash
+
+    workers = workers_of(handle, crashed=crashed, concurrency=1)
+    client = Client()
+    client.give(workers, b"a", b"b")
+    await eventually(lambda: crashed)
+    assert isinstance(crashed[0], Crash)
+    assert client.in_flight.count == 0
+    assert client.handled == []
+    await workers.close()

@@ -1,0 +1,48 @@
+"""When a failing message is set aside."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.consumer.handling.failing import Failing
+from keylane.consumer.handling.not_acked import Retry
+from keylane.consumer.settings import FailurePolicy
+from keylane.protocol.message import Message
+from keylane.protocol.parked import FAILURE_TEXT_CHARS_MAX
+
+
+def message(attempt: int) -> Message:
+    return Message("s", b"k", b"", 0, 1, 0, attempt=attempt)
+
+
+@pytest.mark.parametrize("policy", [FailurePolicy.PARK, FailurePolicy.DEAD])
+def test_message_is_set_aside_after_its_last_try(policy: FailurePolicy):
+    failing = Failing(policy=policy, tries_max=3)
+    assert [failing.is_last(message(attempt), ValueError()) for attempt in (1, 2, 3, 4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_message_is_tried_on_when_the_policy_is_block():
+    assert not Failing(tries_max=1).is_last(message(9), ValueError())
+
+
+def test_message_is_tried_again_when_its_handler_asks():
+    failing = Failing(policy=FailurePolicy.PARK, tries_max=1)
+    assert not failing.is_last(message(5), Retry("later"))
+    assert not failing.is_last(message(5), ExceptionGroup("g", [Retry("later")]))
+
+
+def test_failure_keeps_the_error_within_limits():
+    failing = Failing(client="host:1", wall_ms=lambda: 77)
+    failure = failing.failure(ValueError("x" * 5_000 + "\ud800"), 4)
+    assert (failure.kind, failure.client, failure.at_ms, failure.attempts) == (
+        "ValueError",
+        "host:1",
+        77,
+        4,
+    )
+    assert failure.text == "x" * FAILURE_TEXT_CHARS_MAX

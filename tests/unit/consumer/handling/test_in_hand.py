@@ -1,0 +1,176 @@
+"""Messages that an iteration gave back come again in the order of their key."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from keylane.consumer.handling.in_hand import InHand
+from keylane.protocol.message import Message
+
+KEYS = [b"", b"a", b"b"]
+S = 1_000_000_000
+
+
+class InHandMachine(RuleBasedStateMachine):
+    """An iteration that takes, acks and gives back in any order; a model knows what is where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lanes = InHand()
+        self.now_ns = 0
+        self.next_offset = 0
+        self.out: dict[int, Message] = {}
+        """With the user, by offset."""
+        self.waits: dict[int, tuple[Message, int]] = {}
+        """Given back or held, by offset; with the time at which it is due."""
+        self.acked: set[int] = set()
+
+    @rule(key=st.sampled_from(KEYS))
+    def arrive(self, key: bytes) -> None:
+        message = Message("s", key, b"", self.next_offset, 1, 0)
+        self.next_offset += 1
+        held = self.lanes.hold(message)
+        if key and any(each.key == key for each, _ in self.waits.values()):
+            assert held, "an earlier message of its key waits"
+        if held:
+            self.waits[message.offset] = message, 0
+        else:
+            self.out[message.offset] = message
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), wait_s=st.integers(0, 5))
+    def give_back(self, data: st.DataObject, wait_s: int) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.out)))
+        due_ns = self.now_ns + wait_s * S
+        for back in self.lanes.give_back(self.out[offset], due_ns):
+            self.waits[back.offset] = (
+                self.out.pop(back.offset),
+                due_ns if back.offset == offset else 0,
+            )
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.out)))
+        self.lanes.acked(self.out.pop(offset))
+        self.acked.add(offset)
+
+    @rule(seconds=st.integers(0, 5))
+    def take(self, seconds: int) -> None:
+        self.now_ns += seconds * S
+        message = self.lanes.take(self.now_ns)
+        if message is None:
+            return
+        _, due_ns = self.waits.pop(message.offset)
+        assert due_ns <= self.now_ns
+        if message.key:
+            earlier = [at for at, (each, _) in self.waits.items() if each.key == message.key]
+            assert all(at > message.offset for at in earlier)
+        self.out[message.offset] = message
+
+    @rule()
+    def drain(self) -> None:
+        """Acking all that comes, nothing is left behind."""
+        while self.waits or self.out:
+            for offset in sorted(self.out):
+                self.lanes.acked(self.out.pop(offset))
+                self.acked.add(offset)
+            self.take(10)
+        assert not self.lanes
+        assert self.acked == set(range(self.next_offset))
+
+    @rule()
+    def drop(self) -> None:
+        """A hand-over forgets the messages that wait, and counts them."""
+        assert self.lanes.drop(lambda message: message.partition_id == 2) == 0
+        assert self.lanes.drop(lambda message: message.partition_id == 1) == len(self.waits)
+        self.acked |= self.waits.keys()
+        self.waits.clear()
+        assert not self.lanes
+
+    @invariant()
+    def count_is_right(self) -> None:
+        assert self.lanes.waiting == len(self.waits)
+        if any(due_ns <= self.now_ns for _, due_ns in self.waits.values()):
+            blocked = self.out and self.lanes
+            assert blocked or self.lanes.next_ns() is not None
+
+
+class CollectMachine(RuleBasedStateMachine):
+    """A program of an exclusive group that takes many at once, and acks and gives back in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lanes = InHand()
+        self.arrived: deque[Message] = deque()
+        self.now_ns = 0
+        self.next_offset = 0
+        self.out: dict[int, Message] = {}
+        self.calls: dict[int, int] = {}
+        """By offset: the call of `collect` that handed it out last."""
+        self.call = 0
+        self.keys: list[bytes] = []
+        self.acked: set[int] = set()
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6))
+    def arrive(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self.arrived.append(Message("s", key, b"", self.next_offset, 1, 0))
+            self.keys.append(key)
+            self.next_offset += 1
+
+    @rule(count=st.integers(1, 5), seconds=st.integers(0, 3))
+    def collect(self, count: int, seconds: int) -> None:
+        self.now_ns += seconds * S
+        self.call += 1
+        for message in self.lanes.collect(self.arrived, count, self.now_ns, ordered=True):
+            assert message.offset not in self.out
+            for at in range(message.offset):
+                if message.key and self.keys[at] == message.key and at not in self.acked:
+                    assert self.calls.get(at) == self.call, "it comes past an earlier one"
+                    assert at in self.out
+            self.out[message.offset] = message
+            self.calls[message.offset] = self.call
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.out)))
+        self.lanes.acked(self.out.pop(offset))
+        self.acked.add(offset)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), wait_s=st.integers(0, 3))
+    def give_back(self, data: st.DataObject, wait_s: int) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.out)))
+        message = self.out[offset]
+        back = {each.offset for each in self.lanes.give_back(message, self.now_ns + wait_s * S)}
+        later = {at for at, each in self.out.items() if each.key == message.key and at > offset}
+        assert back == {offset} | (later if message.key else set())
+        for each in back:
+            del self.out[each]
+
+    @rule()
+    def drain(self) -> None:
+        for _ in range(1_000):
+            for offset in sorted(self.out):
+                self.lanes.acked(self.out.pop(offset))
+                self.acked.add(offset)
+            if self.acked == set(range(self.next_offset)):
+                break
+            self.collect(5, 3)
+        assert self.acked == set(range(self.next_offset))
+        assert not self.lanes
+        assert self.lanes.waiting == 0
+
+    @invariant()
+    def message_in_the_way_is_in_hand(self) -> None:
+        stuck = self.lanes.in_the_way()
+        assert stuck is None or self.out[stuck.offset] is stuck
+
+
+TestCollect = CollectMachine.TestCase
+TestInHand = InHandMachine.TestCase

@@ -1,0 +1,143 @@
+"""Handlers in threads: their results and errors, hand-overs that wait for them, and the end of the program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from keylane import NACK, Message
+from keylane.consumer.handling.threads import HandlerThreads
+from keylane.consumer.handling.workers import Workers
+from support.cluster import eventually
+from support.handling import Client, Crash, workers_of
+
+
+def threaded(
+    handler: Any, count: int = 2, *, forked: bool = False, **settings: Any
+) -> tuple[Workers, HandlerThreads]:
+    threads = HandlerThreads(handler, count, forked=lambda: forked)
+    workers = workers_of(threads.run, concurrency=count, **settings)
+    threads.ends = lambda: workers.ends(asyncio.current_task())
+    return workers, threads
+
+
+async def test_handler_runs_in_a_thread_and_its_message_is_acked_when_it_returns():
+    """NACK, errors and StopIteration have the message tried again, as on the event loop."""
+    tries: list[tuple[int, int, bool]] = []
+
+    def handle(message: Message) -> Any:
+        on_loop = threading.current_thread() is threading.main_thread()
+        tries.append((message.offset, message.attempt, on_loop))
+        if message.attempt == 1:
+            if message.offset == 0:
+                return NACK
+            raise StopIteration if message.offset == 1 else ValueError("once")
+        return message.offset
+
+    client = Client()
+    workers, threads = threaded(handle)
+    client.give(workers, b"a", b"b", b"c")
+    await eventually(lambda: sorted(client.handled) == [0, 1, 2])
+    assert sorted(tries) == [(n, attempt, False) for n in range(3) for attempt in (1, 2)]
+    await workers.close()
+    threads.stop()
+
+
+async def test_hand_over_waits_for_a_thread_that_runs():
+    """A thread cannot be cancelled: its message is acked when it has ended, and the next of its key is not begun."""
+    gate, begun = threading.Event(), threading.Event()
+
+    def handle(_message: Message) -> None:
+        begun.set()
+        gate.wait(30)
+
+    client = Client()
+    workers, threads = threaded(handle)
+    client.give(workers, b"a", b"a")
+    await asyncio.to_thread(begun.wait, 30)
+    quiesced = asyncio.create_task(workers.quiesce(client))
+    await asyncio.sleep(0.05)
+    assert not quiesced.done()
+    gate.set()
+    await asyncio.wait_for(quiesced, 30)
+    assert client.handled == [0]
+    other = Client(2)
+    other.give(workers, b"a")
+    await eventually(lambda: other.handled == [0])
+    await workers.close()
+    threads.stop()
+
+
+async def test_worker_that_is_to_end_ends_after_its_thread():
+    gate, begun = threading.Event(), threading.Event()
+
+    def handle(_message: Message) -> None:
+        begun.set()
+        gate.wait(30)
+
+    client = Client()
+    workers, threads = threaded(handle, 1)
+    client.give(workers, b"a")
+    await asyncio.to_thread(begun.wait, 30)
+    closing = asyncio.create_task(workers.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    gate.set()
+    await asyncio.wait_for(closing, 30)
+    assert client.handled == []
+    threads.stop()
+
+
+@pytest.mark.parametrize("kind", [Crash, KeyboardInterrupt, SystemExit])
+async def test_error_that_ends_the_program_ends_the_consumer_from_a_thread(
+    kind: type[BaseException],
+):
+    def handle(_message: Message) -> None:
+        raise kind
+
+    crashed: list[BaseException] = []
+    client = Client()
+    workers, threads = threaded(handle, 1, crashed=crashed)
+    client.give(workers, b"a")
+    await eventually(lambda: crashed)
+    assert type(crashed[0]) is kind
+    assert client.in_flight.count == 0
+    await workers.close()
+    threads.stop()
+
+
+async def test_forked_child_of_a_handler_ends_when_the_handler_returns():
+    """It neither answers the parent's event loop nor waits for another message."""
+    children: list[int] = []
+
+    def handle(_message: Message) -> None:
+        child = os.fork()
+        if child:
+            children.append(child)
+        else:
+            os._exit(7)
+
+    client = Client()
+    workers, threads = threaded(handle, 1)
+    client.give(workers, b"a")
+    await eventually(lambda: client.handled == [0])
+    _, status = os.waitpid(children[0], 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    await workers.close()
+    threads.stop()
+
+
+async def test_thread_ends_when_it_returns_in_a_forked_child():
+    """The child has a copy of the event loop, which does not run."""
+    loop = asyncio.get_running_loop()
+    before = set(threading.enumerate())
+    threads = HandlerThreads(lambda message: message, 1, forked=lambda: True)
+    (thread,) = set(threading.enumerate()) - before
+    future: asyncio.Future[Any] = loop.create_future()
+    threads._jobs.put((7, future, loop))
+    await eventually(lambda: not thread.is_alive())
+    assert not future.done()

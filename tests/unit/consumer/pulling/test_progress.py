@@ -1,0 +1,40 @@
+"""The lag of a partition in messages and in seconds, from what was pulled and acked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from keylane.consumer.pulling.progress import PullProgress
+
+S = 1_000_000_000
+
+
+def header(next_offset: int, first_s: int, last_s: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        next_offset=next_offset, first_sent_at_ns=first_s * S, last_sent_at_ns=last_s * S
+    )
+
+
+def test_lag_is_the_age_of_the_oldest_batch_that_is_not_acked():
+    progress = PullProgress()
+    assert progress.position(-1, 0, 100 * S).lag_s == 0.0
+    progress.pulled(header(10, 50, 52))
+    progress.pulled(header(20, 60, 63))
+    progress.end_offset = 35
+    assert progress.position(20, 0, 100 * S).lag_s == 50.0
+    progress.acked(9)
+    assert progress.position(20, 9, 100 * S).lag_s == 50.0
+    progress.acked(10)
+    position = progress.position(20, 10, 100 * S)
+    assert (position.lag_messages, position.lag_s) == (25, 40.0)
+    progress.acked(20)
+    assert progress.position(20, 20, 100 * S).lag_s == 37.0, "what was pulled last; the rest is not"
+    progress.acked(35)
+    position = progress.position(35, 35, 100 * S)
+    assert (position.lag_messages, position.lag_s) == (0, 0.0)
+
+
+def test_lag_is_not_negative_when_the_senders_calendar_is_ahead():
+    progress = PullProgress()
+    progress.pulled(header(10, 500, 500))
+    assert progress.position(10, 0, 100 * S).lag_s == 0.0

@@ -1,0 +1,62 @@
+"""Handlers, batch handlers and threads that cannot be right are refused when the consumer is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane import ConfigError, Consumer, ConsumerSettings, HandlerTypeError, InvalidNameError
+
+
+async def handle(_given: Any) -> None: ...
+
+
+def block(_given: Any) -> None: ...
+
+
+def block_two(_one: Any, _two: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"handler": handle, "batch_handler": handle},
+        {"batch_handler": 7},
+        {"batch_handler": block_two},
+        {"batch_handler": dict},
+        {"threads": 2},
+        {"handler": handle, "threads": 2},
+        {"handler": block, "threads": -1},
+        {"handler": block, "threads": True},
+        {"handler": block, "threads": 100_000},
+        {"handler": block, "threads": 2, "concurrency": 2},
+        {"max_records": 0},
+        {"max_wait_ms": -1},
+        {"max_records": "many"},
+    ],
+)
+def test_impossible_calls_are_refused(wrong: dict[str, Any]):
+    with pytest.raises((ConfigError, HandlerTypeError)):
+        Consumer("127.0.0.1:1", subject="s", group="g", **wrong)
+
+
+def test_subject_and_group_come_together():
+    for given in ({"subject": "s"}, {"group": "g"}):
+        with pytest.raises(InvalidNameError):
+            Consumer("127.0.0.1:1", **given)
+    with pytest.raises(ConfigError, match="subject and a group"):
+        Consumer("127.0.0.1:1", handler=handle)
+    assert repr(Consumer("127.0.0.1:1")) == "<Consumer of 0 at 127.0.0.1:1, closed>"
+
+
+def test_arguments_take_precedence_over_settings():
+    consumer = Consumer(
+        "127.0.0.1:1",
+        subject="s",
+        group="g",
+        batch_handler=handle,
+        max_records=7,
+        settings=ConsumerSettings(max_records=9, max_wait_ms=3),
+    )
+    assert (consumer._settings.max_records, consumer._settings.max_wait_ms) == (7, 3)

@@ -1,0 +1,72 @@
+"""Call-backs for partitions: together at a grant, before anything is pulled, with a limit, and never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from keylane import Consumer, HandlerTypeError
+from keylane.consumer.pulling.pull_gate import PullGate
+from keylane.consumer.rebalance import Rebalance
+
+
+class HeldClient:
+    """What call-backs need of a pull client."""
+
+    def __init__(self, partition_id: int) -> None:
+        self.partition_id = partition_id
+        self.gate = PullGate()
+
+
+async def test_partitions_granted_together_are_told_together_and_pulled_afterwards():
+    told: list[list[int]] = []
+    gate = asyncio.Event()
+
+    async def assigned(partition_ids: list[int]) -> None:
+        told.append(partition_ids)
+        await gate.wait()
+
+    rebalance = Rebalance(limit_ms=10_000, on_assigned=assigned)
+    clients = [HeldClient(2), HeldClient(1)]
+    for client in clients:
+        rebalance.assigned(client)
+    await asyncio.sleep(0.01)
+    assert told == [[1, 2]]
+    assert all(client.gate.reasons for client in clients)
+    ending = asyncio.create_task(rebalance.ends(1, lost=False))
+    await asyncio.sleep(0.01)
+    assert not ending.done(), "the end is told after the grant"
+    gate.set()
+    await asyncio.wait_for(ending, 30)
+    assert not any(client.gate.reasons for client in clients)
+
+
+async def test_callback_that_fails_or_hangs_is_logged_and_over(caplog: pytest.LogCaptureFixture):
+    async def hangs(_partition_ids: list[int]) -> None:
+        await asyncio.Event().wait()
+
+    def fails(_partition_ids: list[int]) -> None:
+        raise ValueError("no")
+
+    rebalance = Rebalance(limit_ms=10, on_revoked=hangs, on_lost=fails)
+    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+        await asyncio.wait_for(rebalance.ends(1, lost=False), 30)
+        await asyncio.wait_for(rebalance.ends(2, lost=True), 30)
+    assert "on_revoked of partitions [1] took longer" in caplog.messages[0]
+    assert "on_lost of partitions [2] failed" in caplog.messages[1]
+
+
+async def test_consumer_without_callbacks_holds_nothing():
+    rebalance = Rebalance(limit_ms=10)
+    client = HeldClient(1)
+    rebalance.assigned(client)
+    assert not client.gate.reasons
+    await rebalance.ends(1, lost=True)
+
+
+@pytest.mark.parametrize("name", ["on_assigned", "on_revoked", "on_lost"])
+def test_callback_that_cannot_be_called_is_refused(name: str):
+    with pytest.raises(HandlerTypeError, match=name):
+        Consumer("127.0.0.1:1", subject="s", group="g", **{name: 7})
