@@ -255,7 +255,7 @@ _newly_drained = (
 
 
 def note_drained(
-    connection: Connection, session: str, ids: Collection[int], parked: Collection[int]
+    connection: Connection, session: str, ids: Collection[int], parked: Collection[int] = ()
 ) -> int | None:
     """
     Note that a group has acked sealed partitions to their end, as the session says that holds or shares them.

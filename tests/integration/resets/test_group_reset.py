@@ -230,7 +230,7 @@ async def test_reset_is_refused_while_a_consumer_lives(shared_cluster: Cluster):
         async with Consumer(
             shared_cluster.meta, subject="busy", group="g", settings=SETTINGS
         ) as consumer:
-            held = [await anext(consumer) for _ in range(5)]
+            held = await consumer.getmany(max_records=5)
             await held[0].ack()
             with pytest.raises(GroupBusyError):
                 await meta.reset_group("busy", "g", ResetGroup(to=ResetTo.LATEST))

@@ -21,7 +21,7 @@ from keylane.metaserver.operations import journal as operations_journal
 from keylane.metaserver.operations import plan as operations_plan
 from keylane.metaserver.removals import begin as removals_begin
 from keylane.metaserver.sql.schema import partition_parents, partitions
-from keylane.producer import arrow as producer_arrow
+from keylane.producer.tables import arrow as producer_arrow
 from keylane.protocol.errors import Fate, KeylaneError, SubjectUnknownError
 from keylane.protocol.scheduled.receipt import CancelOutcome
 from keylane.rpc.client import MetaClient

@@ -8,13 +8,9 @@ from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
 from keylane.broker.partition import parked as partition_parked
 from keylane.broker.partition.partition import HostedPartition
-from keylane.broker.service import BrokerService
-from keylane.broker.store import parking as store_parking
 from keylane.consumer.pulling.parking import KeyParking
-from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.pulling.redrive import Redrives
 from keylane.metaserver.groups import lease_rows
-from keylane.protocol.frames import ChangeParked
 from keylane.protocol.parked import LOOSE, Free
 from sim.mutants.mutant import Breaks, Patches
 
@@ -47,25 +43,6 @@ def parked_told_before_durable(patches: Patches) -> None:
         return future
 
     real = patches.set(broker_parking, "change_parked", change)
-
-
-def failed_write_keeps_the_acks_of_parks(patches: Patches) -> None:
-    """A park that could not be written is taken back, and its messages stay acked."""
-    patches.set(store_parking, "_without", lambda acked, _ranges: acked)
-
-
-def any_token_parks(patches: Patches) -> None:
-    """Changes of parked messages are taken from owners that are fenced."""
-
-    def owned(self: Any, request: Any) -> Any:
-        if isinstance(request, ChangeParked):
-            partition = self._store.state.partition(request.partition_id)
-            group = partition.groups.get(request.group)
-            if group is not None:
-                return partition, group
-        return real(self, request)
-
-    real = patches.set(BrokerService, "owned", owned)
 
 
 def redriven_messages_run_backwards(patches: Patches) -> None:
@@ -140,17 +117,10 @@ def parked_parents_are_not_told(patches: Patches) -> None:
     patches.set(lease_rows, "_parked_parents", lambda *_args: {})
 
 
-def drained_with_redriven_messages(patches: Patches) -> None:
-    """A partition counts as drained while redriven messages of it are with handlers."""
-    patches.set(PullClient, "drained", property(lambda self: self._offsets.drained))
-
-
 BREAKS: tuple[Breaks, ...] = (
     later_messages_pass_a_parked_key,
     parked_is_forgotten_at_restart,
     parked_told_before_durable,
-    failed_write_keeps_the_acks_of_parks,
-    any_token_parks,
     redriven_messages_run_backwards,
     redriven_messages_are_done_at_once,
     redriven_key_is_free_at_once,
@@ -158,5 +128,4 @@ BREAKS: tuple[Breaks, ...] = (
     children_adopt_nothing,
     children_adopt_what_is_not_theirs,
     parked_parents_are_not_told,
-    drained_with_redriven_messages,
 )
