@@ -100,7 +100,6 @@ CATCHES: dict[str, int] = {
     "parents_of_a_lost_partition_are_passed_over": 28,
     "parked_is_forgotten_at_restart": 2_000_000_056,
     "parked_parents_are_not_told": 2_000_000_006,
-    "parked_told_before_durable": 2_000_000_111,
     "progress_told_before_durable": 7,
     "pull_of_lower_token_accepted": 8,
     "pulls_do_not_wait": 0,

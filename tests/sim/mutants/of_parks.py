@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
 from keylane.broker.partition import parked as partition_parked
 from keylane.broker.partition.partition import HostedPartition
@@ -28,21 +27,6 @@ def parked_is_forgotten_at_restart(patches: Patches) -> None:
         self.groups[body.group].parked = None
 
     real = patches.set(HostedPartition, "apply_parked", apply)
-
-
-def parked_told_before_durable(patches: Patches) -> None:
-    """A park is confirmed while it is being written."""
-
-    def change(store: Any, *args: Any, **kwargs: Any) -> Any:
-        real(store, *args, **kwargs)
-        return store.commit.flushed() if not store.commit._queue else _done(store)
-
-    def _done(store: Any) -> Any:
-        future = store.commit.flushed().get_loop().create_future()
-        future.set_result(None)
-        return future
-
-    real = patches.set(broker_parking, "change_parked", change)
 
 
 def redriven_messages_run_backwards(patches: Patches) -> None:
@@ -120,7 +104,6 @@ def parked_parents_are_not_told(patches: Patches) -> None:
 BREAKS: tuple[Breaks, ...] = (
     later_messages_pass_a_parked_key,
     parked_is_forgotten_at_restart,
-    parked_told_before_durable,
     redriven_messages_run_backwards,
     redriven_messages_are_done_at_once,
     redriven_key_is_free_at_once,
