@@ -38,7 +38,7 @@ def _lower_token_passes(patches: Patches, kind: type[Any]) -> None:
         partition = self._store.state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
-    real = patches.set(BrokerService, "_owned", owned)
+    real = patches.set(BrokerService, "owned", owned)
 
 
 def ack_of_lower_token_accepted(patches: Patches) -> None:
