@@ -124,7 +124,7 @@ SAMPLE = (
     "session_renewed_after_expiry",
     "sealed_takes_appends",
     "lost_messages_are_sent_again",
-    "home_is_looked_at_once_a_batch",
+    "home_is_not_looked_at",
     "newer_do_not_wait",
     "retention_passes_the_slowest_group",
     "opens_before_groups_are_told",
