@@ -19,6 +19,7 @@ from roles import KEYS, VALUE
 
 COUNT = 200_000
 BATCH_COUNT = 1_000
+OPTIONS_UNUSED = "options are for the real producer"
 
 
 class Future(msgspec.Struct, frozen=True, gc=False):
@@ -84,7 +85,7 @@ class Parts:
         """The subject, the key by name, and options that are not used."""
         sender = self.senders[subject]
         if properties or tags or not (unnamed is at is queue is timeout is None):
-            raise NotImplementedError
+            raise ValueError(OPTIONS_UNUSED)
         batch = sender.table[xxhash.xxh3_64_intdigest(key) & 1023]
         if batch.sent_at_ns is not self.turn_ns:
             batch.times.append(self.now_ns())
@@ -101,14 +102,14 @@ class Parts:
         """The types, the size, the thread, the limit of the queue."""
         sender = self.senders[subject]
         if properties or tags or not (unnamed is at is queue is timeout is None):
-            raise NotImplementedError
+            raise ValueError(OPTIONS_UNUSED)
         if self.full or get_ident() != self.thread:
-            raise RuntimeError
+            raise RuntimeError("the queue is full, or another thread sends")
         if type(value) is not bytes or type(key) is not bytes:
-            raise TypeError
+            raise TypeError("key and value are bytes")
         size = len(value) + len(key)
         if size > 1_024 and size > 1 << 20:
-            raise ValueError
+            raise ValueError("a message has 1 MiB at most")
         batch = sender.table[xxhash.xxh3_64_intdigest(key) & 1023]
         if batch.sent_at_ns is not self.turn_ns:
             batch.times.append(self.now_ns())
@@ -125,14 +126,14 @@ class Parts:
         """A future for each message."""
         sender = self.senders[subject]
         if properties or tags or not (unnamed is at is queue is timeout is None):
-            raise NotImplementedError
+            raise ValueError(OPTIONS_UNUSED)
         if self.full or get_ident() != self.thread:
-            raise RuntimeError
+            raise RuntimeError("the queue is full, or another thread sends")
         if type(value) is not bytes or type(key) is not bytes:
-            raise TypeError
+            raise TypeError("key and value are bytes")
         size = len(value) + len(key)
         if size > 1_024 and size > 1 << 20:
-            raise ValueError
+            raise ValueError("a message has 1 MiB at most")
         batch = sender.table[xxhash.xxh3_64_intdigest(key) & 1023]
         if batch.sent_at_ns is not self.turn_ns:
             batch.times.append(self.now_ns())

@@ -1,8 +1,11 @@
 """Answers requests about what consumer groups have set aside: of owners by frames, of operators by HTTP.
 
-ChangeParked ─▶ check ─▶ apply ─▶ PARKED record, with the cursor behind it, in one commit ─▶ durable
-TakeParked, of a child's owner ─▶ Freeze, durable ─▶ what the parent has parked, by page
-POST /v1/partitions/{id}/parked ─▶ the same, and the owner's waiting pull is answered: it asks for the keys again
+    ChangeParked ─▶ check ─▶ apply ─▶ PARKED record, with the cursor behind it, in one commit ─▶ durable
+    TakeParked, of a child's owner ─▶ Freeze, durable ─▶ what the parent has parked, by page
+    POST /v1/partitions/{id}/parked ─▶ the same, and the owner's waiting pull is answered: it asks for the keys again
+
+Invariant
+    Nothing is answered before it is durable.
 """
 
 from __future__ import annotations

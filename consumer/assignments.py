@@ -27,13 +27,13 @@ from ..protocol.message import Message
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
+from .delivery.pulled_batch import PulledBatch
 from .handling.batch_workers import BatchWorkers
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
 from .pulling.pull_client import PullClient
-from .pulling.pulled_batch import PulledBatch
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
 from .settings import ConsumerSettings

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from ...protocol.batch import unpacked
 from ...protocol.errors import ConfigError, InvalidRequestError
+from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
-from ..pulling.pulled_batch import PulledBatch
 from .not_acked import wait_ms_of
 
 BATCH_BYTES_MAX = 8 << 20
@@ -84,12 +84,12 @@ class ArrowBatch:
             InvalidRequestError: the batch was given back, and comes again.
         """
         client = self._client
-        client.check_lease(self.start_offset)
+        client.check_takes_acks(self.start_offset)
         if self._owner.has(self):
             client.done_range(self.start_offset, self.next_offset)
             self._owner.acked(self)
             if client.acks_each and not await client.acked():
-                client.check_lease(self.start_offset)
+                client.check_takes_acks(self.start_offset)
         elif self._owner.is_given_back(self):
             raise InvalidRequestError(f"{self!r} was given back; ack it when it comes again")
 
@@ -105,7 +105,7 @@ class ArrowBatch:
             LeaseLostError: another consumer owns the partition now, and the messages are delivered to it again.
             ConfigError: `after_s` is no such number.
         """
-        self._client.check_lease(self.start_offset)
+        self._client.check_takes_acks(self.start_offset)
         wait_ms = wait_ms_of(after_s)
         if not self._owner.has(self):
             raise InvalidRequestError(f"{self!r} is acked or given back already")

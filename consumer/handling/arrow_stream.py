@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
-from ..pulling.pulled_batch import PulledBatch
 from .arrow_batch import ArrowBatch, arrow_batch_of
 
 

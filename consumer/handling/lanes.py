@@ -70,8 +70,11 @@ class Lanes:
         arrived = [message for message in self.arrived if behind(message)]
         if arrived:
             self.arrived = deque(message for message in self.arrived if not behind(message))
+        for partition_id, held in self._paused.items():
+            waiting += [message for message in held if behind(message)]
+            self._paused[partition_id] = [message for message in held if not behind(message)]
         self.release(failed)
-        return waiting + arrived
+        return sorted(waiting + arrived, key=_by_offset)
 
     def take(self) -> Message | None:
         """Take the next message that may run; it counts as running.  None if there is none."""

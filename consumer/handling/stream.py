@@ -31,8 +31,8 @@ from ...protocol.errors import MixedUseError, OtherTaskError
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ...rpc.race import Race
+from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
-from ..pulling.pulled_batch import PulledBatch
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
 from .in_hand import InHand
@@ -257,7 +257,7 @@ class Stream:
             return False
         client.taken(message)
         if message.key or message.attempt != 1:
-            client.client.in_lanes.add(message.offset)
+            client.in_lanes.add(message.offset)
         return True
 
     async def _wait_for_work(self, due_ns: int | None) -> None:

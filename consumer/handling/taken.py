@@ -22,7 +22,7 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
     """
     _check(messages, home)
     for message in messages:
-        client_of(message).check_not_given_back(message)
+        message.delivery.check_not_given_back(message)  # type: ignore[union-attr]
     lost: LeaseLostError | None = None
     acked: dict[PullClient, Message] = {}
     for message in messages:
@@ -36,7 +36,7 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
     for client, is_durable in zip(waiting, durable, strict=True):
         if not is_durable:
             try:
-                client.check_takes_ack(acked[client])
+                client.check_takes_acks(acked[client].offset)
             except LeaseLostError as error:
                 lost = lost or error
     if lost is not None:

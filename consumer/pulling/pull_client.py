@@ -23,10 +23,10 @@ from ...protocol.control import Grant
 from ...protocol.errors import (
     FencedError,
     KeylaneError,
+    LeaseLostError,
     OffsetOutOfRangeError,
-    OverloadedError,
 )
-from ...protocol.frames import Ack, Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
+from ...protocol.frames import Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
 from ...protocol.message import Delivery, Message
 from ...protocol.offsets import IntervalSet, Range
 from ...protocol.parked import Failure
@@ -35,19 +35,19 @@ from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ...rpc.home import Home
-from ..settings import AckMode, ConsumerSettings
-from .acks import AckQueue
-from .aside import Aside
-from .decode import decode_messages
-from .failed_tries import FailedTries
+from ..delivery.decode import decode_messages
+from ..delivery.pulled_batch import PulledBatch
+from ..delivery.user_acks import UserAcks
+from ..parking.context import ParkContext
+from ..parking.key_parking import KeyParking
+from ..settings import ConsumerSettings
+from .ack_sender import AckSender
 from .fetch_offsets import FetchOffsets
 from .lifetime import Lifetime, PullEvent, PullState
 from .messages_in_flight import MessagesInFlight
 from .progress import Position, PullProgress
 from .pull_gate import PAUSED, PullGate
 from .pull_owner import PullOwner
-from .pulled_batch import PulledBatch
-from .user_acks import UserAcks
 
 log = logging.getLogger("keylane.consumer")
 
@@ -107,32 +107,40 @@ class PullClient(UserAcks):
         self._broker = connections.broker_at(grant.partition.address)
         self._settings = settings
         self._clock, self._rng = clock, rng
-        self._owner = owner
-        known = {"subject": subject, "connections": connections, "settings": settings, "rng": rng}
-        self.aside = Aside(self, owner, grant, self._who, **known)  # type: ignore[arg-type]
+        self.owner = owner
+        super().__init__()
+        self.parking = KeyParking(
+            ParkContext(
+                *(self, owner, grant, self._who),
+                subject=subject,
+                connections=connections,
+                settings=settings,
+                rng=rng,
+            )
+        )
         self._begin()
 
     def _begin(self) -> None:
         settings = self._settings
-        self._acks = AckQueue()
         self._offsets = FetchOffsets()
-        self._tries = FailedTries()
         self._told_drained = False
         self._progress = PullProgress()
         self.gate = PullGate()
-        self.acks_each = settings.ack is AckMode.EACH
-        """The next message of a key waits for the ack of the one before."""
-        self.begin_taking()
         self._in_flight = MessagesInFlight(
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
-        self._ack_is_due = False
-        """True while `_ack_due` is set; cheaper to read for every handled message."""
-        self._ack_due = asyncio.Event()
-        self._ack_waiters: list[asyncio.Future[bool]] = []
-        """Of `acked`: done with the request that has all that was handled before the call."""
+        sender = AckSender(
+            self, self._who, in_flight=self._in_flight, settings=settings, rng=self._rng
+        )
+        self._acks, self._handled, self._tries = sender, sender.handled, sender.tries
+        self.acks_each = sender.each
+        """The next message of a key waits for the ack of the one before."""
+        self.acked = sender.durable
+        """Waits until the acks of all that was handled before are durable; False if they are not."""
+        self.note_failed = sender.failed
+        """Has the broker keep how often a message has failed."""
         self._pulling = asyncio.create_task(self.run(self._pull), name=f"pull {self.partition_id}")
-        self._acking = asyncio.create_task(self.run(self._ack), name=f"ack {self.partition_id}")
+        self._acking = asyncio.create_task(self.run(sender.run), name=f"ack {self.partition_id}")
 
     # ── the lease ────────────────────────────────────────────────────────────────────────────────────
     def renew(self, deadline_ms: int, address: str | None) -> None:
@@ -189,12 +197,12 @@ class PullClient(UserAcks):
     @property
     def drained(self) -> bool:
         """True when it is acked to the end, and no parked message is with handlers."""
-        return self._offsets.drained and not self.aside.busy
+        return self._offsets.drained and not self.parking.busy
 
     @property
     def has_parked(self) -> bool:
         """True if messages may be parked on the partition."""
-        return self.aside.has_parked
+        return self.parking.has_parked
 
     # ── parked messages ──────────────────────────────────────────────────────────────────────────────
     @property
@@ -205,18 +213,11 @@ class PullClient(UserAcks):
     def hand_out(self, messages: list[Message]) -> None:
         """Count messages as handed out, and give them to handlers or the iteration."""
         self._in_flight.count += len(messages)
-        self._owner.hand_out(messages)
+        self.owner.hand_out(messages)
 
     def settled(self) -> None:
         """Report that the partition is drained, if only parked messages were in the way."""
         self._report_drained(before=False)
-
-    def note_failed(self, message: Message) -> None:
-        """Have the broker keep how often a message has failed."""
-        self._tries.failed(message)
-        if not self._ack_is_due:
-            self._ack_is_due = True
-            self._ack_due.set()
 
     def is_of(self, message: Message) -> bool:
         """True if this client handed the message out, also one of an ancestor's."""
@@ -225,21 +226,20 @@ class PullClient(UserAcks):
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         """Set a message aside that failed too often, with those of its key that wait behind it."""
         offsets = [message.offset, *(behind.offset for behind in waiting)]
-        self.aside.park(message.key, offsets, failure)
+        self.parking.park(message.key, offsets, failure)
         self.forget(len(offsets))
 
     def bury(self, message: Message, failure: Failure) -> None:
         """Set a message aside alone: later ones of its key go on."""
-        self.aside.park(None, [message.offset], failure)
+        self.parking.park(None, [message.offset], failure)
         self.forget(1)
 
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
-        self._acks.done(offset)
-        if not self._ack_is_due:
-            self._ack_is_due = True
-            self._ack_due.set()
+        self._handled.done(offset)
+        if not self._acks.is_due:
+            self._acks.send_soon()
         in_flight = self._in_flight
         in_flight.count -= 1
         if in_flight.count <= in_flight.wake_at:
@@ -252,20 +252,15 @@ class PullClient(UserAcks):
             self.done_range(start, end)
             return
         for message in messages:
-            self._acks.done(message.offset)
-        self._ack_soon()
+            self._handled.done(message.offset)
+        self._acks.send_soon()
         self._in_flight.remove(len(messages))
 
     def done_range(self, start: int, end: int) -> None:
         """As `done_all`, of `[start, end)`."""
-        self._acks.done_range(start, end)
-        self._ack_soon()
+        self._handled.done_range(start, end)
+        self._acks.send_soon()
         self._in_flight.remove(end - start)
-
-    def _ack_soon(self) -> None:
-        if not self._ack_is_due:
-            self._ack_is_due = True
-            self._ack_due.set()
 
     def forget(self, count: int) -> None:
         """Note that `count` of the messages handed out will not be handled here."""
@@ -275,16 +270,17 @@ class PullClient(UserAcks):
         """Note that `count` more of the messages handed out wait for their next try; fewer, if it is negative."""
         self._in_flight.add_retrying(count)
 
-    async def acked(self) -> bool:
+    def check_takes_acks(self, offset: int) -> None:
         """
-        Wait until the acks of all that was handled before are durable.
+        Check that the user may ack the message at `offset`.
 
-        Returns:
-            False if they are not: the broker takes no more ranges now, or the partition was handed over.
+        Raises:
+            LeaseLostError: the partition was handed over, or its lease has ended.
+            ForkedError, OtherLoopError: the consumer is open in another process or event loop.
         """
-        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._ack_waiters.append(waiter)
-        return await waiter
+        self.home.check_thread()
+        if not self.life.takes_acks(self._clock.boot_ms()):
+            raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
     @property
     def home(self) -> Home:
@@ -328,18 +324,18 @@ class PullClient(UserAcks):
         except OffsetOutOfRangeError as error:
             # The broker stores less than was pulled from it.  Only an owner with the next token may begin again.
             log.error("partition %d is handed over: %s", self.partition_id, error.message)
-            self._owner.end(self)
+            self.owner.end(self)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
-            self._owner.fail(error)
+            self.owner.fail(error)
             raise
 
     def _fence(self, error: FencedError) -> None:
         first = self.life.on_fence(error.current_token or 0)
         self.deadline_ns = self.life.deadline_ns
         if first:
-            self._owner.end(self)
+            self.owner.end(self)
 
     async def _pull(self) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
@@ -375,7 +371,7 @@ class PullClient(UserAcks):
     async def _acquire(self) -> None:
         answer, _ = await self._broker.call(self._acquire_request())
         assert isinstance(answer, Acquired)
-        await self.aside.begin(answer)
+        await self.parking.begin(answer)
         if not self._offsets.begun:
             self._offsets.begin(answer.cursor, answer.ranges)
             self._tries.begin(answer.attempts)
@@ -388,6 +384,20 @@ class PullClient(UserAcks):
         self._offsets.end_offset = end_offset
         self._report_drained(before=drained)
 
+    @property
+    def holds_fence(self) -> bool:
+        """True while the broker has the fence, and the lease has not ended."""
+        return self._offsets.begun and not self.lapsed
+
+    def acked_to(self, answer: Acked) -> None:
+        """Note that acks are durable."""
+        self.parking.note(answer.parked_version)  # before the partition counts as drained
+        self._acked_to(answer.cursor)
+
+    async def check_parked(self, version: int) -> None:
+        """As `KeyParking.check`."""
+        await self.parking.check(version)
+
     def _acked_to(self, cursor: int) -> None:
         """Note that the broker has acks of all messages below `cursor`."""
         drained = self.drained
@@ -399,7 +409,7 @@ class PullClient(UserAcks):
         """Report that the partition is drained, once, if it was not `before`."""
         if self.drained and not before and not self._told_drained:
             self._told_drained = True
-            self._owner.report_drained()
+            self.owner.report_drained()
 
     async def _wait_while_held(self) -> None:
         if self.gate.reasons:
@@ -415,7 +425,7 @@ class PullClient(UserAcks):
     async def _pull_once(self) -> None:
         await self._wait_while_held()
         await self._wait_for_capacity(self._settings.buffer_messages)
-        await self.aside.wait_for_room()
+        await self.parking.wait_for_room()
         if self._clock.boot_ns() >= self.deadline_ns:
             return
         self.waiting_for = "messages"
@@ -425,7 +435,7 @@ class PullClient(UserAcks):
             wait_ms=wait_ms,
         )
         assert isinstance(answer, Batches)
-        await self.aside.seen(answer.parked_version)
+        await self.parking.check(answer.parked_version)
         self._progress.end_offset = answer.next_offset
         await self._wait_while_held()
         if answer.sealed:
@@ -440,19 +450,19 @@ class PullClient(UserAcks):
         if header.next_offset <= self._offsets.next_offset:
             return
         self._progress.pulled(header)
-        if self._owner.keeps_batches:
+        if self.owner.keeps_batches:
             record = payload[start : start + header.length]
             ranges = self._offsets.unseen_ranges(header)
-            if self.aside.keys:
+            if self.parking.keys:
                 ranges = self._without_parked(payload, start, header, ranges)
             batch = PulledBatch(self, record, header, ranges)
             self._in_flight.count += batch.count
-            self._owner.hand_out_batch(batch)
+            self.owner.hand_out_batch(batch)
             return
         messages = self._offsets.unseen(self._decode(payload, start, header, self), header)
         self._tries.count_on(messages)
-        if self.aside.keys:
-            messages = self.aside.divert(messages)
+        if self.parking.keys:
+            messages = self.parking.divert(messages)
         self.hand_out(messages)
 
     def _without_parked(
@@ -462,7 +472,7 @@ class PullClient(UserAcks):
         messages = self._decode(payload, start, header, self)
         base = header.base_offset
         wanted = [message for low, high in ranges for message in messages[low - base : high - base]]
-        left = self.aside.divert(wanted)
+        left = self.parking.divert(wanted)
         return list(IntervalSet((message.offset, message.offset + 1) for message in left))
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
@@ -491,106 +501,29 @@ class PullClient(UserAcks):
         who = (self._subject, self.partition_id, self.token)
         return decode_messages(columns(payload, header, start), header, *who, delivery)
 
-    async def _ack(self) -> None:
-        pauses = self._settings.backoff.pauses(self._rng)
-        idle_s = self._settings.ttl_ms / 3000
-        while True:
-            try:
-                async with asyncio.timeout(idle_s):
-                    await self._ack_due.wait()
-                await asyncio.sleep(0 if self.acks_each else self._settings.ack_linger_ms / 1000)
-            except TimeoutError:
-                if not self._offsets.begun or self.lapsed:
-                    continue
-            try:
-                await self._send_acks()
-                pauses.reset()
-            except FencedError:
-                raise
-            except KeylaneError as error:
-                log.info("acks of partition %d: %s", self.partition_id, error.message)
-                await asyncio.sleep(pauses.next_ms() / 1000)
-
-    async def _send_acks(self) -> bool:
-        """
-        Send one request with the handled offsets, or an empty one that only renews the pull lock.
-
-        Returns:
-            False if the broker keeps no more ranges above the cursor; the other acks wait for those of older messages.
-        """
-        self._ack_is_due = False
-        self._ack_due.clear()
-        ranges = self._acks.take()
-        left_over = self._acks.left_over
-        waiters, self._ack_waiters = self._ack_waiters, []
-        failed = self._tries.next()
-        try:
-            answer, _ = await self._broker.call(Ack(*self._who, ranges, failed))
-        except OverloadedError as error:
-            _release(waiters, durable=False)  # else no worker would be left for the older messages
-            return self._refused(error)
-        except BaseException:
-            self._ack_due.set()
-            self._ack_waiters = waiters + self._ack_waiters
-            raise
-        assert isinstance(answer, Acked)
-        self._acks.confirmed()
-        self._tries.told(failed)
-        if not self._acks.at_range_limit:
-            self._in_flight.unblock()
-        if self._acks or self._tries:
-            self._ack_due.set()
-        self.aside.note(answer.parked_version)  # before the partition counts as drained
-        self._acked_to(answer.cursor)
-        if left_over:
-            self._ack_waiters = waiters + self._ack_waiters
-        else:
-            _release(waiters, durable=True)
-        await self.aside.seen(answer.parked_version)
-        return True
-
-    def _refused(self, error: OverloadedError) -> bool:
-        if not self._acks.at_range_limit:
-            log.warning(
-                "partition %d: acks wait for older ones: %s", self.partition_id, error.message
-            )
-        if self.respects_range_limit:
-            self._in_flight.block()
-        fewer = self._acks.refused()
-        if fewer:
-            self._ack_due.set()
-        return fewer
-
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:
         """Once stopped, and once its handlers have ended: send the last acks and release the pull lock, within `flush_ms`."""
         self._on(PullEvent.CLOSED)
         self._acking.cancel()
-        ending = [self._pulling, self._acking, *self.aside.stop()]
+        ending = [self._pulling, self._acking, *self.parking.stop()]
         await asyncio.gather(*ending, return_exceptions=True)
         try:
             if self.fenced:
                 return
             async with asyncio.timeout(flush_ms / 1000):
-                await self.aside.flush()
-                while (self._acks or self._tries) and await self._send_acks():
-                    pass
+                await self.parking.flush()
+                await self._acks.flush()
                 if self._offsets.begun:
                     await self._broker.call(Release(*self._who))
         except (TimeoutError, KeylaneError) as error:
             # The next owner's higher token takes the partition all the same; messages without an ack are redelivered.
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")
         finally:
-            _release(self._ack_waiters, durable=not self._acks)
+            self._acks.end()
 
 
 def client_of(message: Message) -> PullClient:
     """The pull client that handed `message` out."""
     client: PullClient = message.delivery.client  # type: ignore[union-attr]
     return client
-
-
-def _release(waiters: list[asyncio.Future[bool]], *, durable: bool) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(durable)

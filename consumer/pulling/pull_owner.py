@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from ...protocol.codecs.codec import Codec
 from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
-from .pulled_batch import PulledBatch
+from ..delivery.pulled_batch import PulledBatch
 
 
 class PullOwner(Protocol):

@@ -10,7 +10,7 @@ from ...protocol.codecs.codec import Codec
 from ...protocol.errors import ClosedError
 from ...protocol.message import Message
 from ...protocol.routing import Partition
-from .decode import decode_messages
+from ..delivery.decode import decode_messages
 
 
 @dataclass(frozen=True, slots=True)

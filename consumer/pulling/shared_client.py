@@ -20,13 +20,13 @@ from ...protocol.message import Message
 from ...protocol.offsets import Range
 from ...protocol.parked import Failure
 from ...protocol.record import Header
+from ..delivery.user_acks import UserAcks
 from .pull_client import PullClient
-from .user_acks import TakenMessages
 
 log = logging.getLogger("keylane.consumer")
 
 
-class HandOut(TakenMessages):
+class HandOut(UserAcks):
     """The messages of a pull, which this consumer may handle until `deadline_ns` on the boot clock."""
 
     __slots__ = (
@@ -150,4 +150,4 @@ class SharedClient(PullClient):
         ours = [message for low, high in wanted for message in messages[low:high]]
         self._tries.count_on(ours)
         self._in_flight.count += len(ours)
-        self._owner.hand_out(ours)
+        self.owner.hand_out(ours)

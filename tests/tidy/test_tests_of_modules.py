@@ -80,11 +80,15 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/consumers/test_taking_many.py": "taken",
         "unit/consumer/handling/test_arrow_stream.py": "arrow_batch",
     },
-    "consumer/pulling": {
+    "consumer/delivery": {
         "integration/consumers/test_consumer.py": "decode",
-        "integration/parking/test_parked_keys.py": "aside parking redrive user_acks",
         "unit/consumer/handling/test_arrow_stream.py": "pulled_batch",
-        "unit/consumer/pulling/test_pull_client.py": "pull_owner",
+    },
+    "consumer/parking": {
+        "integration/parking/test_parked_keys.py": "ancestors context key_parking park_sender redrive",
+    },
+    "consumer/pulling": {
+        "unit/consumer/pulling/test_pull_client.py": "ack_sender pull_owner",
         "unit/consumer/test_rebalance.py": "pull_gate",
         "integration/consumers/test_shared_groups.py": "shared_client",
         "integration/reading/test_reader.py": "read_messages",

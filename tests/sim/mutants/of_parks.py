@@ -7,8 +7,10 @@ from typing import Any
 from keylane.broker.partition import park_checks
 from keylane.broker.partition import parked as partition_parked
 from keylane.broker.partition.partition import HostedPartition
-from keylane.consumer.pulling.parking import KeyParking
-from keylane.consumer.pulling.redrive import Redrives
+from keylane.consumer.parking.ancestors import Ancestors
+from keylane.consumer.parking.key_parking import KeyParking
+from keylane.consumer.parking.park_sender import ParkSender
+from keylane.consumer.parking.redrive import Redrives
 from keylane.metaserver.groups import lease_rows
 from keylane.protocol.parked import LOOSE, Free
 from sim.mutants.mutant import Breaks, Patches
@@ -44,7 +46,7 @@ def redriven_messages_are_done_at_once(patches: Patches) -> None:
     async def read(self: Any, key: Any, source: int, ranges: Any) -> Any:
         messages = await real_read(self, key, source, ranges)
         for message in messages:
-            self._parking.done(key, source, message.offset, lambda: None)
+            self._sender.unpark(key, source, message.offset, message.offset + 1, lambda: None)
         return messages
 
     real_read = patches.set(Redrives, "_read", read)
@@ -55,7 +57,7 @@ def redriven_key_is_free_at_once(patches: Patches) -> None:
 
     def begin(self: Any, key: Any) -> None:
         real(self, key)
-        self._parking.keys.discard(key)
+        self._free.__self__.keys.discard(key)
 
     real = patches.set(Redrives, "begin", begin)
 
@@ -70,7 +72,7 @@ def key_is_freed_with_parked_messages(patches: Patches) -> None:
         return await real(self, key, 1)
 
     seen: set[Any] = set()
-    real = patches.set(KeyParking, "first_rows", first_rows)
+    real = patches.set(ParkSender, "first_rows", first_rows)
 
     def check(self: Any, change: Free) -> Any:
         return change if self._parked.get(change.key) is not None else None
@@ -84,7 +86,7 @@ def children_adopt_nothing(patches: Patches) -> None:
     async def adopt(_self: Any, _parent: Any) -> int:
         return 0
 
-    patches.set(KeyParking, "_adopt", adopt)
+    patches.set(Ancestors, "_adopt", adopt)
 
 
 def children_adopt_what_is_not_theirs(patches: Patches) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from keylane.consumer.delivery.pulled_batch import PulledBatch
 from keylane.consumer.handling.arrow_stream import ArrowStream
-from keylane.consumer.pulling.pulled_batch import PulledBatch
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import InvalidRequestError, LeaseLostError
 from keylane.protocol.offsets import Range
@@ -27,7 +27,7 @@ class ArrowClient:
         self.done: list[Range] = []
         self.forgotten = 0
 
-    def check_lease(self, offset: int) -> None:
+    def check_takes_acks(self, offset: int) -> None:
         if self.lost:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 

@@ -59,6 +59,20 @@ def test_failed_message_blocks_its_lane_until_it_is_finished():
     assert lanes.finish(b"a") is later
 
 
+def test_collect_takes_what_waits_behind_a_failed_message_when_its_partition_is_paused():
+    """After `resume` no message of a key that was set aside runs; other keys and partitions are not touched."""
+    lanes = Lanes()
+    failed = message(b"a", 0)
+    lanes.put([failed, message(b"a", 1), message(b"b", 2)])
+    lanes.take()
+    lanes.pause(1)
+    lanes.put([message(b"a", 3), message(b"a", 9, 2)])
+    behind = lanes.collect(failed, lambda each: each.partition_id == 1)
+    assert [each.offset for each in behind] == [1, 3]
+    lanes.resume(1)
+    assert [lanes.take().offset, lanes.take().offset, lanes.take()] == [2, 9, None]
+
+
 def test_dropped_try_frees_its_lane_for_other_partitions():
     """Messages of another partition behind it in the lane run, in order."""
     for waits_elsewhere in (False, True):

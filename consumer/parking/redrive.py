@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Callable
 
 from ...protocol.batch import batch_starts, columns
-from ...protocol.control import Grant
 from ...protocol.errors import (
     FencedError,
     KeylaneError,
@@ -30,9 +29,10 @@ from ...protocol.frames import Batches, Read
 from ...protocol.message import Message
 from ...protocol.parked import LOOSE, Failure, ParkKey
 from ...rpc.client import BrokerClient
-from .decode import decode_messages
-from .parking import KeyParking, ParkOwner
-from .user_acks import TakenMessages
+from ..delivery.decode import decode_messages
+from ..delivery.user_acks import UserAcks
+from .context import ParkContext, ParkingClient
+from .park_sender import ParkSender
 
 log = logging.getLogger("keylane.consumer")
 
@@ -43,17 +43,25 @@ AT_ONCE_MAX = 50
 READ_BYTES = 1 << 18
 
 
-class RedriveDelivery(TakenMessages):
+class RedriveDelivery(UserAcks):
     """The messages of one window, which come from one source."""
 
     __slots__ = (
-        "_confirmed", "_key", "_left", "_parking", "_source", "_stopped", "client", "codec", "cursor", "ended", "exclusive", "failure", "group", "leased_id",
-        "logic_start", "queue", "unsaved",
-    )  # fmt: skip
+        *("_key", "_left", "_sender", "_source", "_stopped", "client", "codec", "cursor", "ended"),
+        *("exclusive", "failure", "group", "leased_id", "logic_start", "queue", "unsaved"),
+    )
+
+    client: ParkingClient
 
     def __init__(
-        self, client: Any, parking: KeyParking, key: ParkKey, source: int, logic_start: int
+        self,
+        client: ParkingClient,
+        sender: ParkSender,
+        key: ParkKey,
+        source: int,
+        logic_start: int,
     ) -> None:
+        super().__init__()
         self.client = client
         self.group = client.group
         self.leased_id = client.partition_id
@@ -62,12 +70,11 @@ class RedriveDelivery(TakenMessages):
         self.codec = client.codec
         self.queue = client.queue
         self.logic_start = logic_start
-        self._parking = parking
+        self._sender = sender
         self._key = key
         self._source = source
         self._left = 0
         self._stopped = False
-        super().__init__()
         self.failure: Failure | None = None
         """Of a loose message that failed, and stays parked."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -78,7 +85,7 @@ class RedriveDelivery(TakenMessages):
     @property
     def deadline_ns(self) -> int:
         """No handler starts after it."""
-        return int(self.client.deadline_ns)
+        return self.client.deadline_ns
 
     def expect(self, count: int) -> None:
         """Note that `count` messages will be handed out."""
@@ -86,7 +93,7 @@ class RedriveDelivery(TakenMessages):
 
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
-        self._parking.done(self._key, self._source, offset, self._saved)
+        self._sender.unpark(self._key, self._source, offset, offset + 1, self._saved)
         self._take(1)
         self.client.forget(1)
 
@@ -113,7 +120,7 @@ class RedriveDelivery(TakenMessages):
         self.client.forget(count)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Unneeded a message that failed too often parked, and those behind it."""
+        """Leave a message that failed too often parked, and those behind it."""
         count = 1 + len(waiting)
         if self._key in LOOSE:
             self.failure = failure
@@ -122,12 +129,12 @@ class RedriveDelivery(TakenMessages):
             self.client.forget(1)
             return
         self._stopped = True
-        self._parking.park(self._key, [], failure)
+        self._sender.park(self._key, [], failure)
         self._take(count)
         self.client.forget(count)
 
     def bury(self, message: Message, failure: Failure) -> None:
-        """Unneeded a message that failed too often parked."""
+        """Leave a message that failed too often parked."""
         self.park(message, failure, [])
 
     def note_failed(self, message: Message) -> None:
@@ -135,24 +142,20 @@ class RedriveDelivery(TakenMessages):
 
 
 class Redrives:
-    """The keys of a partition that are redriven; one task each."""
+    """
+    The keys of a partition that are redriven; one task each.
+
+    Args:
+        free: hands messages of a key out as any other.
+    """
 
     def __init__(
-        self,
-        client: Any,
-        owner: ParkOwner,
-        parking: KeyParking,
-        grant: Grant,
-        who: tuple[int, str, str, int],
-        *,
-        subject: str,
+        self, context: ParkContext, sender: ParkSender, free: Callable[[ParkKey], None]
     ) -> None:
-        self._client = client
-        self._owner = owner
-        self._parking = parking
-        self._partition = grant.partition
-        self._who = who
-        self._subject = subject
+        self._context = context
+        self._client = context.client
+        self._sender = sender
+        self._free = free
         self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
         self._sources: dict[int, tuple[str | None, int]] = {}
@@ -165,9 +168,9 @@ class Redrives:
 
     def begin(self, key: ParkKey) -> None:
         """Have the messages of a key handled again, unless they are."""
-        if key in self._tasks or self._owner.acked_to_end:
+        if key in self._tasks or self._client.acked_to_end:
             return
-        task = self._owner.spawn(lambda: self._redrive(key), f"redrive {self._who[0]}")
+        task = self._context.spawn(lambda: self._redrive(key), "redrive")
         if task is not None:
             self._tasks[key] = task
 
@@ -175,7 +178,7 @@ class Redrives:
         try:
             failures = 0
             async with self._turns:
-                while not self._owner.acked_to_end:
+                while not self._client.acked_to_end:
                     try:
                         if not await self._next_window(key):
                             return
@@ -185,32 +188,36 @@ class Redrives:
                     except KeylaneError as error:
                         failures += 1
                         self._sources.clear()  # brokers may be elsewhere now
-                        log.info("parked messages of partition %d: %s", self._who[0], error.message)
-                        await self._owner.pause(failures)
+                        log.info(
+                            "parked messages of partition %d: %s",
+                            self._context.partition_id,
+                            error.message,
+                        )
+                        await self._context.pause(failures)
         finally:
             del self._tasks[key]
-            self._parking.settled()
+            self._client.settled()
 
     async def _next_window(self, key: ParkKey) -> bool:
         """Have the first messages of a key handled; False if there are none, or the key is parked again."""
-        rows = await self._parking.first_rows(key, WINDOW)
+        rows = await self._sender.first_rows(key, WINDOW)
         if not rows:
             if key in LOOSE:
                 return False
-            if self._parking.has_parks(key):
-                await self._owner.pause(1)
+            if self._sender.parks(key):
+                await self._context.pause(1)
                 return True
-            self._parking.free(key)
+            self._free(key)
             return False
         source = rows[0][0]
         messages = await self._read(key, source, [row[1:] for row in rows if row[0] == source])
         if not messages:
             return True
         delivery: RedriveDelivery = messages[0].delivery  # type: ignore[assignment]
-        self._owner.hand_out(messages)
+        self._client.hand_out(messages)
         handled = await delivery.ended
         if key in LOOSE and delivery.failure is not None:
-            self._parking.park(key, [], delivery.failure)
+            self._sender.park(key, [], delivery.failure)
             return False
         return handled
 
@@ -231,7 +238,7 @@ class Redrives:
             await self._give_up(key, source, start, end)
             return []
         assert isinstance(answer, Batches)
-        delivery = RedriveDelivery(self._client, self._parking, key, source, logic_start)
+        delivery = RedriveDelivery(self._client, self._sender, key, source, logic_start)
         messages: list[Message] = []
         for at, header in batch_starts(payload):
             wanted = [
@@ -242,7 +249,12 @@ class Redrives:
             if not wanted:
                 continue
             here = decode_messages(
-                columns(payload, header, at), header, self._subject, source, self._who[3], delivery
+                columns(payload, header, at),
+                header,
+                self._context.subject,
+                source,
+                self._context.who[3],
+                delivery,
             )
             base = header.base_offset
             for low, high in wanted:
@@ -251,10 +263,10 @@ class Redrives:
         return messages
 
     async def _source(self, source: int) -> tuple[BrokerClient, int]:
-        if source == self._who[0]:
-            return self._owner.broker, self._partition.logic_start
+        if source == self._context.partition_id:
+            return self._client.broker, self._context.grant.partition.logic_start
         if source not in self._sources:
-            history = await self._owner.history()
+            history = await self._context.owner.history()
             self._sources = {
                 int(part.partition.partition_id): (
                     part.partition.address,
@@ -269,15 +281,15 @@ class Redrives:
         if address is None:
             del self._sources[source]
             raise UnreachableError(f"the broker of partition {source} is away")
-        return self._owner.broker_at(address), logic_start
+        return self._context.broker_at(address), logic_start
 
     async def _give_up(self, key: ParkKey, source: int, start: int, end: int) -> None:
         log.warning(
             "partition %d: parked messages [%d, %d) of partition %d are stored no longer, and are given up",
-            self._who[0], start, end, source,
+            self._context.partition_id, start, end, source,
         )  # fmt: skip
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._parking.drop_lost(
+        self._sender.unpark(
             key, source, start, end, lambda: None if gone.done() else gone.set_result(None)
         )
         await gone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.consumer.pulling.park_queue import CHANGES_MAX, ParkQueue
+from keylane.consumer.parking.park_queue import CHANGES_MAX, ParkQueue
 from keylane.protocol.parked import PARKED_ROWS_MAX, Failure, Free, Park, Unpark
 
 FAILURE = Failure("ValueError", "no", "c", 1, 3)

@@ -1,0 +1,1 @@
+"""Messages as consumers have them: decoded, and acked by hand."""

@@ -1,0 +1,1 @@
+"""What a group has set aside of a partition, at its owner."""

@@ -1,0 +1,120 @@
+"""Takes over what the parents of a partition have parked, and tells ancestors when nothing of theirs is needed.
+
+    begin ─▶ TakeParked, by pages ─▶ Adopt ─▶ the last page: adopted      nothing parked of an ancestor ─▶ LeaveParked ─▶ told
+
+Invariant
+    A child pulls nothing before it has adopted what each of its parents has parked of its range.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from ...protocol.errors import (
+    FencedError,
+    KeylaneError,
+    PartitionUnknownError,
+    UnreachableError,
+)
+from ...protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
+from ...protocol.parked import Adopt, AncestorTold, decode_adopted
+from ...protocol.routing import Partition
+from .context import ParkContext
+from .park_sender import ParkSender
+
+log = logging.getLogger("keylane.consumer")
+
+
+class Ancestors:
+    """
+    The ancestors of one partition, as far as they keep parked messages for it.
+
+    Args:
+        refresh: learns what is parked, and which ancestors keep messages though none of them is parked here: `unneeded`.
+    """
+
+    def __init__(
+        self, context: ParkContext, sender: ParkSender, refresh: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.unneeded: tuple[int, ...] = ()
+        """Ancestors that keep messages for the group though none of them is parked here."""
+        self._context = context
+        self._sender = sender
+        self._refresh = refresh
+        self._asked: set[int] = set()
+        """Parents that were asked at the address in the grant."""
+        self._telling: asyncio.Task[None] | None = None
+
+    async def adopt_all(self, answer: Acquired) -> int:
+        """Take over what parents have parked that is not taken over yet; returns the broker's version."""
+        version = answer.parked_version
+        for parent in self._context.grant.parked_parents:
+            if int(parent.partition_id) not in answer.adopted:
+                version = await self._adopt(parent)
+        return version
+
+    async def _adopt(self, parent: Partition) -> int:
+        context = self._context
+        parent_id, address = int(parent.partition_id), parent.address
+        if address is None or parent_id in self._asked:
+            address = await self._address_of(parent_id)
+        self._asked.add(parent_id)
+        broker, partition = context.broker_at(address), context.grant.partition
+        first, taken = 0, 0
+        while True:
+            ask = TakeParked(
+                parent_id, context.who[1], partition.range_start, partition.range_end, first
+            )
+            answer, payload = await broker.call(ask)
+            assert isinstance(answer, ParkedTaken)
+            keys = tuple(decode_adopted(payload))
+            taken += sum(end - start for key in keys for _, start, end in key.rows)
+            last = answer.following is None
+            version = await self._sender.send_now([Adopt(parent_id, keys, last, answer.sources)])
+            if answer.following is None:
+                break
+            first = answer.following
+        if taken:
+            log.info(
+                "partition %d takes over %d parked messages of parent %d",
+                context.partition_id, taken, parent_id,
+            )  # fmt: skip
+        return version
+
+    async def _address_of(self, partition_id: int) -> str:
+        """The address of a partition's broker, which may have changed since the grant.  Raises KeylaneError."""
+        history = await self._context.owner.history()
+        for part in history.partitions:
+            if part.partition.partition_id == partition_id and part.partition.address:
+                return part.partition.address
+        raise UnreachableError(
+            f"the broker of partition {partition_id} is away, and has parked messages of the group"
+        )
+
+    def tell(self) -> None:
+        """Begin to tell ancestors that nothing of them is parked any more; what fails is tried at the next call."""
+        if self._context.grant.partition.parents and self._telling is None:
+            self._telling = self._context.spawn(self._tell, "leave")
+
+    async def _tell(self) -> None:
+        context = self._context
+        partition = context.grant.partition
+        try:
+            await self._refresh()
+            for source in self.unneeded:
+                with contextlib.suppress(PartitionUnknownError):
+                    broker = context.broker_at(await self._address_of(source))
+                    ask = LeaveParked(
+                        source, context.who[1], partition.range_start, partition.range_end
+                    )
+                    await broker.call(ask)
+                await self._sender.send_now([AncestorTold(source)])
+        except FencedError:
+            raise
+        except KeylaneError as error:
+            log.info("parked messages of partition %d: %s", context.partition_id, error.message)
+        finally:
+            self._telling = None

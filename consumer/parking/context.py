@@ -1,0 +1,120 @@
+"""What the parts of parking share: their pull client, the brokers that they ask, and their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from ...protocol.control import Grant
+from ...protocol.message import Message
+from ...protocol.operations import SubjectHistory
+from ...rpc.client import BrokerClient
+from ...rpc.connections import Connections
+from ..settings import ConsumerSettings
+
+
+class ParkingClient(Protocol):
+    """What parking needs of its pull client."""
+
+    deadline_ns: int
+    group: str
+    codec: Any
+    queue: int
+    exclusive: bool
+    partition_id: int
+
+    @property
+    def broker(self) -> BrokerClient:
+        """The client of the partition's broker."""
+        ...
+
+    @property
+    def acked_to_end(self) -> bool:
+        """True when the partition is sealed, and its group has acked it to the end."""
+        ...
+
+    async def run(self, body: Callable[[], Awaitable[None]]) -> None:
+        """Run the body of a task, whose error ends the client or the consumer."""
+        ...
+
+    def hand_out(self, messages: list[Message]) -> None:
+        """Count messages as handed out, and give them to handlers or the iteration."""
+        ...
+
+    def forget(self, count: int) -> None:
+        """Note that `count` of the messages handed out will not be handled here."""
+        ...
+
+    def settled(self) -> None:
+        """Take note that a change is durable, or a redrive ended."""
+        ...
+
+
+class ParkingOwner(Protocol):
+    """What parking needs of the consumer."""
+
+    @property
+    def redrives(self) -> bool:
+        """Whether it takes parked messages that are handled again."""
+        ...
+
+    async def history(self) -> SubjectHistory:
+        """Every partition that the subject ever had."""
+        ...
+
+
+class ParkContext:
+    """
+    One partition under one grant, as parking sees it.
+
+    Args:
+        who: partition id, group, session and token, as requests name the owner.
+    """
+
+    def __init__(
+        self,
+        client: ParkingClient,
+        owner: ParkingOwner,
+        grant: Grant,
+        who: tuple[int, str, str, int],
+        *,
+        subject: str,
+        connections: Connections,
+        settings: ConsumerSettings,
+        rng: random.Random,
+    ) -> None:
+        self.client = client
+        self.owner = owner
+        self.grant = grant
+        self.who = who
+        self.partition_id = who[0]
+        self.subject = subject
+        self.broker_at = connections.broker_at
+        self.settings = settings
+        self.rng = rng
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def spawn(self, body: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None] | None:
+        """Run a task that ends with the pull client, or ends it; None once that hands over."""
+        if self._stopped:
+            return None
+        name = f"{what} {self.partition_id}"
+        task = asyncio.create_task(self.client.run(body), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Begin nothing more; returns the tasks that end."""
+        self._stopped = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def pause(self, failures: int) -> None:
+        """Wait before the next try."""
+        await asyncio.sleep(self.settings.backoff.wait_ms(failures, self.rng) / 1000)

@@ -1,0 +1,154 @@
+"""The parked messages of one partition, at its owner: new ones of a parked key go to the broker, not to handlers.
+
+    pulled ─▶ divert ─┬─ its key is parked ─▶ ParkSender ─▶ durable: counted as handled
+                      ╰─ others ─▶ handed out ─▶ failed too often: park ─▶ ParkSender
+    the broker's version changed ─▶ ListParked ─▶ a key to redrive ─▶ Redrives ─▶ free ─▶ as any other
+
+Invariant
+    From the call of `park` on no message of its key is handed out, until the broker has confirmed that the key is free.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ...protocol.frames import Acquired, ListParked, ParkedKeys
+from ...protocol.message import Message
+from ...protocol.parked import (
+    LOOSE,
+    Failure,
+    ParkedKeyRow,
+    ParkKey,
+    ParkState,
+    decode_key_rows,
+)
+from .ancestors import Ancestors
+from .context import ParkContext
+from .park_sender import ParkSender
+from .redrive import Redrives
+
+log = logging.getLogger("keylane.consumer")
+
+
+class KeyParking:
+    """What is parked of one partition under one grant."""
+
+    def __init__(self, context: ParkContext) -> None:
+        self.keys: set[ParkKey] = set()
+        """Keys whose messages are not handed out."""
+        self.has_parked = False
+        """True once something was parked on the partition, here or before."""
+        self._version = 0
+        """The broker's, when its keys were listed last; 0: nothing is parked."""
+        self._context = context
+        self._sender = ParkSender(context)
+        self._redrives = Redrives(context, self._sender, self._free)
+        self._ancestors = Ancestors(context, self._sender, self.refresh)
+        self._freeing: dict[ParkKey, list[Message]] = {}
+        """Keys that are freed, with the messages that came meanwhile."""
+        self._freed_lately: set[ParkKey] = set()
+        """Keys that were freed since the last listing began."""
+        self._told = False
+        self.stop = context.stop
+        self.flush = self._sender.flush
+        self.wait_for_room = self._sender.wait_for_room
+
+    @property
+    def busy(self) -> bool:
+        """True while a change is not durable, or a parked message is with handlers."""
+        return self._sender.busy or self._redrives.busy
+
+    # ── what the broker has ──────────────────────────────────────────────────────────────────────────
+    async def begin(self, answer: Acquired) -> None:
+        """Take over what the parents have parked, if that is not done, and learn which keys are parked."""
+        if await self._ancestors.adopt_all(answer):
+            await self.refresh()
+        if self._ancestors.unneeded:
+            self._ancestors.tell()
+
+    def note(self, version: int) -> None:
+        """Note that something is parked, if a version of the broker's says so."""
+        if version:
+            self.has_parked = True
+
+    async def check(self, version: int) -> None:
+        """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
+        if version > self._version:
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Learn which keys are parked, and begin to redrive those that an operator wants handled again."""
+        self.has_parked = True
+        self._freed_lately.clear()
+        context = self._context
+        first: int | None = 0
+        rows: list[ParkedKeyRow] = []
+        version = 0
+        while first is not None:
+            answer, payload = await context.client.broker.call(ListParked(*context.who, first))
+            assert isinstance(answer, ParkedKeys)
+            rows += decode_key_rows(payload)
+            version, first = answer.parked_version, answer.following
+            self._ancestors.unneeded = answer.unneeded
+        self._version = version
+        rows = [row for row in rows if row.key not in self._freed_lately]
+        self.keys.update(row.key for row in rows if row.key not in LOOSE)
+        for row in rows:
+            waits = row.key in self._freeing or self._sender.parks(row.key)
+            if row.state is ParkState.REDRIVING and not waits:
+                self._redrive(row.key)
+
+    def _redrive(self, key: ParkKey) -> None:
+        if self._context.owner.redrives:
+            self._redrives.begin(key)
+        elif not self._told:
+            self._told = True
+            log.warning(
+                "parked messages are not handled again here: that needs a handler of one message, or an iteration"
+            )
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
+    def divert(self, messages: list[Message]) -> list[Message]:
+        """Park the messages whose keys are parked; returns the others."""
+        keys, others = self.keys, []
+        diverted: dict[bytes, list[Message]] = {}
+        for message in messages:
+            if message.key in keys:
+                diverted.setdefault(message.key, []).append(message)
+            else:
+                others.append(message)
+        for key, behind in diverted.items():
+            held = self._freeing.get(key)
+            if held is not None:
+                held += behind
+            else:
+                self._put(key, [message.offset for message in behind], None)
+        return others
+
+    def park(self, key: ParkKey, offsets: list[int], failure: Failure) -> None:
+        """
+        Set messages aside because the first of them fails; all later ones of the key follow them.
+
+        Args:
+            offsets: sorted, of the partition itself.
+        """
+        if key not in LOOSE:
+            self.keys.add(key)
+        self._put(key, offsets, failure)
+
+    def _put(self, key: ParkKey, offsets: list[int], failure: Failure | None) -> None:
+        self.has_parked = True
+        self._sender.park(key, offsets, failure)
+
+    def _free(self, key: ParkKey) -> None:
+        """Hand a redriven key's messages out as any other, from when the broker has confirmed it."""
+        self._freeing[key] = []
+        self._sender.free(key, lambda: self._freed(key))
+
+    def _freed(self, key: ParkKey) -> None:
+        held = self._freeing.pop(key)
+        self.keys.discard(key)
+        self._freed_lately.add(key)
+        self._ancestors.tell()
+        if held:
+            self._context.client.hand_out(held)

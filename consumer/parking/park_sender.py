@@ -1,0 +1,152 @@
+"""Sends what changes about a partition's parked messages to its broker, in order, until it is durable.
+
+    park, done, free ─▶ ParkQueue ─▶ ChangeParked ─▶ durable: confirmed
+                            ▲             │ failed: again; no room: again with fewer, then waits
+                            ╰─────────────╯
+
+Invariant
+    What the broker has no room to park stays here, not acked; pulls wait while it is WAITING_MAX messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from ...protocol.errors import FencedError, KeylaneError, ParkFullError, ParkMovedError
+from ...protocol.frames import ChangeParked, ParkedChanged, ParkedRows, ReadParked
+from ...protocol.parked import Failure, ParkChange, ParkKey, encode_parked
+from .context import ParkContext
+from .park_queue import ParkQueue
+
+log = logging.getLogger("keylane.consumer")
+
+WAITING_MAX = 10_000
+"""Messages that wait to be parked at the broker; their values are not kept."""
+
+
+class ParkSender:
+    """The changes of one partition that are not durable yet."""
+
+    def __init__(self, context: ParkContext) -> None:
+        self._context = context
+        self._queue = ParkQueue()
+        self._due = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
+        self._room = asyncio.Event()
+        """Set when a request is durable."""
+
+    @property
+    def busy(self) -> bool:
+        """True while a change is not durable."""
+        return bool(self._queue)
+
+    async def wait_for_room(self) -> None:
+        """Wait while too many messages wait to be parked."""
+        while self._queue.messages >= WAITING_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    def parks(self, key: ParkKey) -> bool:
+        """True if messages of this key wait to be parked."""
+        return self._queue.parks(key)
+
+    # ── changes ──────────────────────────────────────────────────────────────────────────────────────
+    def park(self, key: ParkKey, offsets: list[int], failure: Failure | None) -> None:
+        """
+        Park messages of a key.
+
+        Args:
+            offsets: sorted, of the partition itself; none if they are parked there already.
+            failure: of the first of them; None: they follow one that failed.
+        """
+        self._queue.park(key, offsets, failure)
+        self._send_soon()
+
+    def unpark(
+        self, key: ParkKey, source: int, start: int, end: int, confirmed: Callable[[], None]
+    ) -> None:
+        """Take redriven messages `[start, end)` of a source out: they are handled, or stored no longer."""
+        self._queue.unpark(key, source, start, end, confirmed)
+        self._send_soon()
+
+    def free(self, key: ParkKey, confirmed: Callable[[], None]) -> None:
+        """End the parking of a key that has no parked messages left."""
+        self._queue.free(key, confirmed)
+        self._send_soon()
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────
+    async def first_rows(self, key: ParkKey, count: int) -> tuple[tuple[int, int, int], ...]:
+        """Where the first parked messages of a key are, as (source, start, end)."""
+        context = self._context
+        answer, _ = await context.client.broker.call(ReadParked(*context.who, key, count))
+        assert isinstance(answer, ParkedRows)
+        return answer.rows
+
+    async def send_now(self, changes: Iterable[ParkChange]) -> int:
+        """Make changes durable that do not wait for others; returns the broker's version.  Raises KeylaneError."""
+        context = self._context
+        payload = encode_parked(list(changes))
+        answer, _ = await context.client.broker.call(ChangeParked(*context.who), payload)
+        assert isinstance(answer, ParkedChanged)
+        return answer.parked_version
+
+    def _send_soon(self) -> None:
+        self._due.set()
+        if self._sending is None:
+            self._sending = self._context.spawn(self._run, "park")
+
+    async def _run(self) -> None:
+        pauses = self._context.settings.backoff.pauses(self._context.rng)
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                while self._queue:
+                    await self._send()
+                    pauses.reset()
+                self._context.client.settled()
+            except FencedError:
+                raise
+            except KeylaneError as error:
+                if not isinstance(error, ParkFullError):
+                    self._log(logging.INFO, error)
+                elif pauses.failures == 0:
+                    self._log(logging.WARNING, error)
+                self._due.set()
+                await asyncio.sleep(pauses.next_ms() / 1000)
+
+    def _log(self, level: int, error: KeylaneError) -> None:
+        log.log(level, "parked messages of partition %d: %s", self._context.partition_id, error)
+
+    async def _send(self) -> None:
+        """
+        Send one request.
+
+        Raises:
+            ParkFullError: the broker takes no park now; try again in a while.
+            KeylaneError: it may be sent again.
+        """
+        changes = self._queue.take()
+        try:
+            await self.send_now(changes)
+        except ParkFullError:
+            waited = self._queue.full and len(changes) == 1
+            self._queue.refused()
+            if waited:
+                raise
+        except ParkMovedError:
+            # The children have them: what is left here has no effect any more.
+            self._queue.confirmed()
+        else:
+            self._queue.confirmed()
+        self._room.set()
+
+    async def flush(self) -> None:
+        """Send all changes that are left; those that the broker has no room for are left out."""
+        while self._queue:
+            try:
+                await self._send()
+            except ParkFullError:
+                return
