@@ -170,7 +170,11 @@ async def send(address: str, count: int, value_bytes: int) -> dict[str, float]:
     for partition in range(PARTITIONS):
         sender.flush(partition)
     await sender.wait(lambda: not sender.unacked)
-    return {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - cpu}
+    return {
+        "started": started,
+        "seconds": time.monotonic() - started,
+        "cpu_seconds": time.process_time() - cpu,
+    }
 
 
 def main() -> None:

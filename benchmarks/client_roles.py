@@ -43,6 +43,7 @@ async def send(meta: str, subject: str, count: int, value: bytes = VALUE) -> dic
             await asyncio.sleep(0)
         await producer.flush()
         return {
+            "started": started,
             "seconds": time.monotonic() - started,
             "cpu_seconds": time.process_time() - cpu,
         }

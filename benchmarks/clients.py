@@ -1,6 +1,7 @@
-"""Measures producers beside a bare path in the same run; prints JSON.
+"""Measures producers, and then consumers, beside a bare path in the same run; prints JSON.
 
-`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth).
+`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth), `--only producers` or
+`--only consumers`.
 """
 
 from __future__ import annotations
@@ -10,36 +11,19 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import consumers
+from consumers import measured, result_of
 from machine import machine
 from main_path import BenchCluster, line_of
 from roles import VALUE
 
-HERE = Path(__file__).parent
 SINGLE_SENDS = 300
-
-
-def measured(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a measured process."""
-    return subprocess.Popen(
-        [sys.executable, str(HERE / script), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The figures of a process that ends with them."""
-    figures = line_of(process)
-    process.wait()
-    return figures
 
 
 def bare_send(folder: Path, count: int, value_bytes: int) -> dict[str, Any]:
@@ -115,26 +99,36 @@ def dead_broker(cluster: BenchCluster) -> dict[str, float]:
     }
 
 
+def medians(figures: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each figure over the rounds."""
+    return {
+        key: round(statistics.median(figure[key] for figure in figures), 3) for key in figures[0]
+    }
+
+
 def main() -> None:
     """Run the rounds, print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=("producers", "consumers"))
     options = parser.parse_args()
     rounds, count = (1, options.count // 10) if options.quick else (options.rounds, options.count)
-    with tempfile.TemporaryDirectory(dir=".") as folder, ExitStack() as stack:
-        cluster = BenchCluster(Path(folder), stack)
-        figures = []
-        for number in range(rounds):
-            figures.append(round_of(cluster, Path(folder), number, count))
-            print(f"round {number + 1} of {rounds}", file=sys.stderr)
-        medians = {
-            key: round(statistics.median(figure[key] for figure in figures), 3)
-            for key in figures[0]
-        }
-        medians |= dead_broker(cluster)
-    print(json.dumps({"machine": machine(), "rounds": rounds, "count": count, **medians}, indent=2))
+    halves = {"producers": round_of, "consumers": consumers.round_of}
+    if options.only:
+        halves = {options.only: halves[options.only]}
+    result: dict[str, Any] = {"machine": machine(), "rounds": rounds, "count": count}
+    for half, measure in halves.items():
+        with tempfile.TemporaryDirectory(dir=".") as folder, ExitStack() as stack:
+            cluster = BenchCluster(Path(folder), stack)
+            figures = []
+            for number in range(rounds):
+                figures.append(measure(cluster, Path(folder), number, count))
+                print(f"{half}: round {number + 1} of {rounds}", file=sys.stderr)
+            last = dead_broker(cluster) if half == "producers" else consumers.parked(cluster, count)
+            result[half] = medians(figures) | last
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -48,12 +48,14 @@ class BenchCluster:
         self._stack.callback(process.terminate)
         return process, line_of(process)["address"]
 
-    def create(self, subject: str) -> None:
-        """Create a subject of 4 partitions."""
+    def create(self, subject: str, partitions: int = 4) -> None:
+        """Create a subject."""
 
         async def create() -> None:
             network = HttpNetwork()
-            body = CreateSubject(subject=subject, partitions=4, order_strategy=OrderStrategy.STRICT)
+            body = CreateSubject(
+                subject=subject, partitions=partitions, order_strategy=OrderStrategy.STRICT
+            )
             try:
                 for _ in range(100):
                     try:

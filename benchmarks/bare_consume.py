@@ -1,0 +1,209 @@
+"""The way from the log to a handler with everything left out that it could do without, as `bare.py` for sending.
+
+The server of `bare.py` streams what is durable to a consumer, which checks each checksum, cuts keys and values out of the
+columns, awaits an `async` handler for each message, and acks each frame.  No lanes, no leases, no retries, no cursors.
+
+Run as `python benchmarks/bare_consume.py serve FILE` and `python benchmarks/bare_consume.py consume ADDRESS COUNT`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import crc32c
+import uvloop
+from bare import ACK, FRAME, BareServer
+
+CHUNK_BYTES = 1 << 20
+BUFFER_BYTES = 8 << 20
+CONSUMER = FRAME.pack(0, 0, 0, 0xFFFFFFFF)
+"""A consumer's first frame."""
+
+
+class BareLog:
+    """The file of a server, and how far it is durable."""
+
+    def __init__(self, path: str) -> None:
+        self.file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND)
+        self.durable_bytes = 0
+        self.grown = asyncio.Event()
+
+
+class BareLogServer(BareServer):
+    """Stores what a sender sends, and streams it to a consumer."""
+
+    def __init__(self, log: BareLog) -> None:
+        super().__init__(log.file)
+        self._log = log
+        self._reader: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._reader is not None:
+            return  # acks
+        if data[: FRAME.size] == CONSUMER:
+            self._reader = asyncio.create_task(self._stream())
+            return
+        super().data_received(data)
+
+    def _write(self, records: list[bytes]) -> None:
+        super()._write(records)
+        self._log.durable_bytes += sum(map(len, records))
+        self._loop.call_soon_threadsafe(self._log.grown.set)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._loop = asyncio.get_running_loop()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def _stream(self) -> None:
+        log, sent = self._log, 0
+        while True:
+            while sent < log.durable_bytes:
+                await self._writable.wait()
+                chunk = os.pread(log.file, min(CHUNK_BYTES, log.durable_bytes - sent), sent)
+                self._transport.write(chunk)
+                sent += len(chunk)
+                await asyncio.sleep(0)
+            log.grown.clear()
+            await log.grown.wait()
+
+
+class BareMessage:
+    """What a handler gets."""
+
+    __slots__ = ("key", "offset", "time_ns", "value")
+
+    def __init__(self, key: bytes, value: bytes, time_ns: int, offset: int) -> None:
+        self.key = key
+        self.value = value
+        self.time_ns = time_ns
+        self.offset = offset
+
+
+class BareConsumer(asyncio.Protocol):
+    """Gathers whole frames for a task that handles them."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._buffered = 0
+        self._frames: deque[tuple[int, bytes]] = deque()
+        self._work = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self.transport.write(CONSUMER)
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        start = 0
+        while len(received) - start >= FRAME.size:
+            length, checksum, count, _partition = FRAME.unpack_from(received, start)
+            end = start + FRAME.size + length
+            if len(received) < end:
+                break
+            body = bytes(received[start + FRAME.size : end])
+            if crc32c.crc32c(body) != checksum:
+                raise SystemExit("a frame was damaged on the way")
+            self._frames.append((count, body))
+            self._buffered += length
+            start = end
+        del received[:start]
+        if self._buffered > BUFFER_BYTES:
+            self.transport.pause_reading()
+        self._work.set()
+
+    async def next_frame(self) -> tuple[int, bytes]:
+        """The count and the body of the next frame."""
+        while not self._frames:
+            self._work.clear()
+            await self._work.wait()
+        count, body = self._frames.popleft()
+        self._buffered -= len(body)
+        if self._buffered < BUFFER_BYTES and not self.transport.is_reading():
+            self.transport.resume_reading()
+        return count, body
+
+
+def messages_of(count: int, body: bytes, offset: int) -> Iterator[BareMessage]:
+    """The messages of a frame."""
+    times = struct.unpack_from(f"<{count}q", body)
+    lengths = struct.unpack_from(f"<{2 * count}I", body, 8 * count)
+    key_at = 20 * count
+    value_at = key_at + sum(lengths[:count])
+    for index in range(count):
+        key_end = key_at + lengths[index]
+        value_end = value_at + lengths[count + index]
+        yield BareMessage(
+            body[key_at:key_end], body[value_at:value_end], times[index], offset + index
+        )
+        key_at, value_at = key_end, value_end
+
+
+async def consume(address: str, count: int) -> dict[str, float]:
+    """Handle `count` messages; the clock runs from the first to the last."""
+    host, _, port = address.partition(":")
+    _, consumer = await asyncio.get_running_loop().create_connection(BareConsumer, host, int(port))
+    print(json.dumps({"ready": True}), flush=True)
+    handled = 0
+
+    async def handle(_message: BareMessage) -> None:
+        nonlocal handled
+        handled += 1
+
+    number, body = await consumer.next_frame()
+    started, cpu = time.monotonic(), time.process_time()
+    while True:
+        for message in messages_of(number, body, handled):
+            await handle(message)
+        consumer.transport.write(ACK.pack(number))
+        if handled >= count:
+            break
+        await asyncio.sleep(0)
+        number, body = await consumer.next_frame()
+    ended = time.monotonic()
+    return {
+        "seconds": ended - started,
+        "ended": ended,
+        "cpu_seconds": time.process_time() - cpu,
+    }
+
+
+async def serve(path: str) -> None:
+    """Serve until it is terminated; the first line says where."""
+    log = BareLog(path)
+    server = await asyncio.get_running_loop().create_server(lambda: BareLogServer(log), "127.0.0.1")
+    host, port = server.sockets[0].getsockname()
+    print(json.dumps({"address": f"{host}:{port}"}), flush=True)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """Serve or consume."""
+    role, *arguments = sys.argv[1:]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if role == "serve":
+            runner.run(serve(*arguments))
+        else:
+            print(json.dumps(runner.run(consume(arguments[0], int(arguments[1])))), flush=True)
+
+
+if __name__ == "__main__":
+    assert Path(__file__).name == "bare_consume.py"
+    main()

@@ -1,0 +1,272 @@
+"""The measured consumers of `make bench-clients`.  Each prints a JSON line when it is ready, and one at the end.
+
+Run as `python benchmarks/consumer_roles.py ROLE META SUBJECT COUNT`; COUNT is what the subject has, unless a role says
+otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import uvloop
+from machine import peak_mb
+from roles import KEYS, VALUE
+
+from keylane import Consumer, Message, Producer
+
+POISON = b"poison"
+"""Keys of messages that always fail begin with it."""
+POISON_KEYS = 1_000
+STUCK = b"poison"
+PACE_PER_SECOND = 5_000
+PACE_MS = 5
+"""Paced messages are sent in groups, one in this time."""
+LANE_KEYS = 1_000
+Figures = dict[str, float]
+
+
+class Clock:
+    """Counts messages until `count` were handled; from the first on, wall clock and processor time."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._began = (0.0, 0.0)
+        self.figures: Figures = {}
+        self.done = asyncio.Event()
+
+    def count(self, messages: int = 1) -> None:
+        """Note that messages were handled."""
+        if not self._began[0]:
+            self._began = time.monotonic(), time.process_time()
+        self._left -= messages
+        if self._left <= 0 and not self.figures:
+            ended, cpu = time.monotonic(), time.process_time()
+            self.figures = {
+                "seconds": ended - self._began[0],
+                "ended": ended,
+                "cpu_seconds": cpu - self._began[1],
+            }
+            self.done.set()
+
+
+def ready() -> None:
+    """Tell that messages may come."""
+    print(json.dumps({"ready": True}), flush=True)
+
+
+async def handled(meta: str, subject: str, count: int) -> Figures:
+    """An `async` handler for each message."""
+    clock = Clock(count)
+
+    async def handle(_message: Message) -> None:
+        clock.count()
+
+    async with Consumer(meta, subject=subject, group="handled", handler=handle):
+        ready()
+        await clock.done.wait()
+    return clock.figures
+
+
+async def batch_handled(meta: str, subject: str, count: int) -> Figures:
+    """An `async` handler for up to 500 messages."""
+    clock = Clock(count)
+
+    async def handle(messages: list[Message]) -> None:
+        clock.count(len(messages))
+
+    async with Consumer(meta, subject=subject, group="batch-handled", batch_handler=handle):
+        ready()
+        await clock.done.wait()
+    return clock.figures
+
+
+async def getmany(meta: str, subject: str, count: int) -> Figures:
+    """`getmany` and `ack`, 1,000 messages at a time."""
+    clock = Clock(count)
+    async with Consumer(meta, subject=subject, group="getmany") as consumer:
+        ready()
+        while not clock.done.is_set():
+            messages = await consumer.getmany(max_records=1_000)
+            await consumer.ack(messages)
+            clock.count(len(messages))
+    return clock.figures
+
+
+async def iterated(meta: str, subject: str, count: int) -> Figures:
+    """`async for` and `ack`, each message."""
+    clock = Clock(count)
+    async with Consumer(meta, subject=subject, group="iterated") as consumer:
+        ready()
+        async for message in consumer:
+            await message.ack()
+            clock.count()
+            if clock.done.is_set():
+                break
+    return clock.figures
+
+
+async def arrow(meta: str, subject: str, count: int) -> Figures:
+    """Arrow batches, each acked."""
+    clock = Clock(count)
+    async with Consumer(meta, subject=subject, group="arrow") as consumer:
+        ready()
+        async for batch in consumer.batches():
+            clock.count(len(batch))
+            await batch.ack()
+            if clock.done.is_set():
+                break
+    return clock.figures
+
+
+async def lanes(meta: str, subject: str, count: int) -> Figures:
+    """Sends and then handles messages of 0 to 5 ms, 1,000 keys, 100 at once; the subject has one partition."""
+    async with Producer(meta) as producer:
+        for index in range(count):
+            producer.send(subject, VALUE, key=b"lane-%d" % (index % LANE_KEYS))
+            await producer.drain()
+    clock = Clock(count)
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(message.offset * 7 % 51 / 10_000)
+        clock.count()
+
+    async with Consumer(meta, subject=subject, group="lanes", handler=handle, concurrency=100):
+        ready()
+        await clock.done.wait()
+    return clock.figures
+
+
+async def healthy(meta: str, subject: str, count: int) -> Figures:
+    """Handles `count` healthy messages beside those of poison keys, which are parked after two tries."""
+    clock = Clock(count)
+
+    async def handle(message: Message) -> None:
+        if message.key.startswith(POISON):
+            raise ValueError("poison")
+        clock.count()
+
+    async with parking(meta, subject, handle):
+        ready()
+        await clock.done.wait()
+    return clock.figures
+
+
+async def poison(meta: str, subject: str, count: int) -> Figures:
+    """Sends `count` healthy messages; among them ten of each of 1,000 poison keys."""
+    every = max(1, count // (10 * POISON_KEYS))
+    async with Producer(meta) as producer:
+        for index in range(count):
+            producer.send(subject, VALUE, key=KEYS[index % 10_000])
+            if index % every == 0:
+                producer.send(subject, VALUE, key=b"%s-%d" % (POISON, index // every % POISON_KEYS))
+            if index % 500 == 0:
+                await asyncio.sleep(0)
+            await producer.drain()
+    return {}
+
+
+@contextlib.asynccontextmanager
+async def parking(
+    meta: str, subject: str, handle: Callable[[Message], object]
+) -> AsyncIterator[Consumer]:
+    """A consumer that parks keys that failed twice."""
+    async with Consumer(
+        meta, subject=subject, group="parking", handler=handle, on_failure="park", tries_max=2
+    ) as consumer:
+        yield consumer
+
+
+async def paced(meta: str, subject: str, count: int, stuck: bool = False) -> Figures:
+    """Sends `count` messages, 5,000 a second, and measures the way to their handler; STUCK has every second one, or none."""
+    times: list[float] = []
+    expected = count // 2 if stuck else count
+    done = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        if message.key == STUCK:
+            raise ValueError("poison")
+        times.append((time.monotonic_ns() - int.from_bytes(message.value[:8])) / 1e6)
+        if len(times) == expected:
+            done.set()
+
+    group = PACE_PER_SECOND * PACE_MS // 1000
+    async with parking(meta, subject, handle), Producer(meta) as producer:
+        ready()
+        await producer.send(subject, bytes(8), key=STUCK if stuck else KEYS[0])
+        times.clear()
+        began = time.monotonic()
+        for number in range(count // group):
+            late_s = began + number * PACE_MS / 1000 - time.monotonic()
+            await asyncio.sleep(max(0.0, late_s))
+            for index in range(number * group, (number + 1) * group):
+                key = STUCK if stuck and index % 2 else KEYS[index * 7 % 10_000]
+                producer.send(subject, time.monotonic_ns().to_bytes(8) + VALUE[8:], key=key)
+        await producer.flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await done.wait()
+    times.sort()
+    return {"p50_ms": times[len(times) // 2], "p99_ms": times[len(times) * 99 // 100]}
+
+
+async def stuck(meta: str, subject: str, count: int) -> Figures:
+    """As `paced`, with every second message of one key that always fails."""
+    return await paced(meta, subject, count, stuck=True)
+
+
+async def park_all(meta: str, subject: str, count: int) -> Figures:
+    """Sends `count` messages of one poison key, and parks them all."""
+    async with Producer(meta) as producer:
+        for index in range(count):
+            producer.send(subject, VALUE, key=STUCK)
+            if index % 500 == 0:
+                await asyncio.sleep(0)
+                await producer.drain()
+
+    async def handle(_message: Message) -> None:
+        raise ValueError("poison")
+
+    async with parking(meta, subject, handle) as consumer:
+        ready()
+        while True:
+            acked = sum(position.cursor for position in consumer.position.values())
+            if acked >= count:
+                return {}
+            await asyncio.sleep(0.1)
+
+
+ROLES = {
+    "handled": handled,
+    "batch-handled": batch_handled,
+    "getmany": getmany,
+    "iterated": iterated,
+    "arrow": arrow,
+    "lanes": lanes,
+    "poison": poison,
+    "healthy": healthy,
+    "paced": paced,
+    "stuck": stuck,
+    "park-all": park_all,
+}
+
+
+def main() -> None:
+    """Run one role."""
+    role, meta, subject, count = sys.argv[1:]
+    logging.getLogger("keylane.consumer").setLevel(logging.CRITICAL)  # poison is meant to fail
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        result = runner.run(ROLES[role](meta, subject, int(count)))
+    print(json.dumps(result | {"peak_mb": peak_mb(os.getpid())}), flush=True)
+
+
+if __name__ == "__main__":
+    assert Path(__file__).name == "consumer_roles.py"
+    main()
