@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..protocol.clock import Clock
@@ -168,10 +168,10 @@ class Assignments:
         assert isinstance(self._dispatch, Stream)
         return self._dispatch.nack(message, after_s)
 
-    def acked_again(self, message: Message) -> None:
-        """Let the next message of its key be handed out."""
+    def acked_again(self, messages: Sequence[Message]) -> None:
+        """Let later messages of their keys be handed out."""
         assert isinstance(self._dispatch, Stream)
-        self._dispatch.acked_again(message)
+        self._dispatch.acked_again(messages)
 
     async def history(self) -> SubjectHistory:
         """Every partition that the subject ever had."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Literal, Protocol, cast
 
@@ -62,11 +62,11 @@ class Delivery(Protocol):
         """True if no other session has messages of the partition under the same token."""
         ...
 
-    async def ack(self, message: Message[Any]) -> None:
+    def ack(self, message: Message[Any]) -> Coroutine[Any, Any, None]:
         """Take the ack of a message that this client delivered."""
         ...
 
-    async def nack(self, message: Message[Any], after_s: float) -> None:
+    def nack(self, message: Message[Any], after_s: float) -> Coroutine[Any, Any, None]:
         """Take a message back that this client delivered."""
         ...
 
@@ -105,7 +105,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             f"key {_beginning(self.key)}, value {_beginning(self.value)}, attempt {self.attempt}>"
         )
 
-    async def ack(self) -> None:
+    def ack(self) -> Coroutine[Any, Any, None]:
         """
         Ack this message: it is handled.  The ack queue sends the ack to the broker within milliseconds.
 
@@ -119,9 +119,9 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         """
         if self.delivery is None:
             raise ClosedError("this message was read, not handed out by a consumer")
-        await self.delivery.ack(self)
+        return self.delivery.ack(self)
 
-    async def nack(self, *, after_s: float = 0) -> None:
+    def nack(self, *, after_s: float = 0) -> Coroutine[Any, Any, None]:
         """
         Give this message back: it is handed out again, before any later message of its key.
 
@@ -140,7 +140,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         """
         if self.delivery is None:
             raise ClosedError("this message was read, not handed out by a consumer")
-        await self.delivery.nack(self, after_s)
+        return self.delivery.nack(self, after_s)
 
     def decode(self) -> V:
         """

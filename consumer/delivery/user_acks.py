@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 from ...protocol.errors import InvalidRequestError
@@ -16,7 +18,7 @@ class UserAcks(ABC):
     Each counts for itself, because their messages may come from several partitions.
     """
 
-    __slots__ = ("_given_back", "_taken", "in_lanes")
+    __slots__ = ("_given_back", "_taken")
 
     client: Any
     """The pull client whose messages end together."""
@@ -26,18 +28,28 @@ class UserAcks(ABC):
         """Offsets that iteration gave to the user and the user has not acked."""
         self._given_back: set[int] = set()
         """Offsets that the user gave back, and was not given again."""
-        self.in_lanes: set[int] = set()
-        """Those taken whose ack lets the next message of a key be handed out."""
 
     @abstractmethod
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
 
+    def done_all(self, messages: list[Message]) -> None:
+        """Note that the messages, which are sorted by offset, are handled."""
+        for message in messages:
+            self.done(message.offset)
+
     def taken(self, message: Message) -> None:
-        """Note that the iteration gave the message to the user, who will ack it."""
+        """Note that the iteration gave a message to the user, who will ack it."""
         self._taken.add(message.offset)
         if self._given_back:
             self._given_back.discard(message.offset)
+
+    def taken_all(self, messages: list[Message]) -> None:
+        """As `taken`, of each."""
+        offsets = [message.offset for message in messages]
+        self._taken.update(offsets)
+        if self._given_back:
+            self._given_back.difference_update(offsets)
 
     def has_taken(self, message: Message) -> bool:
         """True if the user has the message, neither acked nor given back."""
@@ -51,31 +63,44 @@ class UserAcks(ABC):
             InvalidRequestError: the message was given back.
             LeaseLostError: it is delivered to another consumer.
         """
-        client = self.client
-        if self.take_ack(message) and client.acks_each and not await client.acked():
-            client.check_takes_acks(message.offset)
-
-    def take_ack(self, message: Message) -> bool:
-        """As `ack`, which then waits until it is durable; True if this is the message's first ack."""
-        offset = message.offset
-        self.client.check_takes_acks(offset)
+        client, offset = self.client, message.offset
+        client.check_takes_acks(offset)
         if offset not in self._taken:
-            self.check_not_given_back(message)
-            return False
+            self.check_not_given_back((message,))
+            return
         self._taken.remove(offset)
         self.done(offset)
-        if offset in self.in_lanes:
-            self.in_lanes.remove(offset)
-            self.client.owner.acked_again(message)
+        client.owner.acked_again((message,))
+        if client.acks_each and not await client.acked():
+            client.check_takes_acks(offset)
+
+    def take_acks(self, messages: list[Message]) -> bool:
+        """Take acks of messages that were not given back; False if all of them were acked before."""
+        offsets = {message.offset for message in messages}
+        taken = self._taken
+        if len(offsets) < len(messages) or not taken.issuperset(offsets):
+            offsets &= taken
+            messages = list(
+                {each.offset: each for each in messages if each.offset in taken}.values()
+            )
+        if not messages:
+            return False
+        taken -= offsets
+        messages.sort(key=_by_offset)
+        self.done_all(messages)
+        self.client.owner.acked_again(messages)
         return True
 
-    def check_not_given_back(self, message: Message) -> None:
-        """Raises InvalidRequestError: the user gave the message back, and it comes again."""
-        if message.offset in self._given_back:
-            raise InvalidRequestError(
-                f"message {message.offset} of partition {message.partition_id} was given back; "
-                "ack it when it comes again"
-            )
+    def check_not_given_back(self, messages: Iterable[Message]) -> None:
+        """Raises InvalidRequestError: the user gave a message back, and it comes again."""
+        if not self._given_back:
+            return
+        for message in messages:
+            if message.offset in self._given_back:
+                raise InvalidRequestError(
+                    f"message {message.offset} of partition {message.partition_id} was given back; "
+                    "ack it when it comes again"
+                )
 
     async def nack(self, message: Message, after_s: float) -> None:
         """Hand a message out again that the user has.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
@@ -93,4 +118,6 @@ class UserAcks(ABC):
         """Note that the user has given a message back."""
         self._taken.discard(offset)
         self._given_back.add(offset)
-        self.in_lanes.discard(offset)
+
+
+_by_offset = attrgetter("offset")

@@ -64,6 +64,9 @@ class BatchLanes:
         ordered: bool = True,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
+        self.busy = True
+        """As of `Lanes`: workers take from batches in no shorter way."""
+        self.alone: None = None
         self._wake = wake
         self._max = max_records
         self._waits = waits
@@ -79,6 +82,9 @@ class BatchLanes:
         """Those of failed ones, until `finish` or `release`."""
         self._held: dict[bytes, list[Message]] = {}
         """For busy keys: the messages that wait for them."""
+
+    def note_alone(self) -> None:
+        """Nothing: a batch is noted when it is taken."""
 
     @property
     def arrived(self) -> bool:

@@ -1,8 +1,8 @@
 """The keys of which the user has messages in hand, or gave some back, and the later messages that wait behind these.  Pure.
 
-    hand_out ─▶ in hand ─acked─▶ the next of the lane             take: once it is due, and nothing of its lane is in hand
+    collect ─▶ in hand  ─acked─▶ the next of the lane             take: once it is due, and nothing of its lane is in hand
                    │                                                ▲
-                   ╰─ give_back: with the later ones in hand ─▶ lane of the key, by offset ◀─ hold: later messages
+                   ╰─ give_back: with the later ones in hand ─▶ lane of the key, by offset ◀─ later messages that arrive
 
 Invariants
     While a message of a lane is in hand, no later one is handed out, unless both are handed out in one call of `collect`.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from ...protocol.message import Message
@@ -40,7 +40,8 @@ class InHand:
     """The lanes of one consumer without a handler; every time is nanoseconds of the boot clock."""
 
     def __init__(self) -> None:
-        self._lanes: dict[_Key, _Lane] = {}
+        self._lanes: dict[_Key, _Lane | Message] = {}
+        """A message stands for a lane of which it alone is in hand, and none waits: as most are."""
         self._due: list[tuple[int, int, _Key]] = []
         self._number = 0
         self.waiting = 0
@@ -49,13 +50,15 @@ class InHand:
     def __bool__(self) -> bool:
         return bool(self._lanes)
 
-    def hand_out(self, message: Message) -> None:
-        """Note that a message that arrived, and was not held, is handed out: later ones of its key wait for its ack."""
-        key = _key(message)
+    def _lane(self, key: _Key) -> _Lane:
+        """The lane of a key, which is made if there is none."""
         lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane()
-        lane.out[id(message)] = message
+        if type(lane) is _Lane:
+            return lane
+        made = self._lanes[key] = _Lane()
+        if lane is not None:
+            made.out[id(lane)] = lane  # type: ignore[assignment]
+        return made
 
     def give_back(self, message: Message, due_ns: int) -> list[Message]:
         """
@@ -65,7 +68,7 @@ class InHand:
             The message, and the later ones of its key that are in hand, which are given back with it.
         """
         key = _key(message)
-        lane = self._lanes.setdefault(key, _Lane())
+        lane = self._lane(key)
         lane.out.pop(id(message), None)
         back = [message, *(each for each in lane.out.values() if each.offset > message.offset)]
         for each in back:
@@ -76,26 +79,12 @@ class InHand:
         self._push(key, lane)
         return back
 
-    def hold(self, message: Message, beside: frozenset[bytes] | set[bytes] = frozenset()) -> bool:
-        """
-        Take a message that arrived if an earlier one of its key waits or is in hand; True if it did.
-
-        Args:
-            beside: keys of which messages may be handed out together with those in hand.
-        """
-        lane = self._lanes.get(_key(message))
-        if lane is None or (not lane.messages and message.key in beside):
-            return False
-        insort(lane.messages, message, key=_by_offset)
-        self.waiting += 1
-        return True
-
     def take(self, now_ns: int) -> Message | None:
         """The next message that is due; None if there is none.  It counts as in hand until `acked` or `give_back`."""
         while self._due and self._due[0][0] <= now_ns:
             key = heapq.heappop(self._due)[2]
             lane = self._lanes.get(key)
-            if lane is None or lane.out or not lane.messages:
+            if type(lane) is not _Lane or lane.out or not lane.messages:
                 continue
             if self._due_ns(lane) > now_ns:
                 self._push(key, lane)
@@ -120,38 +109,60 @@ class InHand:
             arrived: by offset within each partition; what has to wait goes from here to its lane.
             ordered: keys have an order; False: only messages that were given back make others of their key wait.
         """
+        taken = self._collect_due(count, now_ns)
+        together: set[bytes] | None = None
+        """Keys of `taken`, from when a second message of a key comes."""
+        lanes = self._lanes
+        while arrived and len(taken) < count:
+            message = arrived.popleft()
+            key = message.key
+            lane = lanes.get(key or (message.partition_id, message.offset)) if lanes else None
+            if lane is None:
+                if ordered and key:
+                    lanes[key] = message
+                if together is not None:
+                    together.add(key)
+            else:
+                if together is None:
+                    together = {each.key for each in taken}
+                if not key or key not in together or (type(lane) is _Lane and lane.messages):
+                    self._hold(message)
+                    continue
+                if ordered:
+                    self._lane(key).out[id(message)] = message
+            taken.append(message)
+        return taken
+
+    def _collect_due(self, count: int, now_ns: int) -> list[Message]:
+        """Up to `count` messages that are due, several of a key together."""
         taken: list[Message] = []
-        together: set[bytes] = set()
         while len(taken) < count and (message := self.take(now_ns)) is not None:
-            lane = self._lanes[_key(message)]
+            lane = self._lane(_key(message))
             taken.append(message)
             while lane.messages and len(taken) < count and self._due_ns(lane) <= now_ns:
                 taken.append(self._take_first(lane))
-            if message.key:
-                together.add(message.key)
-        while arrived and len(taken) < count:
-            message = arrived.popleft()
-            if self._lanes and self.hold(message, together):
-                continue
-            if ordered and message.key:
-                self.hand_out(message)
-                together.add(message.key)
-            taken.append(message)
         return taken
 
     def first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
         """As `collect` of one message; None if there is none."""
         if self._due and self._due[0][0] <= now_ns and (message := self.take(now_ns)) is not None:
             return message
+        lanes = self._lanes
         while arrived:
             message = arrived.popleft()
-            if self._lanes and self.hold(message):
+            key = message.key
+            if lanes and (key or (message.partition_id, message.offset)) in lanes:
+                self._hold(message)
                 continue
-            if ordered and message.key:
-                lane = self._lanes[message.key] = _Lane()
-                lane.out[id(message)] = message
+            if ordered and key:
+                lanes[key] = message
             return message
         return None
+
+    def _hold(self, message: Message) -> None:
+        """Put a message that arrived behind an earlier one of its key, which waits or is in hand."""
+        insort(self._lane(_key(message)).messages, message, key=_by_offset)
+        self.waiting += 1
 
     def next_ns(self) -> int | None:
         """When to call `take` again; None while nothing waits to be due."""
@@ -159,9 +170,12 @@ class InHand:
 
     def acked(self, message: Message) -> bool:
         """Note that a message that was handed out is acked, or will not be; True if its lane has another one."""
-        key = _key(message)
+        key = message.key or (message.partition_id, message.offset)
         lane = self._lanes.get(key)
-        if lane is None or lane.out.pop(id(message), None) is None:
+        if lane is message:
+            del self._lanes[key]
+            return False
+        if type(lane) is not _Lane or lane.out.pop(id(message), None) is None:
             return False
         if lane.messages:
             self._push(key, lane)
@@ -170,9 +184,23 @@ class InHand:
             del self._lanes[key]
         return False
 
+    def acked_all(self, messages: Iterable[Message]) -> bool:
+        """As `acked`, of each; True if any lane has another message."""
+        lanes, more = self._lanes, False
+        for message in messages:
+            if lanes.get(message.key) is message:
+                del lanes[message.key]
+            else:
+                more |= self.acked(message)
+        return more
+
     def in_the_way(self) -> Message | None:
         """The message in hand for whose ack the most others wait; None if none waits."""
-        lanes = [lane for lane in self._lanes.values() if lane.out and lane.messages]
+        lanes = [
+            lane
+            for lane in self._lanes.values()
+            if type(lane) is _Lane and lane.out and lane.messages
+        ]
         longest = max(lanes, key=lambda lane: len(lane.messages), default=None)
         return None if longest is None else next(iter(longest.out.values()))
 
@@ -180,6 +208,10 @@ class InHand:
         """Forget the messages that are `ours`; returns how many of them waited in lanes."""
         dropped = 0
         for key, lane in list(self._lanes.items()):
+            if type(lane) is not _Lane:
+                if ours(lane):  # type: ignore[arg-type]
+                    del self._lanes[key]
+                continue
             kept = [each for each in lane.messages if not ours(each)]
             out = {number: each for number, each in lane.out.items() if not ours(each)}
             if len(kept) == len(lane.messages) and len(out) == len(lane.out):

@@ -36,7 +36,12 @@ class Lanes:
         """Messages that no worker has looked at yet, in the order they were put."""
         self._due: set[int] = set()
         """`id` of each message in `arrived` whose next try is due: its lane is its own."""
-        self._lanes: dict[bytes, deque[Message] | None] = {}
+        self.alone: Message | None = None
+        """
+        A running message whose lane is not noted yet: nothing was taken since, so none can run beside it.  Whoever looks
+        at lanes notes it first; a handler that never waits ends before, and costs no lane.
+        """
+        self.busy: dict[bytes, deque[Message] | None] = {}
         """For each key of which a message runs or waits for its next try: the messages behind it; None if none."""
         self._paused: dict[int, list[Message]] = {}
         """By partition that is paused: its waiting messages, by offset."""
@@ -60,13 +65,14 @@ class Lanes:
 
     def collect(self, failed: Message, ours: Callable[[Message], bool]) -> list[Message]:
         """Take out the messages that are `ours` and wait behind a failed one of their key, which is not tried again here."""
+        self.note_alone()
 
         def behind(message: Message) -> bool:
             return message.key == failed.key and ours(message)
 
-        lane = self._lanes[failed.key] or deque()
+        lane = self.busy[failed.key] or deque()
         waiting = [message for message in lane if behind(message)]
-        self._lanes[failed.key] = deque(message for message in lane if not behind(message)) or None
+        self.busy[failed.key] = deque(message for message in lane if not behind(message)) or None
         arrived = [message for message in self.arrived if behind(message)]
         if arrived:
             self.arrived = deque(message for message in self.arrived if not behind(message))
@@ -76,10 +82,18 @@ class Lanes:
         self.release(failed)
         return sorted(waiting + arrived, key=_by_offset)
 
+    def note_alone(self) -> None:
+        """Note the lane of the running message that was alone."""
+        message, self.alone = self.alone, None
+        if message is not None and message.key and self._ordered:
+            self.busy[message.key] = None
+
     def take(self) -> Message | None:
         """Take the next message that may run; it counts as running.  None if there is none."""
+        if self.alone is not None:
+            self.note_alone()
         arrived = self.arrived
-        lanes = self._lanes
+        lanes = self.busy
         while arrived:
             message = arrived.popleft()
             key = message.key
@@ -101,17 +115,20 @@ class Lanes:
 
     def finish(self, key: bytes) -> Message | None:
         """Note that the running message of `key` ended; returns the next of its lane, if any, which counts as running."""
+        if self.alone is not None:
+            self.note_alone()
         if not key or not self._ordered:
             return None
-        lane = self._lanes[key]
+        lane = self.busy[key]
         if lane:
             return lane.popleft()
-        del self._lanes[key]
+        del self.busy[key]
         return None
 
     def release(self, message: Message) -> None:
         """Free the lane of a failed message that is not tried again."""
-        lane = self._lanes.pop(message.key, None) if self._ordered else None
+        self.note_alone()
+        lane = self.busy.pop(message.key, None) if self._ordered else None
         if lane:
             self.arrived.extendleft(reversed(lane))
 
@@ -149,13 +166,13 @@ class Lanes:
         """Take the waiting messages that are `ours` out of the queue and the lanes."""
         dropped = [message for message in self.arrived if ours(message)]
         self.arrived = deque(message for message in self.arrived if not ours(message))
-        for key, lane in self._lanes.items():
+        for key, lane in self.busy.items():
             if lane:
                 kept = deque(message for message in lane if not ours(message))
                 dropped += [message for message in lane if ours(message)]
-                self._lanes[key] = kept or None
+                self.busy[key] = kept or None
         return dropped
 
     def __len__(self) -> int:
         paused = sum(map(len, self._paused.values()))
-        return len(self.arrived) + paused + sum(len(lane) for lane in self._lanes.values() if lane)
+        return len(self.arrived) + paused + sum(len(lane) for lane in self.busy.values() if lane)

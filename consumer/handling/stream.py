@@ -22,7 +22,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -90,6 +91,8 @@ class Stream:
         self._arrow = ArrowStream(boot_ns=clock.boot_ns, wake=self._work.set)
         self._asked = asyncio.Event()
         """Set while the user waits for a message; otherwise the loop body runs, with the messages taken."""
+        self._quick = False
+        """True while `next`, in the task that called it last, need not tell that the user asks."""
         self._turn_left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
@@ -139,6 +142,12 @@ class Stream:
             MixedUseError: messages were taken in another way.
         """
         task = asyncio.current_task(self._loop)
+        if self._quick and task is self._task:
+            self._turn_left -= 1
+            if self._turn_left and (message := self._take_one()) is not None:
+                self._current = message
+                return message
+            self._turn_left += 1
         if task is not self._task or self._asked.is_set():
             self._take_over(task)
         if not self._waiting:
@@ -154,6 +163,7 @@ class Stream:
                 message = self._take_one()
                 if message is not None:
                     self._current = message
+                    self._quick = True
                     return message
                 if not self._waiting and not self._stored:
                     await self._wait_for_work(self._in_hand.next_ns())
@@ -231,7 +241,11 @@ class Stream:
         while (
             message := self._in_hand.first(self._waiting, now_ns, ordered=self._ordered)
         ) is not None:
-            if self._give(message, now_ns):
+            client: PullClient = message.delivery  # type: ignore[assignment]
+            if now_ns < client.deadline_ns and not self._paused:
+                client.taken(message)
+                return message
+            if self._give([message], now_ns):
                 return message
         return None
 
@@ -241,24 +255,24 @@ class Stream:
             self._waiting.extend(self._stored.popleft().messages())
         now_ns = self._boot_ns()
         messages = self._in_hand.collect(self._waiting, count, now_ns, ordered=self._ordered)
-        taken = [message for message in messages if self._give(message, now_ns)]
+        taken: list[Message] = []
+        for _, run in groupby(messages, _delivery):
+            taken += self._give(list(run), now_ns)
         return taken if messages or self._waiting or self._stored else None
 
-    def _give(self, message: Message, now_ns: int) -> bool:
-        """True if the user gets the message: its lease has not ended, and its partition is not paused."""
-        client: PullClient = message.delivery  # type: ignore[assignment]
+    def _give(self, messages: list[Message], now_ns: int) -> list[Message]:
+        """The messages, of one delivery, that the user gets: none if its lease has ended, or its partition is paused."""
+        first = messages[0]
+        client: PullClient = first.delivery  # type: ignore[assignment]
         if now_ns >= client.deadline_ns:
-            client.forget(1)
-            self.acked_again(message)
-            return False
-        if self._paused and message.partition_id in self._paused:
-            self._paused[message.partition_id].append(message)
-            self.acked_again(message)  # what waits behind it is taken next, and paused too
-            return False
-        client.taken(message)
-        if message.key or message.attempt != 1:
-            client.in_lanes.add(message.offset)
-        return True
+            client.forget(len(messages))
+        elif self._paused and first.partition_id in self._paused:
+            self._paused[first.partition_id] += messages
+        else:
+            client.taken_all(messages)
+            return messages
+        self.acked_again(messages)  # what waits behind them is taken next, and left out too
+        return []
 
     async def _wait_for_work(self, due_ns: int | None) -> None:
         """Wait for a message to arrive, or to be due again, at `due_ns` of the boot clock."""
@@ -286,9 +300,9 @@ class Stream:
         self._work.set()
         return back
 
-    def acked_again(self, message: Message) -> None:
-        """Let the next message of a lane be handed out."""
-        if self._in_hand.acked(message):
+    def acked_again(self, messages: Sequence[Message]) -> None:
+        """Let later messages of their keys be handed out."""
+        if self._in_hand.acked_all(messages):
             self._work.set()
 
     # ── partitions that the user does not want now ───────────────────────────────────────────────────
@@ -365,6 +379,7 @@ class Stream:
                     return
             if await race.first(0) or self._asked.is_set():
                 return
+            self._quick = False
             race.start(self._asked.wait())
             if not await race.first(HANDOVER_WARN_MS):
                 log.warning(
@@ -377,10 +392,12 @@ class Stream:
     async def finish(self) -> None:
         """Hand out nothing more, and wait for the loop body to ask for the next message, `handover_ms` at most."""
         self._closed = True
+        self._quick = False
         self._work.set()
         if self._asked.is_set():
             return
         async with Race() as race:
+            self._quick = False
             race.start(self._asked.wait())
             await race.first(self._handover_ms)
 
@@ -434,15 +451,18 @@ class Stream:
     def fail(self, error: BaseException) -> None:
         """End the iteration with `error`."""
         self._error = error
+        self._quick = False
         self._work.set()
 
     async def close(self) -> None:
         """End the iteration."""
         self._closed = True
+        self._quick = False
         self._waiting.clear()
         self._stored.clear()
         self._work.set()
 
 
 _by_offset = attrgetter("offset")
+_delivery = attrgetter("delivery")
 _NEXT = Stream.next.__code__

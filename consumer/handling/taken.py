@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from ...protocol.errors import ClosedError, InvalidRequestError, LeaseLostError
 from ...protocol.message import Message
 from ...rpc.home import Home
-from ..pulling.pull_client import PullClient, client_of
+from ..pulling.pull_client import PullClient
 
 
 async def ack_all(messages: list[Message[Any]], home: Home) -> None:
@@ -21,14 +23,17 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
         LeaseLostError: some are delivered to another consumer; the others are acked.
     """
     _check(messages, home)
-    for message in messages:
-        message.delivery.check_not_given_back(message)  # type: ignore[union-attr]
+    runs = [(delivery, list(run)) for delivery, run in groupby(messages, _delivery)]
+    for delivery, run in runs:
+        delivery.check_not_given_back(run)
     lost: LeaseLostError | None = None
     acked: dict[PullClient, Message] = {}
-    for message in messages:
+    for delivery, run in runs:
+        client: PullClient = delivery.client
         try:
-            if message.delivery.take_ack(message):  # type: ignore[union-attr]
-                acked[client_of(message)] = message
+            client.check_takes_acks(run[0].offset)
+            if delivery.take_acks(run):
+                acked[client] = run[-1]
         except LeaseLostError as error:
             lost = lost or error
     waiting = [client for client in acked if client.acks_each]
@@ -65,11 +70,17 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
 
 
 def _check(messages: Iterable[Message[Any]], home: Home) -> None:
+    checked: object = None
     for message in messages:
         if not isinstance(message, Message):
             raise InvalidRequestError(f"acks are of messages, not of {message!r:.60}")
-        client = getattr(message.delivery, "client", None)
-        if not isinstance(client, PullClient):
-            raise ClosedError("this message was read, not handed out by a consumer")
-        if client.home is not home:
-            raise InvalidRequestError(f"{message!r} was handed out by another consumer")
+        if message.delivery is not checked or checked is None:
+            checked = message.delivery
+            client = getattr(checked, "client", None)
+            if not isinstance(client, PullClient):
+                raise ClosedError("this message was read, not handed out by a consumer")
+            if client.home is not home:
+                raise InvalidRequestError(f"{message!r} was handed out by another consumer")
+
+
+_delivery = attrgetter("delivery")

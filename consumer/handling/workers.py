@@ -207,16 +207,20 @@ class Workers:
         if not self._closed:
             self._on_crash(WorkerCancelledError())
 
-    async def _take_turns(self, worker: _WorkerTask, message: Message | None) -> None:
+    async def _take_turns(  # noqa: C901, PLR0912 - one loop, on purpose
+        self, worker: _WorkerTask, message: Message | None
+    ) -> None:
         # One loop without calls of our own in between: a consumer spends most of its time here.
-        take, finish = self._lanes.take, self._lanes.finish
+        lanes = self._lanes
+        take, finish = lanes.take, lanes.finish
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
         acks_each = self._acks_each
         while True:
             for _ in range(self._per_turn):
                 if message is None:
-                    message = take()
-                    if message is None:
+                    if not lanes.busy and lanes.alone is None and lanes.arrived:
+                        message = lanes.alone = lanes.arrived.popleft()
+                    elif (message := take()) is None:
                         break
                     if message.attempt != 1:
                         message = await self._try_again(worker, message)
@@ -229,6 +233,7 @@ class Workers:
                         if result is not None:
                             await await_result(result)
                     except BaseException as error:  # noqa: BLE001 - decided there
+                        lanes.note_alone()
                         if self._failed(worker, message, error):
                             message = None
                             continue
@@ -239,7 +244,10 @@ class Workers:
                             await client.client.acked()
                 else:
                     client.forget(1)
-                message = finish(message.key)
+                if message is lanes.alone:
+                    message = lanes.alone = None
+                else:
+                    message = finish(message.key)
             worker.message = None
             worker.take_back_cancel()
             if message is None and not self._lanes.arrived and not self._start_due():

@@ -23,7 +23,7 @@ class AckQueue:
     """Handled offsets as half-open ranges: those not sent yet, and those of the request under way."""
 
     __slots__ = (
-        "_end",
+        "end",
         "_ranges",
         "_ranges_max",
         "_start",
@@ -35,7 +35,8 @@ class AckQueue:
     def __init__(self) -> None:
         self._ranges: list[Range] = []
         self._start = 0
-        self._end = 0
+        self.end = 0
+        """One past the range of handled offsets that grows; public for the hot path: one of these begins there."""
         self._ranges_max = RANGES_PER_REQUEST
         """The most ranges in the next request: halved after a refusal, doubled after a confirmation."""
         self.under_way: list[Range] = []
@@ -46,30 +47,30 @@ class AckQueue:
 
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
-        if offset == self._end:
-            self._end = offset + 1
+        if offset == self.end:
+            self.end = offset + 1
             return
-        if self._start < self._end:
-            self._ranges.append((self._start, self._end))
+        if self._start < self.end:
+            self._ranges.append((self._start, self.end))
         self._start = offset
-        self._end = offset + 1
+        self.end = offset + 1
 
     def done_range(self, start: int, end: int) -> None:
         """Note that the messages `[start, end)` are handled."""
-        if start != self._end:
-            if self._start < self._end:
-                self._ranges.append((self._start, self._end))
+        if start != self.end:
+            if self._start < self.end:
+                self._ranges.append((self._start, self.end))
             self._start = start
-        self._end = end
+        self.end = end
 
     def __bool__(self) -> bool:
-        return self._start < self._end or bool(self._ranges) or bool(self.under_way)
+        return self._start < self.end or bool(self._ranges) or bool(self.under_way)
 
     def take(self) -> tuple[Range, ...]:
         """The lowest ranges, sorted and joined, to send next; ranges of a failed request are among them."""
-        if self._start < self._end:
-            self._ranges.append((self._start, self._end))
-            self._start = self._end
+        if self._start < self.end:
+            self._ranges.append((self._start, self.end))
+            self._start = self.end
         joined = list(IntervalSet(self.under_way + self._ranges))
         self.under_way = joined[: self._ranges_max]
         self._ranges = joined[self._ranges_max :]

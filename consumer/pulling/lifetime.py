@@ -141,6 +141,7 @@ class Lifetime:
         """What is left of the lease."""
         return 0 if self.fenced else max(0, self.lease_until_ms - now_ms)
 
-    def takes_acks(self, now_ms: int) -> bool:
-        """True if the user may still ack: the acks are sent while the lease holds."""
-        return self.state not in ENDED and not self.lapsed(now_ms)
+    @property
+    def acks_until_ns(self) -> int:
+        """The user may ack until then: the acks are sent while the lease holds; 0 in a state in which none is sent."""
+        return 0 if self.state in ENDED else self.lease_until_ms * 1_000_000

@@ -98,6 +98,7 @@ class PullClient(UserAcks):
         self.life = Lifetime(deadline_ms)
         self.deadline_ns = self.life.deadline_ns
         """`life.deadline_ns`, kept here because it is read before every handler."""
+        self._acks_until_ns = self.life.acks_until_ns
         self.waiting_for = "the fence"
         """For people: what pulling waits for."""
         self._subject = subject
@@ -153,7 +154,7 @@ class PullClient(UserAcks):
             return
         if address is not None and address != self._broker.address:
             self._broker = self._connections.broker_at(address)
-        self.deadline_ns = self.life.deadline_ns
+        self._note_deadlines()
 
     @property
     def fenced(self) -> bool:
@@ -180,9 +181,13 @@ class PullClient(UserAcks):
         self._on(PullEvent.STOPPED)
         self._pulling.cancel()
 
+    def _note_deadlines(self) -> None:
+        self.deadline_ns = self.life.deadline_ns
+        self._acks_until_ns = self.life.acks_until_ns
+
     def _on(self, event: PullEvent) -> None:
         self.life.on(event)
-        self.deadline_ns = self.life.deadline_ns
+        self._note_deadlines()
 
     @property
     def cursor(self) -> int:
@@ -237,7 +242,11 @@ class PullClient(UserAcks):
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
-        self._handled.done(offset)
+        handled = self._handled
+        if offset == handled.end:
+            handled.end = offset + 1
+        else:
+            handled.done(offset)
         if not self._acks.is_due:
             self._acks.send_soon()
         in_flight = self._in_flight
@@ -251,8 +260,9 @@ class PullClient(UserAcks):
         if end - start == len(messages):
             self.done_range(start, end)
             return
+        done = self._handled.done
         for message in messages:
-            self._handled.done(message.offset)
+            done(message.offset)
         self._acks.send_soon()
         self._in_flight.remove(len(messages))
 
@@ -278,8 +288,8 @@ class PullClient(UserAcks):
             LeaseLostError: the partition was handed over, or its lease has ended.
             ForkedError, OtherLoopError: the consumer is open in another process or event loop.
         """
-        self.home.check_thread()
-        if not self.life.takes_acks(self._clock.boot_ms()):
+        self._connections.home.check_thread()
+        if self._clock.boot_ns() >= self._acks_until_ns:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
     @property
@@ -333,7 +343,7 @@ class PullClient(UserAcks):
 
     def _fence(self, error: FencedError) -> None:
         first = self.life.on_fence(error.current_token or 0)
-        self.deadline_ns = self.life.deadline_ns
+        self._note_deadlines()
         if first:
             self.owner.end(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ...protocol.codecs.codec import Codec
@@ -38,8 +39,8 @@ class PullOwner(Protocol):
         """Hand a message out again, which the user gave back; returns it and those that are given back with it."""
         ...
 
-    def acked_again(self, message: Message) -> None:
-        """Take note of the ack of a message whose key was in hand."""
+    def acked_again(self, messages: Sequence[Message]) -> None:
+        """Take note of the acks of messages in hand: later ones of their keys may be handed out."""
         ...
 
     async def history(self) -> SubjectHistory:

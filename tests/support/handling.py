@@ -31,7 +31,6 @@ class Client:
         self.left_ms = 60_000
         self.client = self
         self.handled: list[int] = []
-        self.in_lanes: set[int] = set()
         self.in_flight = MessagesInFlight(retrying_max=retrying_max)
 
     def is_of(self, message: Message) -> bool:

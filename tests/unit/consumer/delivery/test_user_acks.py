@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from keylane.consumer.delivery.user_acks import UserAcks
@@ -21,8 +23,8 @@ class TwoSources:
     def check_takes_acks(self, offset: int) -> None:
         """Take every ack."""
 
-    def acked_again(self, message: Message) -> None:
-        self.lanes.append(message)
+    def acked_again(self, messages: Sequence[Message]) -> None:
+        self.lanes += messages
 
     def nack(self, message: Message, _after_s: float) -> list[Message]:
         return [message]
@@ -43,7 +45,6 @@ class TakenSource(UserAcks):
     def hand_out(self, offset: int) -> Message:
         message = Message("s", b"k", b"", offset, self.partition_id, 0, delivery=self)
         self.taken(message)
-        self.in_lanes.add(offset)
         return message
 
 

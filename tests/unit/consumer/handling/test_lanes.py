@@ -137,6 +137,21 @@ class LanesMachine(RuleBasedStateMachine):
     def take(self):
         self.began(self.lanes.take())
 
+    @precondition(lambda self: not self.lanes.busy and self.lanes.alone is None)
+    @rule()
+    def take_alone(self):
+        """As workers do while nothing runs."""
+        if self.lanes.arrived:
+            self.lanes.alone = self.lanes.arrived.popleft()
+            self.began(self.lanes.alone)
+
+    @precondition(lambda self: self.lanes.alone is not None)
+    @rule()
+    def finish_alone(self):
+        """As workers do if nothing was taken meanwhile."""
+        del self.running[self.lanes.alone.key]
+        self.lanes.alone = None
+
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def finish(self, data):
@@ -149,6 +164,7 @@ class LanesMachine(RuleBasedStateMachine):
     def fail(self, data):
         key = data.draw(st.sampled_from(sorted(self.running)))
         self.failed[key] = self.running.pop(key)
+        self.lanes.note_alone()
 
     @precondition(lambda self: self.failed)
     @rule(data=st.data())

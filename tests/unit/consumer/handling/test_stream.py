@@ -29,13 +29,15 @@ class StreamClient:
         self.client = self
         self.left_ms = left_ms
         self.in_flight = MessagesInFlight()
-        self.in_lanes: set[int] = set()
 
     @property
     def outstanding(self) -> int:
         return self.in_flight.count
 
     def taken(self, message: Message) -> None:
+        pass
+
+    def taken_all(self, messages: list[Message]) -> None:
         pass
 
     def is_of(self, message: Message) -> bool:
@@ -267,7 +269,7 @@ async def test_later_message_of_a_key_waits_for_the_ack():
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    stream.acked_again(first)
+    stream.acked_again([first])
     assert (await asyncio.wait_for(waiting, 30)).offset == 1
 
 
@@ -280,7 +282,7 @@ async def test_many_are_taken_with_several_of_a_key_and_come_again_together():
     assert [message.offset for message in back] == [0, 1]
     again = await stream.take_many(10, 1_000)
     assert [(message.offset, message.attempt) for message in again] == [(0, 2), (1, 2), (3, 1)]
-    stream.acked_again(taken[2])
+    stream.acked_again([taken[2]])
     assert [message.offset for message in await stream.take_many(10, 1_000)] == [4]
 
 
