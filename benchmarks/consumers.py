@@ -86,7 +86,7 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
     sent = role("send", both, count)
     both_s = result_of(consumer)["ended"] - sent["started"]
 
-    healthy = count // 2
+    healthy = count
     role("send", plain, healthy)
     role("poison", poisoned, healthy)
     without = role("healthy", plain, healthy)

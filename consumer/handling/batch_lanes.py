@@ -64,9 +64,8 @@ class BatchLanes:
         ordered: bool = True,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self.busy = True
-        """As of `Lanes`: workers take from batches in no shorter way."""
-        self.alone: None = None
+        self.alone = self
+        """As of `Lanes`, which it is never: workers take batches in no shorter way."""
         self._wake = wake
         self._max = max_records
         self._waits = waits

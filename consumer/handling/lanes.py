@@ -38,7 +38,7 @@ class Lanes:
         """`id` of each message in `arrived` whose next try is due: its lane is its own."""
         self.alone: Message | None = None
         """
-        A running message whose lane is not noted yet: nothing was taken since, so none can run beside it.  Whoever looks
+        A running message whose lane is not noted yet: nothing was taken since, so none can run beside it.  A call that looks
         at lanes notes it first; a handler that never waits ends before, and costs no lane.
         """
         self.busy: dict[bytes, deque[Message] | None] = {}

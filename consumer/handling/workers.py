@@ -218,7 +218,11 @@ class Workers:
         while True:
             for _ in range(self._per_turn):
                 if message is None:
-                    if not lanes.busy and lanes.alone is None and lanes.arrived:
+                    if (
+                        lanes.alone is None
+                        and lanes.arrived
+                        and lanes.arrived[0].key not in lanes.busy
+                    ):
                         message = lanes.alone = lanes.arrived.popleft()
                     elif (message := take()) is None:
                         break

@@ -110,13 +110,14 @@ class KeyParking:
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
     def divert(self, messages: list[Message]) -> list[Message]:
         """Park the messages whose keys are parked; returns the others."""
-        keys, others = self.keys, []
+        keys = self.keys
+        others = [message for message in messages if message.key not in keys]
+        if len(others) == len(messages):
+            return messages
         diverted: dict[bytes, list[Message]] = {}
         for message in messages:
             if message.key in keys:
                 diverted.setdefault(message.key, []).append(message)
-            else:
-                others.append(message)
         for key, behind in diverted.items():
             held = self._freeing.get(key)
             if held is not None:

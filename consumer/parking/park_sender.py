@@ -99,8 +99,10 @@ class ParkSender:
 
     async def _run(self) -> None:
         pauses = self._context.settings.backoff.pauses(self._context.rng)
+        linger_s = self._context.settings.ack_linger_ms / 1000
         while True:
             await self._due.wait()
+            await asyncio.sleep(linger_s)
             self._due.clear()
             try:
                 while self._queue:

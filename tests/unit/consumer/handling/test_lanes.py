@@ -137,11 +137,11 @@ class LanesMachine(RuleBasedStateMachine):
     def take(self):
         self.began(self.lanes.take())
 
-    @precondition(lambda self: not self.lanes.busy and self.lanes.alone is None)
+    @precondition(lambda self: self.lanes.arrived and self.lanes.alone is None)
     @rule()
     def take_alone(self):
-        """As workers do while nothing runs."""
-        if self.lanes.arrived:
+        """As workers do while no other message was taken so."""
+        if self.lanes.arrived[0].key not in self.lanes.busy:
             self.lanes.alone = self.lanes.arrived.popleft()
             self.began(self.lanes.alone)
 
