@@ -61,7 +61,6 @@ CATCHES: dict[str, int] = {
     "heartbeats_do_not_wait": 0,
     "held_rows_are_left_out": 2_000_000_028,
     "home_is_left_early": 31,
-    "home_is_looked_at_once_a_batch": 3,
     "home_is_not_looked_at": 23,
     "id_drawn_when_made": 0,
     "ids_of_the_users_generator": 3,

@@ -104,10 +104,6 @@ def shared_messages_held_for_an_hour(patches: Patches) -> None:
     patches.set(shared_client, "PullShared", pull)
 
 
-def _threads_are_alike(patches: Patches) -> None:
-    patches.set(producer_sending, "get_ident", lambda: NO_THREAD)
-
-
 def home_is_not_looked_at(patches: Patches) -> None:
     """A client takes calls from any thread and event loop."""
 
@@ -115,15 +111,10 @@ def home_is_not_looked_at(patches: Patches) -> None:
         if not self.here:
             raise ClosedError("not open")
 
-    _threads_are_alike(patches)
+    patches.set(producer_sending, "get_ident", lambda: NO_THREAD)
     patches.set(Home, "check", check_closed)
     for name in ("check_not_elsewhere", "check_thread"):
         patches.set(Home, name, lambda self: None)
-
-
-def home_is_looked_at_once_a_batch(patches: Patches) -> None:
-    """Another thread may send while a batch gathers."""
-    _threads_are_alike(patches)
 
 
 BREAKS: tuple[Breaks, ...] = (
@@ -135,5 +126,4 @@ BREAKS: tuple[Breaks, ...] = (
     flush_tells_no_failure,
     shared_messages_held_for_an_hour,
     home_is_not_looked_at,
-    home_is_looked_at_once_a_batch,
 )
