@@ -91,7 +91,7 @@ kills: $(STAMP) ## kill the broker at every point, with both indexes (`make test
 bench: $(STAMP) ## measure the main path, print JSON
 	@$(BIN)/python benchmarks/main_path.py $(ARGS)
 
-bench-clients: $(STAMP) ## measure producers beside a bare path, print JSON (ARGS=--quick)
+bench-clients: $(STAMP) ## measure producers and consumers beside a bare path, print JSON (ARGS=--quick)
 	@$(BIN)/python benchmarks/clients.py $(ARGS)
 
 bench-store: $(STAMP) ## measure the broker's store beside the raw disk, print JSON (ARGS=--quick)
