@@ -21,19 +21,20 @@ from ...protocol.errors import (
     GroupBusyError,
     GroupDeletedError,
     GroupStrategyError,
+    GroupUnknownError,
     InvalidRequestError,
     OverloadedError,
     SessionUnknownError,
 )
 from ...protocol.ids import SessionId, check_name
-from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ..cluster.heard import mark_unsettled
 from ..cluster.removals import removals_left, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
-from ..sql.dialect import insert_new, now_ms
+from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
-from ..sql.schema import accepted_folders, groups, leases, sessions, subjects
+from ..sql.schema import groups, leases, sessions, subjects
+from .creation import EARLIEST, insert_group
 
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
 
@@ -64,8 +65,6 @@ _named = sa.and_(
     groups.c.subject_id == sa.bindparam("of_subject"), groups.c.name == sa.bindparam("of_name")
 )
 _group_id = sa.select(groups.c.group_id).where(_named)
-_accepted_fence = sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
-"""Brokers refuse tokens up to this one, see catalogue/accepted.py."""
 _locked_group = (
     sa.select(
         groups.c.group_id,
@@ -95,6 +94,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: the group's progress is being set.
         GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
+        GroupUnknownError: the group does not exist, and would not begin at the earliest message: `starts/` makes it.
     """
     check_name("consumer group", ask.group)
     if "\0" in ask.client:
@@ -148,6 +148,7 @@ def _lock_or_create_group(
 
     Raises:
         GroupStrategyError, OverloadedError, GroupDeletedError
+        GroupUnknownError: the group does not exist, and would not begin at the earliest message.
     """
     subject_id = subject.subject_id
     named = {"of_subject": subject_id, "of_name": ask.group}
@@ -161,23 +162,13 @@ def _lock_or_create_group(
             group=ask.group,
         )
     if new_group:
-        count = sa.select(sa.func.count()).where(groups.c.subject_id == subject_id)
-        if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
-            raise OverloadedError(
-                "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
+        if ask.start not in {None, EARLIEST}:
+            raise GroupUnknownError(
+                f"consumer group {ask.group!r} is made before its first session joins",
+                subject=ask.subject,
+                group=ask.group,
             )
-        row = {
-            "subject_id": subject_id,
-            "name": ask.group,
-            "strategy": ask.strategy,
-            "last_token": max(
-                connection.execute(_accepted_fence).scalar_one(), subject.tokens_above
-            ),
-            "version": 0,
-            "settled": False,
-            "route_version": 0,
-        }
-        insert_new(connection, groups, row)
+        insert_group(connection, subject, ask.group, strategy=ask.strategy)
     group_id, version, strategy, deleting = connection.execute(_locked_group, named).one()
     if deleting:
         raise GroupDeletedError(

@@ -15,7 +15,8 @@ from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..sql.dialect import begin_snapshot, now_ms
-from ..sql.schema import groups, leases, removals, sessions, subjects
+from ..sql.schema import groups, leases, removals, sessions, starts, subjects
+from .stored_settings import read_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class DueGroups:
     next_expiry_ms: int | None
     removals: bool = False
     """Whether brokers have to drop partitions or to forget groups."""
+    starts: bool = False
+    """Whether brokers have to store where groups begin."""
 
 
 _due = sa.union(
@@ -39,6 +42,7 @@ _due = sa.union(
 _next_expiry = sa.select(
     (sa.func.min(sessions.c.expires_at) - now_ms()).label("next_ms"),
     sa.select(sa.exists(sa.select(removals.c.partition_id))).scalar_subquery().label("removals"),
+    sa.select(sa.exists(sa.select(starts.c.group_id))).scalar_subquery().label("starts"),
 )
 
 
@@ -46,7 +50,12 @@ def due_groups(connection: Connection) -> DueGroups:
     """Return the groups with an expired session, an unsettled change, or a route newer than at their last settling."""
     due = connection.execute(_due).scalars().all()
     row = connection.execute(_next_expiry).one()
-    return DueGroups(groups=tuple(due), next_expiry_ms=row.next_ms, removals=bool(row.removals))
+    return DueGroups(
+        groups=tuple(due),
+        next_expiry_ms=row.next_ms,
+        removals=bool(row.removals),
+        starts=bool(row.starts),
+    )
 
 
 _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
@@ -131,6 +140,7 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
         sessions=len(live),
         owners=tuple(owners),
         strategy=strategy,
+        settings=read_stored(connection, group_id, subject=subject, group=group),
     )
 
 
