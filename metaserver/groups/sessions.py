@@ -26,6 +26,7 @@ from ...protocol.errors import (
     OverloadedError,
     SessionUnknownError,
 )
+from ...protocol.groups import GroupStart
 from ...protocol.ids import SessionId, check_name
 from ..cluster.heard import mark_unsettled
 from ..cluster.removals import removals_left, was_deleted
@@ -35,6 +36,7 @@ from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import groups, leases, sessions, subjects
 from .creation import EARLIEST, insert_group
+from .stored_settings import start_of
 
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
 
@@ -52,6 +54,8 @@ class SessionRow:
     """It was asked to hand a lease over and has not released it; set by `renew_sessions` only."""
     new_group: bool = False
     """Its group began with it; set by `join_group` only."""
+    start: GroupStart | None = None
+    """Where its group has begun; set by `join_group` only."""
 
 
 _row = sa.select(
@@ -70,6 +74,8 @@ _locked_group = (
         groups.c.group_id,
         groups.c.version,
         groups.c.strategy,
+        groups.c.start_at,
+        groups.c.start_ms,
         sa.or_(groups.c.deleting, subjects.c.deleting).label("deleting"),
     )
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
@@ -100,12 +106,13 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     if "\0" in ask.client:
         raise InvalidRequestError("the client's name has a NUL in it")
     subject = open_subject_row(connection, ask.subject)
-    new_group, group_id, version = _lock_or_create_group(connection, subject, ask)
+    new_group, group = _lock_or_create_group(connection, subject, ask)
+    group_id, start = group.group_id, start_of(group)
     known = connection.execute(_joined_before, {"of_session": ask.session}).one_or_none()
     if known is not None and known.group_id != group_id:
         raise InvalidRequestError("this session has joined another group", session=ask.session)
     if known is not None and known.alive:
-        return _session_row(known)
+        return replace(_session_row(known), start=start)
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms:
         raise GroupBusyError(
@@ -120,9 +127,9 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         "session": ask.session,
         "group_id": group_id,
         "client": ask.client,
-        "joined": version + 1,
+        "joined": group.version + 1,
         "ttl_ms": ask.ttl_ms,
-        "grants_version": version + 1,
+        "grants_version": group.version + 1,
         "suspended": ask.suspended,
     }
     connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
@@ -131,20 +138,21 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         session=SessionId(ask.session),
         group_id=group_id,
         ttl_ms=ask.ttl_ms,
-        grants_version=version + 1,
+        grants_version=group.version + 1,
         suspended=ask.suspended,
         new_group=new_group,
+        start=start,
     )
 
 
 def _lock_or_create_group(
     connection: Connection, subject: SubjectRow, ask: Join
-) -> tuple[bool, int, int]:
+) -> tuple[bool, sa.Row[Any]]:
     """
     Lock the group of a join; create it if there is none.
 
     Returns:
-        Whether it was created, its id, its version.
+        Whether it was created, and its row.
 
     Raises:
         GroupStrategyError, OverloadedError, GroupDeletedError
@@ -169,21 +177,21 @@ def _lock_or_create_group(
                 group=ask.group,
             )
         insert_group(connection, subject, ask.group, strategy=ask.strategy)
-    group_id, version, strategy, deleting = connection.execute(_locked_group, named).one()
-    if deleting:
+    group = connection.execute(_locked_group, named).one()
+    if group.deleting:
         raise GroupDeletedError(
             f"consumer group {ask.group!r} is being deleted; join again when its brokers have forgotten it",
             subject=ask.subject,
             group=ask.group,
-            left=removals_left(connection, subject_id, group_id),
+            left=removals_left(connection, subject_id, group.group_id),
         )
-    if strategy != ask.strategy:
+    if group.strategy != ask.strategy:
         raise GroupStrategyError(
-            f"group {ask.group!r} is {strategy}, this consumer {ask.strategy}",
-            stored=strategy,
+            f"group {ask.group!r} is {group.strategy}, this consumer {ask.strategy}",
+            stored=group.strategy,
             asked=ask.strategy.value,
         )
-    return new_group, group_id, version
+    return new_group, group
 
 
 def lock_in_order(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:

@@ -110,22 +110,17 @@ def read_stored(
     )
 
 
-def read_start(connection: Connection, group_id: int) -> GroupStart:
-    """Return where a group that exists has begun."""
-    return start_of(connection.execute(_settings, {"of_group": group_id}).one())
-
-
 def unstarted(connection: Connection, group_id: int) -> set[int]:
     """Return the partitions whose brokers have not stored where the group begins."""
     return set(connection.execute(_unstarted, {"of_group": group_id}).scalars())
 
 
-def start_of(row: sa.Row[Any]) -> GroupStart:
+def start_of(row: Any) -> GroupStart:
     """The start in a row of `groups`."""
     return GroupStart(at=StartAt(row.start_at), at_ms=row.start_ms)
 
 
-def policy_of(row: sa.Row[Any]) -> GroupPolicy:
+def policy_of(row: Any) -> GroupPolicy:
     """The policy in a row of `groups`."""
     return GroupPolicy(
         on_failure=None if row.on_failure is None else FailurePolicy(row.on_failure),

@@ -15,7 +15,7 @@ from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..sql.dialect import begin_snapshot, now_ms
-from ..sql.schema import groups, leases, removals, sessions, starts, subjects
+from ..sql.schema import groups, leases, removals, sessions, subjects
 from .stored_settings import read_stored
 
 
@@ -27,8 +27,6 @@ class DueGroups:
     next_expiry_ms: int | None
     removals: bool = False
     """Whether brokers have to drop partitions or to forget groups."""
-    starts: bool = False
-    """Whether brokers have to store where groups begin."""
 
 
 _due = sa.union(
@@ -42,7 +40,6 @@ _due = sa.union(
 _next_expiry = sa.select(
     (sa.func.min(sessions.c.expires_at) - now_ms()).label("next_ms"),
     sa.select(sa.exists(sa.select(removals.c.partition_id))).scalar_subquery().label("removals"),
-    sa.select(sa.exists(sa.select(starts.c.group_id))).scalar_subquery().label("starts"),
 )
 
 
@@ -50,12 +47,7 @@ def due_groups(connection: Connection) -> DueGroups:
     """Return the groups with an expired session, an unsettled change, or a route newer than at their last settling."""
     due = connection.execute(_due).scalars().all()
     row = connection.execute(_next_expiry).one()
-    return DueGroups(
-        groups=tuple(due),
-        next_expiry_ms=row.next_ms,
-        removals=bool(row.removals),
-        starts=bool(row.starts),
-    )
+    return DueGroups(groups=tuple(due), next_expiry_ms=row.next_ms, removals=bool(row.removals))
 
 
 _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
