@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Generic, Self
 
 from ..consumer import AckMode, Assignment, Consumer, ConsumerSettings
+from ..consumer.reading.instants import GroupBegin
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError
 from ..protocol.message import Message
@@ -112,6 +113,7 @@ class SyncConsumer(Generic[V]):
         name: str | None = None,
         consume_strategy: ConsumeStrategy | str | None = None,
         ack: AckMode | str | None = None,
+        start: GroupBegin | None = None,
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
     ) -> None:
@@ -125,6 +127,7 @@ class SyncConsumer(Generic[V]):
             name=name,
             consume_strategy=consume_strategy,
             ack=ack,
+            start=start,
             settings=settings,
             wait_s=wait_s,
         )
