@@ -169,6 +169,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name
         self._environment = _environment or Environment()
+        self._begins_at = start
         self._start = group_start(start, now_ms=self._environment.clock.wall_ms())
         self._make_parts(wait_s)
         self._clear()
@@ -382,7 +383,7 @@ class Consumer(Resident, Owned, Taking[V]):
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes handlers of any"
             )
         known: dict[str, Any] = {
-            "settings": self._settings, "wait_s": self._connections.wait_s,
+            "settings": self._settings, "wait_s": self._connections.wait_s, "start": self._begins_at,
         } | options  # fmt: skip
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 

@@ -221,6 +221,11 @@ class SyncConsumer(Generic[V]):
         """The partitions owned now, by id; none while it is not open."""
         return self._consumer.assignment
 
+    @property
+    def waiting_for(self) -> str:
+        """For people: why it is granted no partitions, while an operator has suspended it; else ""."""
+        return self._consumer.waiting_for
+
 
 def _taken(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
     return [message.message for message in messages]

@@ -56,6 +56,8 @@ class PendingStart:
     partition_id: int
     cursor: int
     token: int
+    expired: bool
+    """The partition has no message left: there is nothing to store."""
     broker_group: str
     address: str | None
     """None: the broker is silent."""
@@ -149,6 +151,7 @@ _pending = (
         groups.c.name,
         groups.c.strategy,
         partitions.c.broker_group,
+        (partitions.c.state == PartitionState.EXPIRED).label("expired"),
         sa.case((brokers.c.expires_at > now_ms(), brokers.c.address)).label("address"),
     )
     .join(groups, groups.c.group_id == starts.c.group_id)
@@ -156,7 +159,7 @@ _pending = (
     .join(partitions, partitions.c.partition_id == starts.c.partition_id)
     .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
     .where(
-        sa.not_(groups.c.deleting),
+        sa.not_(sa.or_(groups.c.deleting, subjects.c.deleting)),
         sa.tuple_(starts.c.group_id, starts.c.partition_id)
         > sa.tuple_(sa.bindparam("after_group"), sa.bindparam("after_partition")),
     )
@@ -179,6 +182,7 @@ def pending_starts(
             partition_id=row.partition_id,
             cursor=row.cursor,
             token=row.token,
+            expired=row.expired,
             broker_group=row.broker_group,
             address=row.address,
         )
@@ -188,10 +192,10 @@ def pending_starts(
 
 def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
     """As `pending_starts`, of one group."""
-    limit = connection.execute(
-        sa.select(sa.func.count()).where(starts.c.group_id == group_id)
-    ).scalar_one()
-    return pending_starts(connection, limit=limit, after=(group_id, 0)) if limit else []
+    count = sa.select(sa.func.count()).where(starts.c.group_id == group_id)
+    limit = connection.execute(count).scalar_one()
+    pending = pending_starts(connection, limit=limit, after=(group_id, 0)) if limit else []
+    return [start for start in pending if start.group_id == group_id]
 
 
 def note_started(connection: Connection, group_id: int, done: Sequence[PendingStart]) -> None:

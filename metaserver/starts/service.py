@@ -47,6 +47,8 @@ from .rows import (
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
 """The largest number of plans of one creation, while its partitions change."""
+TELL_PAUSES_MS = (20, 50, 100, 200, 400, 800)
+"""The pauses for which `create` waits for a broker that does not store a start; a flush takes milliseconds."""
 PENDING_MAX = 1_024
 """Partitions in one round of `resume`."""
 
@@ -87,6 +89,12 @@ class StartService:
         """
         await self.begin(subject, group, ask)
         stored = await self._stored(subject, group)
+        for pause_ms in TELL_PAUSES_MS:
+            if not stored.unstarted:
+                break
+            await asyncio.sleep(pause_ms / 1000)
+            await self.begin(subject, group, ask)
+            stored = await self._stored(subject, group)
         if stored.start != ask.start or stored.strategy != ask.strategy:
             raise GroupExistsError(
                 f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at {stored.start}",
@@ -178,7 +186,9 @@ class StartService:
             await self._database.write(note_started, group_id, starts)
 
     async def _tell_one(self, start: PendingStart) -> bool:
-        """Have a broker store a cursor; returns whether it has."""
+        """Have a broker store a cursor; returns whether it has, or need not."""
+        if start.expired:
+            return True
         ask = SetCursor(
             group=start.group, token=start.token, cursor=start.cursor, strategy=start.strategy
         )

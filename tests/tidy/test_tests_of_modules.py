@@ -119,7 +119,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/metaserver/rebuild/test_plan.py": "operations",
     },
     "metaserver/removals": {"integration/metaserver/test_deletions.py": "service"},
-    "metaserver/starts": {"integration/groups/test_starts.py": "service"},
     "metaserver/resets": {
         "integration/resets/test_group_reset.py": "broker_offsets",
         "property/metaserver/test_reset_cursors.py": "cursors",

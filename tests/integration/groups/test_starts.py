@@ -160,6 +160,8 @@ async def test_start_that_a_crash_cuts_short_stays_where_it_was_fixed(mortal: Cl
     assert numbers(seen) == list(range(20, 40))
     async with Admin(mortal.meta) as admin:
         assert (await admin.group_settings("s", "g")).unstarted == ()
+        verification = await admin.verify()
+        assert verification.ok, verification
 
 
 async def test_group_is_not_made_while_a_broker_cannot_say_where_it_begins(mortal: Cluster):
