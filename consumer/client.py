@@ -210,11 +210,11 @@ class Consumer(Resident, Owned, Taking[V]):
         Join the group.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; open it again.
+            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; or a new group has a `start`, and a
+                broker does not say where that is; open it again.
             SubjectUnknownError: it was never created.
             GroupStrategyError: the group has the other strategy.
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
-                NotSentError, too, if a new group has a `start`, and a broker does not say where that is.
             AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
         """
         if self._several is not None:

@@ -73,11 +73,9 @@ class Owned:
     @property
     def waiting_for(self) -> str:
         """For people: why it is granted no partitions, as long as its code or an operator suspends it; else ""."""
-        return (
-            ""
-            if self._assignments is None or not self._home.here
-            else self._assignments.waiting_for
-        )
+        if self._assignments is None or not self._home.here:
+            return ""
+        return self._assignments.waiting_for
 
     async def pause(self, *partition_ids: int) -> None:
         """

@@ -68,10 +68,10 @@ def group_start(given: GroupBegin | None, *, now_ms: int) -> GroupStart | None:
     """
     if given is None:
         return None
-    if given in {StartAt.EARLIEST, StartAt.LATEST}:
-        return GroupStart(at=StartAt(str(given)))
     if not isinstance(given, str | datetime | timedelta):
         raise ConfigError(f"start must be 'earliest', 'latest' or an instant, not {given!r:.40}")
+    if given in {StartAt.EARLIEST, StartAt.LATEST}:
+        return GroupStart(at=StartAt(str(given)))
     try:
         return GroupStart(at=StartAt.TIME, at_ms=instant_ms(given, now_ms=now_ms))
     except InvalidRequestError as error:
