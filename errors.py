@@ -7,6 +7,7 @@ The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those tha
 from .protocol.errors.base import Fate, KeylaneError, RetryRule
 from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
+from .protocol.errors.groups import *
 from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.parked import *
@@ -53,6 +54,8 @@ __all__ = [
     "GivenUpError",
     "GroupBusyError",
     "GroupDeletedError",
+    "GroupExistsError",
+    "GroupStartUnfinishedError",
     "GroupStrategyError",
     "GroupUnknownError",
     "HandlerTypeError",
@@ -94,6 +97,7 @@ __all__ = [
     "PartitionUnknownError",
     "PartlyQueuedError",
     "PartlyStoredError",
+    "PolicyInvalidError",
     "ProducerFencedError",
     "QueueFullError",
     "QueueUnknownError",
@@ -121,6 +125,7 @@ __all__ = [
     "SubjectExistsError",
     "SubjectNotStaticError",
     "SubjectUnknownError",
+    "SuspendedClientsError",
     "TokenUnknownError",
     "UnreachableError",
     "WorkerCancelledError",

@@ -13,6 +13,7 @@ from ..protocol.control import (
     SubjectSummary,
     SubjectView,
 )
+from ..protocol.groups import GroupPolicy, GroupSettings, GroupStart, StartAt
 from ..protocol.operations import (
     BusySubject,
     LossView,
@@ -53,7 +54,10 @@ __all__ = [
     "Failure",
     "GroupDeletion",
     "GroupDescription",
+    "GroupPolicy",
     "GroupReset",
+    "GroupSettings",
+    "GroupStart",
     "GroupSummary",
     "GroupView",
     "Health",
@@ -77,6 +81,7 @@ __all__ = [
     "Route",
     "ScheduledMessages",
     "ScheduledView",
+    "StartAt",
     "StepAction",
     "StepView",
     "SubjectDeletion",

@@ -51,6 +51,7 @@ from ..rpc.connections import Connections
 from . import views
 from .arguments import checked
 from .group_resets import reset_group
+from .groups import GroupCalls
 from .parked import ParkedCalls
 from .scheduled import ScheduledCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
@@ -58,7 +59,7 @@ from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescripti
 POLL_MS = 100
 
 
-class Admin(ScheduledCalls, ParkedCalls):
+class Admin(ScheduledCalls, ParkedCalls, GroupCalls):
     """
     Administers a cluster.
 

@@ -15,6 +15,7 @@ from ..protocol.control import (
     Retention,
     SubjectView,
 )
+from ..protocol.groups import GroupSettings
 from ..protocol.operations import OperationView
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 
@@ -111,6 +112,8 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     lag: int | None
     """Sum over the partitions; None if one of them is unknown."""
     partitions: tuple[PartitionProgress, ...]
+    settings: GroupSettings | None = None
+    """What is stored of the group: its failure policy, its start, what an operator has suspended."""
 
 
 def by_range(partitions: Iterable[Partition]) -> list[Partition]:
@@ -201,6 +204,7 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
         sessions=view.sessions,
         lag=sum(lags) if len(lags) == len(partitions) else None,
         partitions=partitions,
+        settings=view.settings,
     )
 
 

@@ -37,6 +37,7 @@ from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
 from .settings import ConsumerSettings
+from .told import Told
 
 log = logging.getLogger("keylane.consumer")
 
@@ -78,6 +79,8 @@ class Assignments:
         self._subject = subject
         self._group = group
         self._settings = settings
+        """As they are in force: what is stored for the group counts more than what the code says."""
+        self._told = Told(subject=subject, group=group, client=membership.client, settings=settings)
         self._clock = clock
         self._rng = rng
         self._connections = connections
@@ -114,6 +117,12 @@ class Assignments:
         return [self._ending[key] for key in sorted(self._ending)]
 
     @property
+    def waiting_for(self) -> str:
+        """For people: who has suspended the consumer, so that it is granted nothing; else ""."""
+        own = "resume(): its own code has suspended it" if self._membership.suspended else ""
+        return "; ".join(filter(None, (own, self._told.waiting_for)))
+
+    @property
     def redrives(self) -> bool:
         """Parked messages are handled again one by one, not in batches."""
         dispatch = self._dispatch
@@ -125,6 +134,10 @@ class Assignments:
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         """Take every partition granted now; all leases end at `deadline_ms` on the boot clock."""
         self._deadline_ms = deadline_ms
+        if self._told.take(grants):
+            self._settings = self._told.settings
+            if isinstance(self._dispatch, Workers):
+                self._dispatch.adopt(self._settings)
         for client in self.ending:
             if client.session == self._membership.session:
                 client.renew(deadline_ms, None)

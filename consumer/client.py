@@ -35,6 +35,7 @@ from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
 from .owned import Owned
+from .reading.instants import GroupBegin, group_start
 from .rebalance import PartitionsCallback, Rebalance, check_callbacks
 from .settings import AckMode, ConsumerSettings, FailurePolicy
 from .several import Several
@@ -99,7 +100,10 @@ class Consumer(Resident, Owned, Taking[V]):
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts.
         on_failure: what becomes of a message whose handler has failed `tries_max` times: "block", the default: it is tried
             on; "park": its key is set aside at the broker with all that follows, in order; "dead": the message alone is.
-        tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default.
+        tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default.  What `keylane group set`
+            has stored for the group counts more than `on_failure`, `tries_max` and `handler_backoff`.
+        start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
+            consumer is open; or an instant, as a datetime with a time zone, or "-1h".  A group that exists ignores it.
         on_assigned: called with ids of partitions that were granted, before anything of them is pulled.
         on_revoked: called with the id of a partition that goes to another consumer, before it does: without a
             handler, what is in hand may still be acked.
@@ -128,6 +132,7 @@ class Consumer(Resident, Owned, Taking[V]):
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
         tries_max: int | None = None,
+        start: GroupBegin | None = None,
         on_assigned: PartitionsCallback | None = None,
         on_revoked: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
@@ -164,6 +169,8 @@ class Consumer(Resident, Owned, Taking[V]):
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name
         self._environment = _environment or Environment()
+        self._begins_at = start
+        self._start = group_start(start, now_ms=self._environment.clock.wall_ms())
         self._make_parts(wait_s)
         self._clear()
 
@@ -203,7 +210,8 @@ class Consumer(Resident, Owned, Taking[V]):
         Join the group.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; open it again.
+            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; or a new group has a `start`, and a
+                broker does not say where that is; open it again.
             SubjectUnknownError: it was never created.
             GroupStrategyError: the group has the other strategy.
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
@@ -248,6 +256,7 @@ class Consumer(Resident, Owned, Taking[V]):
             clock=self._clock,
             rng=self._rng,
             identity=self._environment.draw_identity,
+            start=self._start,
         )
 
     @property
@@ -374,7 +383,7 @@ class Consumer(Resident, Owned, Taking[V]):
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes handlers of any"
             )
         known: dict[str, Any] = {
-            "settings": self._settings, "wait_s": self._connections.wait_s,
+            "settings": self._settings, "wait_s": self._connections.wait_s, "start": self._begins_at,
         } | options  # fmt: skip
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 

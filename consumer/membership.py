@@ -25,6 +25,7 @@ from ..protocol.errors import (
     StorageError,
     UnreachableError,
 )
+from ..protocol.groups import GroupStart
 from ..protocol.operations import SubjectHistory
 from ..rpc.client import MetaClient
 from ..rpc.identity import DrawBits
@@ -72,6 +73,7 @@ class Membership:
     Args:
         client: name of the consumer, for people.
         identity: draws the bits of a session's id.
+        start: where the group begins if this consumer makes it; None: at the first message.
     """
 
     def __init__(
@@ -85,14 +87,16 @@ class Membership:
         clock: Clock,
         rng: random.Random,
         identity: DrawBits,
+        start: GroupStart | None = None,
     ) -> None:
         self.session = ""
+        self._start = start
         self._group_id = 0
         """The group of the last session; a group that is made after its deletion is another one."""
         self._suspended = False
         self._subject = subject
         self._group = group
-        self._client = client
+        self.client = client
         self._meta = meta
         self._settings = settings
         self._clock = clock
@@ -134,18 +138,33 @@ class Membership:
                 subject=self._subject,
                 group=self._group,
                 session=session,
-                client=self._client,
+                client=self.client,
                 ttl_ms=self._settings.ttl_ms,
                 suspended=self._suspended,
                 strategy=self._settings.consume_strategy,
                 group_id=self._group_id,
+                start=self._start,
             )
         )
+        if (
+            self._start is not None
+            and not self._group_id
+            and joined.start not in {None, self._start}
+        ):
+            log.info(
+                "group %s of %s exists, and began at %s; start=%s is for a new group",
+                self._group, self._subject, joined.start, self._start,
+            )  # fmt: skip
         self._group_id = joined.group_id
         self.session = session
         self._version = -1
         self._fall_pauses.reset()
         self._timeouts.begin(sent_at_ms, joined.heartbeat_ms)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the consumer's own code has suspended it."""
+        return self._suspended
 
     def nudge(self) -> None:
         """Send the next heartbeat now, for a report."""

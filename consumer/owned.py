@@ -70,6 +70,13 @@ class Owned:
             for client in self._assignments.clients
         ]
 
+    @property
+    def waiting_for(self) -> str:
+        """For people: why it is granted no partitions, as long as its code or an operator suspends it; else ""."""
+        if self._assignments is None or not self._home.here:
+            return ""
+        return self._assignments.waiting_for
+
     async def pause(self, *partition_ids: int) -> None:
         """
         Get no message of these partitions until `resume`, or until they are handed over; without ids, of all that are owned.

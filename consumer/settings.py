@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
+from ..protocol.groups import TRIES_MAX_MAX, FailurePolicy
 from ..protocol.limits import (
     ACK_RANGES_MAX,
     IN_FLIGHT_MS_MAX,
@@ -17,20 +18,14 @@ from ..protocol.limits import (
 from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
+__all__ = ["RECORDS_MAX", "AckMode", "ConsumerSettings", "FailurePolicy"]
+
 
 class AckMode(enum.StrEnum):
     """When a handled message is acked at its broker."""
 
     LINGERING = "lingering"
     EACH = "each"
-
-
-class FailurePolicy(enum.StrEnum):
-    """What becomes of a message that failed `tries_max` times."""
-
-    BLOCK = "block"
-    PARK = "park"
-    DEAD = "dead"
 
 
 RECORDS_MAX = 100_000
@@ -47,7 +42,7 @@ _RANGES = {
     "in_flight_ms": (100, IN_FLIGHT_MS_MAX),
     "ack_linger_ms": (0, 10_000),
     "handover_ms": (0, 600_000),
-    "tries_max": (1, 1_000_000),
+    "tries_max": (1, TRIES_MAX_MAX),
     "call_timeout_ms": CALL_TIMEOUT_MS,
 }
 
@@ -93,14 +88,15 @@ class ConsumerSettings:
             default: it is tried on, and later messages of its key wait.  "park": its key is set aside at the broker
             with all its messages, in their order, until an operator has them handled again or skips some; everything
             else goes on.  "dead": the message is set aside alone, and later ones of its key go on.  Messages without a
-            key are set aside alone, as are all of a shared group.
+            key are set aside alone, as are all of a shared group.  What `keylane group set` has stored for the group
+            counts more.
         tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, until `on_failure` applies.  A
-            `Retry` counts, and is never the last.
+            `Retry` counts, and is never the last.  What is stored for the group counts more.
         call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call of a metaserver or broker, beyond
             the time that it may wait itself.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing call.
         handler_backoff: default Backoff(first_ms=100, max_ms=30_000); the pauses between tries of a failing message.
-            Later messages of its key wait meanwhile; no worker does.
+            Later messages of its key wait meanwhile; no worker does.  What is stored for the group counts more.
 
     Raises:
         ConfigError: values out of their range, or that cannot work together; the text names all of them.

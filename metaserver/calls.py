@@ -16,6 +16,7 @@ from .groups.service import GroupService
 from .operations.driver import OperationDriver
 from .removals.service import RemovalService
 from .resets.service import ResetService
+from .starts.service import StartService
 from .verify.service import VerifyService
 
 
@@ -28,12 +29,17 @@ def control_routes(
     resets: ResetService,
     *,
     removals: RemovalService,
+    starts: StartService,
 ) -> list[ControlRoute]:
     """One route for each of `endpoints.METASERVER`."""
     return [
         *_subject_routes(catalogue),
         *_consumer_routes(groups, catalogue),
         *_operation_routes(operations),
+        ControlRoute(
+            endpoints.CREATE_GROUP,
+            lambda body, params: starts.create(params["subject"], params["group"], body),
+        ),
         ControlRoute(
             endpoints.DELETE_SUBJECT,
             lambda body, params: removals.delete_subject(params["subject"], body),
@@ -102,6 +108,18 @@ def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[Control
         ControlRoute(
             endpoints.SWITCH_GROUP,
             lambda body, params: groups.switch(params["subject"], params["group"], body),
+        ),
+        ControlRoute(
+            endpoints.GROUP_SETTINGS,
+            lambda _body, params: groups.settings(params["subject"], params["group"]),
+        ),
+        ControlRoute(
+            endpoints.SET_GROUP,
+            lambda body, params: groups.set_policy(params["subject"], params["group"], body),
+        ),
+        ControlRoute(
+            endpoints.SUSPEND_GROUP,
+            lambda body, params: groups.suspend_members(params["subject"], params["group"], body),
         ),
     ]
 

@@ -33,6 +33,7 @@ from .retention.expirer import Expirer
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import open_database
 from .sql.write_watch import WatchedDatabase
+from .starts.service import StartService
 from .verify.service import VerifyService
 
 
@@ -134,7 +135,8 @@ def _services(
     catalogue = Catalogue(database, network, settings)
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
-    groups = GroupService(database, settings, announce=announcer.announce)
+    starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
+    groups = GroupService(database, settings, announce=announcer.announce, begin=starts.begin)
     operations = OperationDriver(
         database,
         network,
@@ -157,12 +159,12 @@ def _services(
         operations,
         duties=(expirer.run_once,),
         removals=removals,
-        quick_duties=(announcer.run_once,),
+        quick_duties=(announcer.run_once, starts.resume),
     )
     health = partial(_health, database, catalogue)
     verify = VerifyService(database, network)
     routes = control_routes(
-        catalogue, groups, health, operations, verify, resets, removals=removals
+        catalogue, groups, health, operations, verify, resets, removals=removals, starts=starts
     )
     return _Services(
         catalogue=catalogue,

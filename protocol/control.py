@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
+from .groups import GroupPolicy, GroupSettings, GroupStart, OperatorSwitch
 from .ids import MAX_I64
 from .limits import (
     MESSAGE_BYTES_MAX,
@@ -222,6 +223,8 @@ class Join(Struct, frozen=True, kw_only=True):
     """The first session of a group sets the group's strategy."""
     group_id: Count = 0
     """The group that the client's earlier session was of; refused if that group was deleted since.  0: it had none."""
+    start: GroupStart | None = None
+    """Where the group begins if this session makes it; None: at the first message."""
 
 
 class Joined(Struct, frozen=True, kw_only=True):
@@ -231,6 +234,8 @@ class Joined(Struct, frozen=True, kw_only=True):
     heartbeat_ms: int
     group_id: int = 0
     """Tells the group from an earlier or a later one of the same name; 0: not said."""
+    start: GroupStart | None = None
+    """Where the group began, which its first session or `group create` has fixed; None: not said."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -267,6 +272,10 @@ class Grants(Struct, frozen=True, kw_only=True):
     """Rises with every change of the session's grants; the session ignores a lower version."""
     ttl_ms: int
     grants: tuple[Grant, ...]
+    policy: GroupPolicy = GroupPolicy()
+    """What is stored of the group's failure policy; counts more than the code of the consumer."""
+    suspended_by: OperatorSwitch = OperatorSwitch.OFF
+    """Why an operator lets the session have no grants."""
 
 
 class ReleaseGrant(Struct, frozen=True, kw_only=True):
@@ -311,6 +320,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     owners: tuple[OwnerView, ...]
     """In a SHARED group the partitions with their tokens: every session may use them."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+    settings: GroupSettings | None = None
+    """What is stored of the group; None: not said."""
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ from .control import (
     Suspend,
     SwitchGroup,
 )
+from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
 from .http.message_json import MessageObject
@@ -224,6 +225,41 @@ SWITCH_GROUP = Endpoint(
     "Change a group's consume strategy; its sessions end, and earlier owners are fenced.",
 )
 
+CREATE_GROUP = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/groups/{group}",
+    CreateGroup,
+    GroupSettings,
+    Rights.ADMINISTER,
+    "Make a consumer group that begins at the earliest message, the latest or a time; a repeat changes nothing.",
+    idempotent=True,
+)
+GROUP_SETTINGS = Endpoint(
+    "GET",
+    "/v1/subjects/{subject}/groups/{group}/settings",
+    None,
+    GroupSettings,
+    Rights.READ,
+    "What is stored of a consumer group: its start, its failure policy, what an operator has suspended.",
+)
+SET_GROUP = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/groups/{group}/settings",
+    SetGroup,
+    GroupSettings,
+    Rights.ADMINISTER,
+    "Change the stored failure policy of a consumer group; its members follow at once.",
+    idempotent=True,
+)
+SUSPEND_GROUP = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/groups/{group}/suspension",
+    SuspendGroup,
+    GroupSettings,
+    Rights.ADMINISTER,
+    "Suspend a consumer group or one client of it, which then hands over its partitions; or resume it.",
+    idempotent=True,
+)
 DELETE_GROUP = Endpoint(
     "POST",
     "/v1/subjects/{subject}/groups/{group}/delete",
@@ -487,6 +523,10 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     GROUP,
     GROUPS,
     SWITCH_GROUP,
+    CREATE_GROUP,
+    GROUP_SETTINGS,
+    SET_GROUP,
+    SUSPEND_GROUP,
     DELETE_GROUP,
     HEALTH,
     RESHAPE,

@@ -55,6 +55,7 @@ from ..protocol.errors import (
     SubjectUnknownError,
 )
 from ..protocol.frames import Answer, Pull, PullShared, Request
+from ..protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ..protocol.http.endpoint import Endpoint
 from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import (
@@ -200,6 +201,24 @@ class MetaClient:
         return await self._call(
             endpoints.DELETE_GROUP, body, timeout_ms=15_000, subject=subject, group=group
         )
+
+    async def create_group(self, subject: str, group: str, body: CreateGroup) -> GroupSettings:
+        """Make a consumer group, and fix where it begins."""
+        return await self._call(
+            endpoints.CREATE_GROUP, body, timeout_ms=15_000, subject=subject, group=group
+        )
+
+    async def group_settings(self, subject: str, group: str) -> GroupSettings:
+        """What is stored of a consumer group."""
+        return await self._call(endpoints.GROUP_SETTINGS, subject=subject, group=group)
+
+    async def set_group(self, subject: str, group: str, body: SetGroup) -> GroupSettings:
+        """Change the stored failure policy of a consumer group."""
+        return await self._call(endpoints.SET_GROUP, body, subject=subject, group=group)
+
+    async def suspend_group(self, subject: str, group: str, body: SuspendGroup) -> GroupSettings:
+        """Suspend or resume a consumer group, or one client of it."""
+        return await self._call(endpoints.SUSPEND_GROUP, body, subject=subject, group=group)
 
     async def queues(self, subject: str) -> QueueList:
         """The logic queues of a static subject."""

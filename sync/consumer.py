@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Generic, Self
 
 from ..consumer import AckMode, Assignment, Consumer, ConsumerSettings
+from ..consumer.reading.instants import GroupBegin
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError
 from ..protocol.message import Message
@@ -112,6 +113,7 @@ class SyncConsumer(Generic[V]):
         name: str | None = None,
         consume_strategy: ConsumeStrategy | str | None = None,
         ack: AckMode | str | None = None,
+        start: GroupBegin | None = None,
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
     ) -> None:
@@ -125,6 +127,7 @@ class SyncConsumer(Generic[V]):
             name=name,
             consume_strategy=consume_strategy,
             ack=ack,
+            start=start,
             settings=settings,
             wait_s=wait_s,
         )
@@ -217,6 +220,11 @@ class SyncConsumer(Generic[V]):
     def assignment(self) -> list[Assignment]:
         """The partitions owned now, by id; none while it is not open."""
         return self._consumer.assignment
+
+    @property
+    def waiting_for(self) -> str:
+        """For people: why it is granted no partitions, while an operator has suspended it; else ""."""
+        return self._consumer.waiting_for
 
 
 def _taken(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:

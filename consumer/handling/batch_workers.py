@@ -20,6 +20,7 @@ from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
 from ...protocol.message import Message
 from ..pulling.pull_client import PullClient
+from ..settings import ConsumerSettings
 from .batch import Batch
 from .batch_lanes import BatchLanes
 from .handlers import BatchHandler
@@ -81,6 +82,10 @@ class BatchWorkers(Workers):
         )
         self._lanes = cast(Lanes, self._batch_lanes)  # it takes and gives batches as messages
         self._log_throttle = LogThrottle(runner="handler of batches")
+
+    def adopt(self, settings: ConsumerSettings) -> None:
+        """Take the pauses of these settings; batches are tried on, whatever the policy."""
+        self._backoff = settings.handler_backoff
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...protocol.message import Message
 from ...protocol.parked import Failure, failure_of
-from ..settings import FailurePolicy
+from ..settings import ConsumerSettings, FailurePolicy
 from .not_acked import Retry, only_retry
 
 
@@ -15,10 +15,10 @@ def _no_time() -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Failing:
     """
-    The policy of a consumer.
+    The policy of a consumer, which may change while handlers run.
 
     Attributes:
         tries_max: the try after which `policy` applies.
@@ -30,6 +30,10 @@ class Failing:
     tries_max: int = 10
     client: str = ""
     wall_ms: Callable[[], int] = _no_time
+
+    def adopt(self, settings: ConsumerSettings) -> None:
+        """Follow these settings from now on, also for messages that wait for their next try."""
+        self.policy, self.tries_max = settings.on_failure, settings.tries_max
 
     def is_last(self, message: Message, error: BaseException) -> bool:
         """True if `message`, which just failed with `error`, is set aside; a handler that asks for another try gets it."""

@@ -29,7 +29,7 @@ from ...protocol.clock import Clock
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
 from ..pulling.pull_client import PullClient, client_of
-from ..settings import FailurePolicy
+from ..settings import ConsumerSettings, FailurePolicy
 from .failing import Failing
 from .handlers import Handler, await_result, is_async
 from .lanes import Lanes
@@ -136,6 +136,11 @@ class Workers:
         self._workers = [_WorkerTask() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
             worker.task = asyncio.create_task(self._run(worker), name=f"handler {index}")
+
+    def adopt(self, settings: ConsumerSettings) -> None:
+        """Treat failing messages by these settings from now on."""
+        self._failing.adopt(settings)
+        self._backoff = settings.handler_backoff
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-from ...protocol.errors import InvalidRequestError
+from ...protocol.errors import ConfigError, InvalidRequestError
+from ...protocol.groups import GroupStart, StartAt
 
 _AGO = re.compile(r"-(\d{1,9})(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
+GroupBegin = str | datetime | timedelta
+"""\"earliest\", \"latest\", or an instant that has passed."""
 SKEW_MS = 1_000
 """An instant that is later than now by less counts as now: clocks of one cluster differ by so much."""
 
@@ -54,3 +57,22 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
             f"{given!s:.60} is {(at_ms - now_ms) / 1000:.0f} s in the future: messages are found by a time that has passed"
         )
     return min(at_ms, now_ms)
+
+
+def group_start(given: GroupBegin | None, *, now_ms: int) -> GroupStart | None:
+    """
+    Where a new group begins; None if nothing is said.
+
+    Raises:
+        ConfigError: neither a word nor an instant that has passed.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, str | datetime | timedelta):
+        raise ConfigError(f"start must be 'earliest', 'latest' or an instant, not {given!r:.40}")
+    if given in {StartAt.EARLIEST, StartAt.LATEST}:
+        return GroupStart(at=StartAt(str(given)))
+    try:
+        return GroupStart(at=StartAt.TIME, at_ms=instant_ms(given, now_ms=now_ms))
+    except InvalidRequestError as error:
+        raise ConfigError(f"start: {error.message}") from None

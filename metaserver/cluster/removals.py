@@ -33,8 +33,10 @@ from ..sql.schema import (
     partitions,
     removals,
     sessions,
+    starts,
     steps,
     subjects,
+    suspended_clients,
 )
 from .losses import refuse_folders
 
@@ -198,7 +200,7 @@ def end_deletions(connection: Connection) -> list[str]:
 
 
 def _delete_group_rows(connection: Connection, ids: Collection[int]) -> None:
-    for table in (sessions, leases, drained, heard, groups):
+    for table in (sessions, leases, starts, suspended_clients, drained, heard, groups):
         connection.execute(sa.delete(table).where(table.c.group_id.in_(ids)))
 
 

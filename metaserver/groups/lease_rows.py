@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import Grant, Grants, Heartbeat, ReleaseGrant, Retention
-from ...protocol.errors import GroupUnknownError, TokenUnknownError
+from ...protocol.errors import GroupUnknownError, SessionUnknownError, TokenUnknownError
+from ...protocol.groups import OperatorSwitch
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..cluster.heard import mark_unsettled
@@ -28,7 +29,7 @@ from ..cluster.partitions import (
 )
 from ..sql.dialect import insert_new
 from ..sql.duties import duty_left_ms, rebuilt_duty
-from ..sql.schema import drained, groups, heard, leases, partitions, sessions
+from ..sql.schema import drained, heard, leases, partitions, sessions
 from .leases import (
     EVERYBODY,
     Lease,
@@ -54,6 +55,7 @@ from .locked_group import (
     valid_ids,
 )
 from .sessions import live_session, sweep_sessions
+from .stored_settings import member_settings, unstarted
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -287,7 +289,6 @@ def note_drained(
     return group_id
 
 
-_strategy = sa.select(groups.c.strategy).where(groups.c.group_id == sa.bindparam("of_group"))
 _held = select_granted(
     sa.and_(leases.c.session == sa.bindparam("of_session"), sa.not_(leases.c.withdrawn))
 )
@@ -313,9 +314,14 @@ def read_grants(connection: Connection, session: str) -> Grants:
     """
     # The version is read first: if a change comes between, the grants are newer than it says, and are sent again.
     row = live_session(connection, session)
-    here = {"of_group": row.group_id}
-    if connection.execute(_strategy, here).scalar_one() == ConsumeStrategy.SHARED:
-        held = granted_partitions(connection, _shared, of_session=session, **here)
+    told = member_settings(connection, session)
+    if told is None:
+        raise SessionUnknownError(session=session)
+    held: Collection[tuple[Partition, int]] = ()
+    if told.strategy is ConsumeStrategy.SHARED:
+        if told.suspended_by is OperatorSwitch.OFF:
+            here = {"of_session": session, "of_group": row.group_id}
+            held = granted_partitions(connection, _shared, **here)
     else:
         held = granted_partitions(connection, _held, of_session=session)
     parked = _parked_parents(connection, row.group_id, held)
@@ -330,6 +336,8 @@ def read_grants(connection: Connection, session: str) -> Grants:
             )
             for partition, token in held
         ),
+        policy=told.policy,
+        suspended_by=told.suspended_by,
     )
 
 
@@ -388,6 +396,8 @@ def _read_readable(
     if group.retention is Retention.ACKED:
         known = set(connection.execute(_heard, here).scalars())
         facts = [replace(fact, heard=fact.partition_id in known) for fact in facts]
+    waiting = unstarted(connection, group.group_id)
+    facts = [replace(fact, starting=fact.partition_id in waiting) for fact in facts]
     passed = connection.execute(_drained, here).scalars()
     return readable_partitions(facts, set(passed))
 

@@ -12,7 +12,7 @@ Invariants
     Every grant takes a token above all before it.
     A partition is granted only when the group has drained all its parents.  Instead of an abandoned parent, its own
     parents have to be drained.
-    A partition is granted only when its broker knows the group.
+    A partition is granted only when its broker knows the group, and has stored where the group begins on it.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class PartitionFacts:
     """Its loss was accepted: its data is gone; its parents may still be unread."""
     heard: bool = True
     """Its broker has the group on its disk, or retention does not depend on groups."""
+    starting: bool = False
+    """Its broker has not stored yet where the group begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,8 @@ def readable_partitions(
     """
     Return the partitions that a group may read now.
 
-    These are OPEN or SEALED, not drained by the group, known as the group's to their broker, and blocked by no parent.
+    These are OPEN or SEALED, not drained by the group, known as the group's to their broker with the group's start, and
+    blocked by no parent.
     A parent blocks its children unless the group has drained it, its data has expired, its loss was accepted or it was
     abandoned.  The parents of a lost or abandoned partition still block.  Once the end of an abandoned partition is known,
     it blocks the children that the group has not begun.
@@ -110,6 +113,7 @@ def readable_partitions(
         if partition.state in {PartitionState.OPEN, PartitionState.SEALED}
         and partition.partition_id not in passed
         and (partition.heard or partition.begun)
+        and not partition.starting
         and not any(blocks(parent_id, partition.begun) for parent_id in partition.parents)
     ]
 

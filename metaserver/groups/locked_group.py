@@ -17,6 +17,7 @@ from ..sql.dialect import insert_or_replace
 from ..sql.schema import groups, leases, sessions, subjects
 from .leases import Lease
 from .sessions import lock_in_order
+from .stored_settings import client_is_suspended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +78,18 @@ def set_group(connection: Connection, group_id: int, **columns: int | bool) -> N
 
 
 _members = (
-    sa.select(sessions.c.session, sessions.c.suspended)
+    sa.select(
+        sessions.c.session,
+        sa.or_(sessions.c.suspended, groups.c.suspended, client_is_suspended).label("suspended"),
+    )
+    .join(groups, groups.c.group_id == sessions.c.group_id)
     .where(sessions.c.group_id == sa.bindparam("of_group"))
     .order_by(sessions.c.joined)
 )
 
 
 def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]:
-    """Return session → suspended, for the sessions of a group in the order in which they joined."""
+    """Return session → suspended by itself or an operator, for the sessions of a group in the order of joining."""
     rows = connection.execute(_members, {"of_group": group_id})
     return {SessionId(session): suspended for session, suspended in rows}
 

@@ -31,10 +31,12 @@ from ...protocol.control import (
     SwitchGroup,
 )
 from ...protocol.errors import InvalidRequestError, KeylaneError, SessionUnknownError
+from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ...protocol.ids import ConsumerGroup, SessionId
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import SingleFlight, Waiter, Wakeups
+from .creation import EARLIEST
 from .lease_rows import (
     Changes,
     note_drained,
@@ -43,6 +45,7 @@ from .lease_rows import (
     release_unheld,
     settle_group,
 )
+from .operators import group_settings, set_policy, suspend_members
 from .sessions import (
     SessionRow,
     check_session,
@@ -67,6 +70,10 @@ async def _announce_later(_group_id: int) -> None:
     """Leave the group to the periodic announcements."""
 
 
+async def _begin_nothing(_subject: str, _group: str, _ask: CreateGroup) -> None:
+    """Make no group."""
+
+
 @dataclass(slots=True)
 class _WaitingHeartbeat:
     """A heartbeat that waits for a change."""
@@ -85,9 +92,17 @@ class GroupService:
         settings: MetaserverSettings,
         *,
         announce: Callable[[int], Awaitable[None]] = _announce_later,
+        begin: Callable[[str, str, CreateGroup], Awaitable[None]] = _begin_nothing,
     ) -> None:
-        """`announce` tells the brokers of its subject of a new group, by its id."""
+        """
+        Make the service.
+
+        Args:
+            announce: tells the brokers of its subject of a new group, by its id.
+            begin: makes a group that does not begin at the earliest message, unless it exists.
+        """
         self._announce = announce
+        self._begin = begin
         self._database = database
         self._settings = settings
         self._wakeups: Wakeups[SessionId] = Wakeups()
@@ -120,7 +135,11 @@ class GroupService:
         Raises:
             SubjectUnknownError, SubjectDeletedError, InvalidNameError, InvalidRequestError, GroupStrategyError,
             GroupBusyError, GroupDeletedError, OverloadedError
+            NotSentError: a broker does not say where a new group is to begin; there is no group.
         """
+        if ask.start is not None and ask.start != EARLIEST:
+            making = CreateGroup(start=ask.start, strategy=ask.strategy)
+            await self._begin(ask.subject, ask.group, making)
         row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
         if row.new_group:
             await self._announce(row.group_id)
@@ -130,6 +149,7 @@ class GroupService:
             ttl_ms=row.ttl_ms,
             heartbeat_ms=min(longest, row.ttl_ms // 3),
             group_id=row.group_id,
+            start=row.start,
         )
 
     async def heartbeat(self, ask: Heartbeat) -> Grants:
@@ -227,6 +247,33 @@ class GroupService:
             why="its group was switched",
         )
         return await self.group(subject, group)
+
+    async def settings(self, subject: str, group: str) -> GroupSettings:
+        """Return what is stored of a group.  Raises SubjectUnknownError, GroupUnknownError."""
+        return await self._database.read(group_settings, subject, group)
+
+    async def set_policy(self, subject: str, group: str, ask: SetGroup) -> GroupSettings:
+        """
+        Change the stored failure policy of a group; its members hear of it at once.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError, PolicyInvalidError
+        """
+        _, changes = await self._database.write(set_policy, subject, group, ask)
+        self._notify(changes)
+        return await self.settings(subject, group)
+
+    async def suspend_members(self, subject: str, group: str, ask: SuspendGroup) -> GroupSettings:
+        """
+        Suspend a group or a client of it for an operator, or end that.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError, InvalidRequestError, SuspendedClientsError
+        """
+        group_id, changes = await self._database.write(suspend_members, subject, group, ask)
+        await self.settle(group_id)
+        self._notify(changes)
+        return await self.settings(subject, group)
 
     async def settle(self, group_id: int) -> None:
         """Make a group's leases fit its sessions and partitions, as they are at this call or later."""

@@ -21,19 +21,22 @@ from ...protocol.errors import (
     GroupBusyError,
     GroupDeletedError,
     GroupStrategyError,
+    GroupUnknownError,
     InvalidRequestError,
     OverloadedError,
     SessionUnknownError,
 )
+from ...protocol.groups import GroupStart
 from ...protocol.ids import SessionId, check_name
-from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ..cluster.heard import mark_unsettled
 from ..cluster.removals import removals_left, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
-from ..sql.dialect import insert_new, now_ms
+from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
-from ..sql.schema import accepted_folders, groups, leases, sessions, subjects
+from ..sql.schema import groups, leases, sessions, subjects
+from .creation import EARLIEST, insert_group
+from .stored_settings import start_of
 
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
 
@@ -51,6 +54,8 @@ class SessionRow:
     """It was asked to hand a lease over and has not released it; set by `renew_sessions` only."""
     new_group: bool = False
     """Its group began with it; set by `join_group` only."""
+    start: GroupStart | None = None
+    """Where its group has begun; set by `join_group` only."""
 
 
 _row = sa.select(
@@ -64,13 +69,13 @@ _named = sa.and_(
     groups.c.subject_id == sa.bindparam("of_subject"), groups.c.name == sa.bindparam("of_name")
 )
 _group_id = sa.select(groups.c.group_id).where(_named)
-_accepted_fence = sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
-"""Brokers refuse tokens up to this one, see catalogue/accepted.py."""
 _locked_group = (
     sa.select(
         groups.c.group_id,
         groups.c.version,
         groups.c.strategy,
+        groups.c.start_at,
+        groups.c.start_ms,
         sa.or_(groups.c.deleting, subjects.c.deleting).label("deleting"),
     )
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
@@ -95,17 +100,19 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: the group's progress is being set.
         GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
+        GroupUnknownError: the group does not exist, and would not begin at the earliest message: `starts/` makes it.
     """
     check_name("consumer group", ask.group)
     if "\0" in ask.client:
         raise InvalidRequestError("the client's name has a NUL in it")
     subject = open_subject_row(connection, ask.subject)
-    new_group, group_id, version = _lock_or_create_group(connection, subject, ask)
+    new_group, group = _lock_or_create_group(connection, subject, ask)
+    group_id, start = group.group_id, start_of(group)
     known = connection.execute(_joined_before, {"of_session": ask.session}).one_or_none()
     if known is not None and known.group_id != group_id:
         raise InvalidRequestError("this session has joined another group", session=ask.session)
     if known is not None and known.alive:
-        return _session_row(known)
+        return replace(_session_row(known), start=start)
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms:
         raise GroupBusyError(
@@ -120,9 +127,9 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         "session": ask.session,
         "group_id": group_id,
         "client": ask.client,
-        "joined": version + 1,
+        "joined": group.version + 1,
         "ttl_ms": ask.ttl_ms,
-        "grants_version": version + 1,
+        "grants_version": group.version + 1,
         "suspended": ask.suspended,
     }
     connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
@@ -131,23 +138,25 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         session=SessionId(ask.session),
         group_id=group_id,
         ttl_ms=ask.ttl_ms,
-        grants_version=version + 1,
+        grants_version=group.version + 1,
         suspended=ask.suspended,
         new_group=new_group,
+        start=start,
     )
 
 
 def _lock_or_create_group(
     connection: Connection, subject: SubjectRow, ask: Join
-) -> tuple[bool, int, int]:
+) -> tuple[bool, sa.Row[Any]]:
     """
     Lock the group of a join; create it if there is none.
 
     Returns:
-        Whether it was created, its id, its version.
+        Whether it was created, and its row.
 
     Raises:
         GroupStrategyError, OverloadedError, GroupDeletedError
+        GroupUnknownError: the group does not exist, and would not begin at the earliest message.
     """
     subject_id = subject.subject_id
     named = {"of_subject": subject_id, "of_name": ask.group}
@@ -161,38 +170,28 @@ def _lock_or_create_group(
             group=ask.group,
         )
     if new_group:
-        count = sa.select(sa.func.count()).where(groups.c.subject_id == subject_id)
-        if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
-            raise OverloadedError(
-                "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
+        if ask.start not in {None, EARLIEST}:
+            raise GroupUnknownError(
+                f"consumer group {ask.group!r} is made before its first session joins",
+                subject=ask.subject,
+                group=ask.group,
             )
-        row = {
-            "subject_id": subject_id,
-            "name": ask.group,
-            "strategy": ask.strategy,
-            "last_token": max(
-                connection.execute(_accepted_fence).scalar_one(), subject.tokens_above
-            ),
-            "version": 0,
-            "settled": False,
-            "route_version": 0,
-        }
-        insert_new(connection, groups, row)
-    group_id, version, strategy, deleting = connection.execute(_locked_group, named).one()
-    if deleting:
+        insert_group(connection, subject, ask.group, strategy=ask.strategy)
+    group = connection.execute(_locked_group, named).one()
+    if group.deleting:
         raise GroupDeletedError(
             f"consumer group {ask.group!r} is being deleted; join again when its brokers have forgotten it",
             subject=ask.subject,
             group=ask.group,
-            left=removals_left(connection, subject_id, group_id),
+            left=removals_left(connection, subject_id, group.group_id),
         )
-    if strategy != ask.strategy:
+    if group.strategy != ask.strategy:
         raise GroupStrategyError(
-            f"group {ask.group!r} is {strategy}, this consumer {ask.strategy}",
-            stored=strategy,
+            f"group {ask.group!r} is {group.strategy}, this consumer {ask.strategy}",
+            stored=group.strategy,
             asked=ask.strategy.value,
         )
-    return new_group, group_id, version
+    return new_group, group
 
 
 def lock_in_order(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:

@@ -16,6 +16,7 @@ from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..sql.dialect import begin_snapshot, now_ms
 from ..sql.schema import groups, leases, removals, sessions, subjects
+from .stored_settings import read_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
         sessions=len(live),
         owners=tuple(owners),
         strategy=strategy,
+        settings=read_stored(connection, group_id, subject=subject, group=group),
     )
 
 

@@ -5,6 +5,7 @@ Invariants
     A reset sets all partitions that the group could read when it began, but for abandoned ones on silent brokers: these
     are listed in the answer, and set by naming them once their broker is back.
     Drained partitions are forgotten before any cursor falls, and noted again after a cursor was set to the end.
+    Where a new group was to begin is forgotten too: its broker refuses that cursor's token once it has seen the reset's.
     An empty partition is always at its end, and counts as drained only if its parents are: else its children would be
     read too early.
 """
@@ -34,7 +35,7 @@ from ..groups.leases import drained_through, raise_token_floor
 from ..groups.sessions import sweep_sessions
 from ..sql.dialect import insert_new, insert_or_replace
 from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
-from ..sql.schema import drained, groups, leases, partition_parents, partitions, sessions
+from ..sql.schema import drained, groups, leases, partition_parents, partitions, sessions, starts
 from .cursors import check_ask
 
 
@@ -96,6 +97,14 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
     )
 
 
+def _selected(
+    connection: Connection, subject_id: int, ask: ResetGroup
+) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
+    return settable_partitions(
+        connection, subject_id, queue=ask.queue, partition_id=ask.partition_id
+    )
+
+
 _abandoned = sa.select(partitions.c.partition_id).where(
     partitions.c.subject_id == sa.bindparam("of_subject"),
     partitions.c.abandoned,
@@ -103,19 +112,23 @@ _abandoned = sa.select(partitions.c.partition_id).where(
 )
 
 
-def _selected(
-    connection: Connection, subject_id: int, ask: ResetGroup
+def settable_partitions(
+    connection: Connection,
+    subject_id: int,
+    *,
+    queue: int | None = None,
+    partition_id: int | None = None,
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
-    """Return the partitions to set, and those that are left out."""
+    """Return the partitions to set, all or those named, and those that are left out."""
     abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
     selected: list[Partition] = []
     left_out: list[Partition] = []
     for partition in subject_partitions(connection, subject_id, SERVED):
-        partition_id = partition.partition_id
-        if ask.queue not in {None, partition.queue} or ask.partition_id not in {None, partition_id}:
+        here = int(partition.partition_id)
+        if queue not in {None, partition.queue} or partition_id not in {None, here}:
             continue
-        silent = partition_id in abandoned and partition.address is None
-        (left_out if silent and ask.partition_id is None else selected).append(partition)
+        silent = here in abandoned and partition.address is None
+        (left_out if silent and partition_id is None else selected).append(partition)
     return tuple(selected), tuple(left_out)
 
 
@@ -170,8 +183,9 @@ def begin_reset(
         for partition_id, token in tokens.items()
     ]
     insert_or_replace(connection, leases, rows)
-    through = sa.and_(drained.c.group_id == group_id, drained.c.partition_id.in_(ids))
-    connection.execute(sa.delete(drained).where(through))
+    for table in (drained, starts):
+        these = sa.and_(table.c.group_id == group_id, table.c.partition_id.in_(ids))
+        connection.execute(sa.delete(table).where(these))
     # Brokers of partitions that are no longer drained may have to be told of the group.
     values = {"last_token": last_token + len(tokens), "told": False}
     connection.execute(sa.update(groups).where(here).values(values))
@@ -213,10 +227,15 @@ def end_reset(
         if (alone or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
+    note_at_end(connection, group_id, at_end)
+    mark_unsettled(connection, group_id)
+
+
+def note_at_end(connection: Connection, group_id: int, at_end: Sequence[int]) -> None:
+    """Note as drained the sealed partitions at whose end a locked group is, if it has drained their parents."""
     passed = _through(connection, group_id, at_end)
     rows = [{"group_id": group_id, "partition_id": partition_id} for partition_id in passed]
     insert_new(connection, drained, rows)
-    mark_unsettled(connection, group_id)
 
 
 _not_drained_before = (

@@ -18,15 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from ...protocol.control import PartitionStatus, TimeBound
+from ...protocol.control import PartitionStatus
 from ...protocol.errors import (
     GroupBusyError,
     KeylaneError,
-    NotSentError,
     OverloadedError,
     ResetUnfinishedError,
 )
-from ...protocol.progress import CursorView, GroupReset, ResetGroup, ResetTo, SetCursor
+from ...protocol.progress import CursorView, GroupReset, ResetGroup, SetCursor
 from ...protocol.routing import Partition
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
@@ -34,11 +33,11 @@ from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX
 from ..settings import MetaserverSettings
 from ..sql.database import Database
+from .broker_offsets import broker_at, read_offsets
 from .cursors import PartitionOffsets, generations, new_cursors
 from .rows import ResetScope, begin_reset, end_reset, reset_scope
 
 log = logging.getLogger("keylane.metaserver")
-CALL_TIMEOUT_MS = 2_000
 PLANS_MAX = 5
 """The largest number of plans of one reset, while its partitions change."""
 OVERLOADED_PAUSES_MS = (20, 50, 100, 200, 400, 800, 800, 800)
@@ -125,7 +124,10 @@ class ResetService:
         self, scope: ResetScope, group: str, ask: ResetGroup
     ) -> list[PartitionOffsets]:
         return await asyncio.gather(
-            *(self._read_offsets(partition, group, ask) for partition in scope.partitions)
+            *(
+                read_offsets(self._network, partition, group, at_ms=ask.at_ms)
+                for partition in scope.partitions
+            )
         )
 
     async def _begin(
@@ -146,34 +148,6 @@ class ResetService:
             if tokens is not None:
                 return scope, cursors, tokens
         raise GroupBusyError("the partitions of its subject keep changing; reset it later")
-
-    async def _read_offsets(
-        self, partition: Partition, group: str, ask: ResetGroup
-    ) -> PartitionOffsets:
-        """Read the offsets of a partition from its broker.  Raises NotSentError if it does not answer."""
-        try:
-            broker = self._broker(partition)
-            status = await broker.partition(partition.partition_id)
-            at_time = None
-            if ask.to is ResetTo.TIME:
-                assert ask.at_ms is not None
-                at_time = (
-                    await broker.offset_at(partition.partition_id, ask.at_ms, TimeBound.LOWER)
-                ).offset
-        except KeylaneError as error:
-            raise NotSentError(
-                f"partition {partition.partition_id} on {partition.broker_group!r} cannot be asked, "
-                f"and nothing was changed: {error.message}",
-                partition_id=partition.partition_id,
-            ) from error
-        return PartitionOffsets(
-            partition=partition,
-            first_offset=status.first_offset,
-            next_offset=status.next_offset,
-            at_time=at_time,
-            cursor=next((seen.cursor for seen in status.groups if seen.group == group), None),
-            fence=max((seen.token for seen in status.groups if seen.group == group), default=0),
-        )
 
     async def _set_cursors(
         self,
@@ -224,9 +198,7 @@ class ResetService:
         return await self._broker(partition).set_cursor(partition.partition_id, ask)
 
     def _broker(self, partition: Partition) -> BrokerClient:
-        if partition.address is None:
-            raise NotSentError(f"broker group {partition.broker_group!r} is silent")
-        return BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
+        return broker_at(self._network, partition.address, partition.broker_group)
 
 
 def _answer(

@@ -6,6 +6,8 @@
               └─ groups ─┬─ sessions       one consumer each; alive while expires_at > now by the database
                          ├─ heard          partitions whose brokers have the group on their disks
                          ├─ leases         one row for each partition ever granted; the row outlives its owner
+                         ├─ starts         where a new group begins, until its broker has stored it; see starts/rows.py
+                         ├─ suspended_clients
                          └─ drained        sealed partitions which the group has acked to their end
 
 Invariants
@@ -287,6 +289,25 @@ groups = Table(
         server_default=false(),
         comment="brokers forget it, then its rows go",
     ),
+    Column("on_failure", String(8), comment="none: what the code of each consumer says"),
+    Column("tries_max", Integer, comment="as on_failure"),
+    Column("backoff_first_ms", Integer, comment="as on_failure"),
+    Column("backoff_max_ms", Integer, comment="as on_failure"),
+    Column(
+        "start_at",
+        String(8),
+        nullable=False,
+        server_default="earliest",
+        comment="where it began on the partitions that existed then",
+    ),
+    Column("start_ms", BigInteger, comment="since 1970, if it began at a time"),
+    Column(
+        "suspended",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="an operator lets it have no grants",
+    ),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
@@ -343,6 +364,24 @@ heard = Table(
     # No foreign key: an operation must not wait for a lock of the group's row.
     Column("group_id", BigId, primary_key=True, autoincrement=False),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+)
+
+starts = Table(
+    "starts",
+    metadata,
+    Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("cursor", BigInteger, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    comment="where new groups begin, until the broker has stored it",
+)
+
+suspended_clients = Table(
+    "suspended_clients",
+    metadata,
+    Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
+    Column("client", String(512), primary_key=True),
+    comment="members that an operator lets have no grants, by name",
 )
 
 removals = Table(

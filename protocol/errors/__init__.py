@@ -34,6 +34,7 @@
     │   ├── OutboxSubjectExistsError                       waiting rows stay while their subject exists
     │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
     │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
+    │   ├── GroupExistsError, PolicyInvalidError, SuspendedClientsError    settings of a consumer group
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
     │   └── LeaseLostError                                 raised by the client: another session owns the partition
@@ -42,7 +43,7 @@
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done
     │   ├── ForeignServerError         the program at that address is no keylane server
-    │   └── ResetUnfinishedError       a part of it was done; a repeat finishes it
+    │   └── ResetUnfinishedError, GroupStartUnfinishedError    a part of it was done; a repeat finishes it
     ├── PartlyStoredError              some messages of an HTTP request are stored, others are not
     ├── DeliveryError                  a producer gave messages up
     │   ├── GivenUpError                                   by flush and close: messages whose futures were never awaited
@@ -76,6 +77,7 @@ from .base import KeylaneError as KeylaneError
 from .base import RetryRule as RetryRule
 from .deletions import *  # noqa: F403 - the rest of the tree
 from .failures import *  # noqa: F403 - the rest of the tree
+from .groups import *  # noqa: F403 - the rest of the tree
 from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .parked import *  # noqa: F403 - the rest of the tree

@@ -31,6 +31,13 @@ LAYERS: dict[str, set[str]] = {
         "metaserver/groups",
         "metaserver/sql",
     },
+    "metaserver/starts": {
+        "metaserver/catalogue",
+        "metaserver/cluster",
+        "metaserver/groups",
+        "metaserver/resets",
+        "metaserver/sql",
+    },
     "metaserver/retention": {"metaserver/catalogue", "metaserver/cluster", "metaserver/sql"},
     "metaserver/removals": {
         "metaserver/catalogue",
@@ -72,6 +79,7 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
     "protocol/codecs": {"protocol/errors"},
     "protocol/errors": set(),
+    "protocol/groups": set(),
     "protocol/http": {"protocol/errors"},
     "protocol/parked": set(),
     "protocol/scheduled": {"protocol/errors"},

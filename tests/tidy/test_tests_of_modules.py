@@ -13,6 +13,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "admin": {
         "integration/clients/test_admin.py": "calls client",
         "integration/clients/test_parked.py": "parked",
+        "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
     },
     "broker": {
@@ -106,6 +107,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/metaserver/verify/test_checks.py": "rows",
     },
     "metaserver/groups": {
+        "unit/metaserver/starts/test_rows.py": "creation",
         "integration/metaserver/test_metaserver_calls.py": "service",
         "property/metaserver/test_leases_machine.py": "locked_group",
     },
@@ -117,7 +119,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/metaserver/rebuild/test_plan.py": "operations",
     },
     "metaserver/removals": {"integration/metaserver/test_deletions.py": "service"},
-    "metaserver/resets": {"property/metaserver/test_reset_cursors.py": "cursors"},
+    "metaserver/resets": {
+        "integration/resets/test_group_reset.py": "broker_offsets",
+        "property/metaserver/test_reset_cursors.py": "cursors",
+    },
     "metaserver/retention": {
         "integration/retention/test_deaf_brokers.py": "announcer",
         "integration/retention/test_expired_segments.py": "expirer",
@@ -159,7 +164,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "deletions failures homes outbox parked reading refusals scheduled sink",
+        "unit/protocol/test_errors.py": "deletions failures groups homes outbox parked reading refusals scheduled sink",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",

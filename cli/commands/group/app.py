@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ....protocol.groups import TRIES_MAX_MAX, FailurePolicy
 from ....protocol.routing import ConsumeStrategy
 from ...options import (
     META_DEFAULT,
@@ -21,8 +22,15 @@ from ...options import (
 )
 
 group_app = typer.Typer(
-    no_args_is_help=True, help="Look at consumer groups, set their progress, delete them."
+    no_args_is_help=True,
+    help="Look at consumer groups, make and delete them, set their policy and progress, suspend them.",
 )
+ClientOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Only the consumers of this name, as `group describe` shows owners."
+    ),
+]
 
 
 @group_app.command("describe")
@@ -71,6 +79,117 @@ def group_switch(
     from .describe import switch_group
 
     run(output, switch_group(meta, output, subject=subject, group=group, strategy=strategy))
+
+
+@group_app.command("create")
+def group_create(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="earliest|latest|AGO|TIME",
+            help="Where it begins. AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone.",
+        ),
+    ] = "earliest",
+    strategy: Annotated[
+        ConsumeStrategy, typer.Option(help="How its consumers share out the messages.")
+    ] = ConsumeStrategy.EXCLUSIVE,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make a consumer group, and fix where it begins; what is stored from then on is delivered to it."""
+    from ...screen import run
+    from .settings import create_group
+
+    run(output, create_group(meta, output, subject, group, start=start, strategy=strategy))
+
+
+@group_app.command("set")
+def group_set(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    on_failure: Annotated[
+        FailurePolicy | None,
+        typer.Option(
+            help="What becomes of a message that failed too often. block: it is tried on, and its key waits; "
+            "park: its key is set aside in order; dead: the message alone is."
+        ),
+    ] = None,
+    tries_max: Annotated[
+        int | None, typer.Option(min=1, max=TRIES_MAX_MAX, help="How often is too often.")
+    ] = None,
+    backoff_first_ms: Annotated[
+        int | None,
+        typer.Option(min=0, help="Pause after the first try; goes with --backoff-max-ms."),
+    ] = None,
+    backoff_max_ms: Annotated[
+        int | None, typer.Option(min=1, help="The longest pause between two tries.")
+    ] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Forget first what was stored of the policy.")
+    ] = False,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Store what a group does with failing messages; its running consumers follow, whatever their code says."""
+    from ...screen import run
+    from .settings import set_group
+
+    run(
+        output,
+        set_group(
+            meta,
+            output,
+            subject,
+            group,
+            on_failure=on_failure,
+            tries_max=tries_max,
+            backoff_first_ms=backoff_first_ms,
+            backoff_max_ms=backoff_max_ms,
+            forget=forget,
+        ),
+    )
+
+
+@group_app.command("suspend")
+def group_suspend(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    client: ClientOption = None,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Have a group, or one client of it, hand over its partitions and get none until resume."""
+    from ...screen import run
+    from .settings import change
+
+    run(
+        output,
+        change(meta, output, lambda admin: admin.suspend_group(subject, group, client=client)),
+    )
+
+
+@group_app.command("resume")
+def group_resume(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    client: ClientOption = None,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """End what suspend with the same --client has begun."""
+    from ...screen import run
+    from .settings import change
+
+    run(
+        output,
+        change(meta, output, lambda admin: admin.resume_group(subject, group, client=client)),
+    )
 
 
 @group_app.command("delete")

@@ -15,6 +15,7 @@ from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import WAIT_S, OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
+from .settings import settings_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,6 +36,9 @@ async def describe_group(meta: str, output: OutputFormat, *, subject: str, group
     show_table(_partition_table(described))
     if queues:
         show_table(_queue_table(queues))
+    if described.settings is not None:
+        for line in settings_lines(described.settings)[1:]:
+            show_line(line)
     for partition in described.partitions:
         if partition.removed_unread:
             show_line(

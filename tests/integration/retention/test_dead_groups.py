@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane import Consumer, Message, Producer
+from keylane import Admin, Consumer, Message, Producer
 from keylane.broker.retention.loop import NOT_ACCEPTED
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Heartbeat, Join
@@ -83,6 +83,18 @@ async def test_group_that_died_after_its_grant_finds_every_message(cluster: Clus
     await cleaned(cluster)
     await handled(cluster, "dead", sent)
     await network.close()
+
+
+async def test_group_created_at_the_latest_finds_every_message_since(cluster: Cluster):
+    """It has no consumer until the others have handled everything, and a broker has looked for what it may remove."""
+    await cluster.create("orders", partitions=2)
+    before = await send(cluster, 0)
+    async with Admin(cluster.meta) as admin:
+        await admin.create_group("orders", "late", start="latest")
+    since = await send(cluster, COUNT)
+    await handled(cluster, "alive", before + since)
+    await cleaned(cluster)
+    await handled(cluster, "late", since)
 
 
 async def test_lagging_group_finds_all_of_a_moved_partition(cluster: Cluster):

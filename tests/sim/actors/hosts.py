@@ -36,6 +36,7 @@ from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.expirer import Expirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import adopt_boot
+from keylane.metaserver.starts.service import StartService
 from keylane.metaserver.verify.service import VerifyService
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health
@@ -155,7 +156,12 @@ class MetaHost(Host):
             catalogue=catalogue,
             holder=f"{self.name}.{self.starts}",
         )
-        groups = GroupService(database, self._settings, announce=announcer.announce)
+        starts = StartService(
+            database, network, announce=announcer.announce, after_step=self._stepped
+        )
+        groups = GroupService(
+            database, self._settings, announce=announcer.announce, begin=starts.begin
+        )
         operations = self._operations(database, network, catalogue, groups)
 
         async def health() -> Health:
@@ -174,7 +180,14 @@ class MetaHost(Host):
             database, network, catalogue=catalogue, groups=groups, after_step=self._stepped
         )
         routes = control_routes(
-            catalogue, groups, health, operations, verify_service, resetter, removals=removals
+            catalogue,
+            groups,
+            health,
+            operations,
+            verify_service,
+            resetter,
+            removals=removals,
+            starts=starts,
         )
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
@@ -186,7 +199,7 @@ class MetaHost(Host):
             operations,
             duties=duties,
             removals=removals,
-            quick_duties=(announcer.run_once,),
+            quick_duties=(announcer.run_once, starts.resume),
         )
         self.spawn(attendant.run(), self.process.context.copy())
 

@@ -68,6 +68,8 @@ class AssignmentsAlone:
 
     def __init__(self) -> None:
         self.session = SESSION
+        self.client = "client"
+        self.suspended = False
         self.released: list[tuple[int, int, int]] = []
         """(partition id, token, fence) of each report."""
         self.nudges = 0

@@ -6,7 +6,7 @@ import pytest
 
 from keylane.consumer.handling.failing import Failing
 from keylane.consumer.handling.not_acked import Retry
-from keylane.consumer.settings import FailurePolicy
+from keylane.consumer.settings import ConsumerSettings, FailurePolicy
 from keylane.protocol.message import Message
 from keylane.protocol.parked import FAILURE_TEXT_CHARS_MAX
 
@@ -46,3 +46,13 @@ def test_failure_keeps_the_error_within_limits():
         4,
     )
     assert failure.text == "x" * FAILURE_TEXT_CHARS_MAX
+
+
+def test_policy_is_replaced_while_messages_wait():
+    """The next failed try follows the new settings."""
+    failing = Failing()
+    assert not failing.is_last(message(3), ValueError())
+    failing.adopt(ConsumerSettings(on_failure="park", tries_max=3))
+    assert failing.is_last(message(3), ValueError())
+    failing.adopt(ConsumerSettings())
+    assert not failing.is_last(message(3), ValueError())

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from keylane import InvalidRequestError
-from keylane.consumer.reading.instants import ago_ms, instant_ms
+from keylane import ConfigError, GroupStart, InvalidRequestError, StartAt
+from keylane.consumer.reading.instants import ago_ms, group_start, instant_ms
 
 NOW_MS = 1_700_000_000_000
 
@@ -52,3 +52,23 @@ def test_instant_that_has_no_messages_is_refused(given, text):
 
 def test_instant_of_a_clock_that_is_ahead_a_little_is_now():
     assert instant_ms(timedelta(milliseconds=900), now_ms=NOW_MS) == NOW_MS
+
+
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        (None, None),
+        ("earliest", GroupStart()),
+        ("latest", GroupStart(at=StartAt.LATEST)),
+        ("-1h", GroupStart(at=StartAt.TIME, at_ms=NOW_MS - 3_600_000)),
+        (timedelta(seconds=-1), GroupStart(at=StartAt.TIME, at_ms=NOW_MS - 1_000)),
+    ],
+)
+def test_start_of_a_group_is_a_word_or_an_instant(given, start):
+    assert group_start(given, now_ms=NOW_MS) == start
+
+
+@pytest.mark.parametrize("given", ["newest", 17, b"latest", ["latest"], datetime(2023, 11, 14), "time"])
+def test_other_start_of_a_group_is_refused(given):
+    with pytest.raises(ConfigError, match="start"):
+        group_start(given, now_ms=NOW_MS)

@@ -1,0 +1,131 @@
+"""An admin's calls about what is stored of consumer groups: made with a start, given a policy, suspended and resumed."""
+
+from __future__ import annotations
+
+from ..protocol.groups import (
+    CreateGroup,
+    FailurePolicy,
+    GroupSettings,
+    SetGroup,
+    StartAt,
+    SuspendGroup,
+)
+from ..protocol.ids import check_name
+from ..protocol.routing import ConsumeStrategy
+from .arguments import checked
+from .calls import ClusterCalls
+
+
+class GroupCalls(ClusterCalls):
+    """The part of an admin that is about the settings of consumer groups."""
+
+    async def create_group(
+        self,
+        subject: str,
+        group: str,
+        *,
+        start: StartAt | str = StartAt.EARLIEST,
+        at_ms: int | None = None,
+        consume_strategy: ConsumeStrategy | str = ConsumeStrategy.EXCLUSIVE,
+    ) -> GroupSettings:
+        """
+        Make a consumer group, and fix where it begins; a repeat changes nothing.
+
+        Everything that is stored from this call's answer on is delivered to the group.  Partitions that are opened later, as
+        by a resize, are read from their first message.
+
+        Args:
+            start: "earliest", "latest" or "time".
+            at_ms: for "time": milliseconds since 1970; the group begins at the first message stored at or after it.
+            consume_strategy: "exclusive" or "shared".
+
+        Raises:
+            SubjectUnknownError
+            GroupExistsError: it exists, with another start or strategy.
+            GroupDeletedError: a group of this name is being deleted.
+            GroupStartUnfinishedError: it is made, and a broker has not stored its start yet.
+            OverloadedError: the subject has as many groups as it may have.
+        """
+        fields = {"start": {"at": start, "at_ms": at_ms}, "strategy": consume_strategy}
+        body = checked(CreateGroup, fields, strategy="consume_strategy")
+        return await self._meta.create_group(*_names(subject, group), body)
+
+    async def group_settings(self, subject: str, group: str) -> GroupSettings:
+        """
+        What is stored of a consumer group: its start, its failure policy, what an operator has suspended.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+        """
+        return await self._meta.group_settings(*_names(subject, group))
+
+    async def set_group(
+        self,
+        subject: str,
+        group: str,
+        *,
+        on_failure: FailurePolicy | str | None = None,
+        tries_max: int | None = None,
+        backoff_first_ms: int | None = None,
+        backoff_max_ms: int | None = None,
+        forget: bool = False,
+    ) -> GroupSettings:
+        """
+        Change the stored failure policy of a consumer group; its running consumers follow within a heartbeat.
+
+        What is stored counts more than the code of the consumers; what is not stored is as their code says.
+
+        Args:
+            on_failure: "block", "park" or "dead": what becomes of a message that has failed `tries_max` times.
+            tries_max: 1 to 1_000_000.
+            backoff_first_ms: the pause after the first try, in milliseconds; goes with `backoff_max_ms`.
+            backoff_max_ms: the longest pause between two tries, in milliseconds.
+            forget: forget first all that was stored of the policy.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            PolicyInvalidError: the fields do not work together; nothing has changed.
+        """
+        fields = {"on_failure": on_failure, "tries_max": tries_max, "forget": forget}
+        fields |= {"backoff_first_ms": backoff_first_ms, "backoff_max_ms": backoff_max_ms}
+        return await self._meta.set_group(*_names(subject, group), checked(SetGroup, fields))
+
+    async def suspend_group(
+        self, subject: str, group: str, *, client: str | None = None
+    ) -> GroupSettings:
+        """
+        Have a consumer group hand over its partitions, and get none until `resume_group`; a repeat changes nothing.
+
+        Its consumers stay open.  The switch is stored, and holds for consumers that are started later.
+
+        Args:
+            client: only the consumers of this name, also if none is there now; others take their partitions over.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            SuspendedClientsError: too many clients are suspended by name.
+        """
+        return await self._switch(subject, group, client, suspended=True)
+
+    async def resume_group(
+        self, subject: str, group: str, *, client: str | None = None
+    ) -> GroupSettings:
+        """
+        End what `suspend_group` with the same `client` has begun; clients that were suspended by name stay so.
+
+        A consumer whose own code has suspended it gets nothing until its code resumes it.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+        """
+        return await self._switch(subject, group, client, suspended=False)
+
+    async def _switch(
+        self, subject: str, group: str, client: str | None, *, suspended: bool
+    ) -> GroupSettings:
+        body = checked(SuspendGroup, {"suspended": suspended, "client": client})
+        return await self._meta.suspend_group(*_names(subject, group), body)
+
+
+def _names(subject: str, group: str) -> tuple[str, str]:
+    return check_name("subject", subject), check_name("consumer group", group)

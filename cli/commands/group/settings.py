@@ -1,0 +1,106 @@
+"""`keylane group` create, set, suspend, resume."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from ....admin import Admin, GroupSettings, ResetTo
+from ....protocol.clock import SystemClock
+from ....protocol.errors import ConfigError
+from ....protocol.groups import FailurePolicy
+from ....protocol.routing import ConsumeStrategy
+from ...connection import open_admin
+from ...options import OutputFormat
+from ...screen import show_json, show_line
+from .reset import parse_target
+
+
+async def create_group(
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    group: str,
+    *,
+    start: str,
+    strategy: ConsumeStrategy,
+) -> None:
+    """Make a group that begins at `start`, and show its settings."""
+    target, offset, at_ms = parse_target(start, now_ms=SystemClock.wall_ms())
+    if offset is not None or target not in {ResetTo.EARLIEST, ResetTo.LATEST, ResetTo.TIME}:
+        raise ConfigError("a group starts at earliest, latest or a time; an offset needs a reset")
+    await change(
+        meta,
+        output,
+        lambda admin: admin.create_group(
+            subject, group, start=target.value, at_ms=at_ms, consume_strategy=strategy
+        ),
+    )
+
+
+async def set_group(
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    group: str,
+    *,
+    on_failure: FailurePolicy | None,
+    tries_max: int | None,
+    backoff_first_ms: int | None,
+    backoff_max_ms: int | None,
+    forget: bool,
+) -> None:
+    """Change the stored policy of a group, and show its settings."""
+    given = (on_failure, tries_max, backoff_first_ms, backoff_max_ms)
+    if not forget and all(value is None for value in given):
+        raise ConfigError("say what to set: --on-failure, --tries-max, the back-off, or --forget")
+    await change(
+        meta,
+        output,
+        lambda admin: admin.set_group(
+            subject,
+            group,
+            on_failure=on_failure,
+            tries_max=tries_max,
+            backoff_first_ms=backoff_first_ms,
+            backoff_max_ms=backoff_max_ms,
+            forget=forget,
+        ),
+    )
+
+
+async def change(
+    meta: str, output: OutputFormat, call: Callable[[Admin], Awaitable[GroupSettings]]
+) -> None:
+    """Change the settings of a group by a call of an admin client, and show them."""
+    async with open_admin(meta) as admin:
+        settings = await call(admin)
+    if output is OutputFormat.JSON:
+        show_json(settings)
+        return
+    for line in settings_lines(settings):
+        show_line(line)
+
+
+def settings_lines(settings: GroupSettings) -> list[str]:
+    """What is stored of a group, for people."""
+    policy = settings.policy
+    stored = {
+        "on failure": policy.on_failure,
+        "tries max": policy.tries_max,
+        "back-off": None
+        if policy.backoff_max_ms is None
+        else f"{policy.backoff_first_ms} to {policy.backoff_max_ms} ms",
+    }
+    given = [f"{name} {value}" for name, value in stored.items() if value is not None]
+    lines = [
+        f"{settings.group} on {settings.subject}: {settings.strategy}, began at {settings.start}",
+        f"stored policy: {', '.join(given) or 'none, the code of its consumers counts'}",
+    ]
+    if settings.unstarted:
+        ids = ", ".join(map(str, settings.unstarted))
+        lines.append(f"its start is not stored yet by the brokers of partitions {ids}")
+    if settings.suspended:
+        lines.append("suspended by an operator")
+    if settings.suspended_clients:
+        lines.append(f"clients suspended by an operator: {', '.join(settings.suspended_clients)}")
+    return lines

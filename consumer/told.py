@@ -1,0 +1,108 @@
+"""What a metaserver tells a consumer of its group beside its partitions: the stored policy, and the operators' switches.
+
+A stored field counts more than the consumer's own code, so that all members of a group do the same with what fails, and an
+operator's change reaches them while they run.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from ..protocol.backoff import Backoff
+from ..protocol.control import Grants
+from ..protocol.groups import GroupPolicy, OperatorSwitch
+from .settings import ConsumerSettings
+
+log = logging.getLogger("keylane.consumer")
+_DEFAULTS = ConsumerSettings()
+_POLICY_FIELDS = ("on_failure", "tries_max", "handler_backoff")
+
+
+class Told:
+    """
+    The settings of a consumer as they are in force, and who has suspended it.
+
+    Args:
+        client: the name of the consumer, by which operators suspend it.
+        settings: what its own code says.
+    """
+
+    def __init__(
+        self, *, subject: str, group: str, client: str, settings: ConsumerSettings
+    ) -> None:
+        self.settings = settings
+        self._own = settings
+        self._subject = subject
+        self._group = group
+        self._client = client
+        self._policy = GroupPolicy()
+        self._suspended_by = OperatorSwitch.OFF
+
+    def take(self, grants: Grants) -> bool:
+        """Take what came with grants, and log what is new; True if `settings` have changed."""
+        if grants.suspended_by is not self._suspended_by:
+            self._suspended_by = grants.suspended_by
+            self._log_switch()
+        if grants.policy == self._policy:
+            return False
+        self._policy = grants.policy
+        self.settings = in_force(self._own, grants.policy)
+        self._log_policy()
+        return True
+
+    @property
+    def waiting_for(self) -> str:
+        """For people: what an operator has suspended, and the command that ends it; "" if nothing."""
+        if self._suspended_by is OperatorSwitch.OFF:
+            return ""
+        who, option = "the group", ""
+        if self._suspended_by is OperatorSwitch.CLIENT:
+            who, option = f"client {self._client}", f" --client {self._client}"
+        command = f"keylane group resume {self._subject} {self._group}{option}"
+        return f"an operator has suspended {who}: {command}"
+
+    def _log_switch(self) -> None:
+        where = f"consumer of {self._subject} in group {self._group}"
+        if self.waiting_for:
+            log.warning("%s hands everything over: %s", where, self.waiting_for)
+        else:
+            log.info("%s takes part again: an operator has resumed it", where)
+
+    def _log_policy(self) -> None:
+        stored = stored_text(self._policy)
+        where = f"consumer of {self._subject} in group {self._group}"
+        differing = [
+            f"{name}={_text(getattr(self._own, name))}"
+            for name in _POLICY_FIELDS
+            if getattr(self._own, name)
+            not in {getattr(_DEFAULTS, name), getattr(self.settings, name)}
+        ]
+        if differing:
+            log.warning(
+                "%s follows the stored policy of the group: %s; its code says %s",
+                where, stored, ", ".join(differing),
+            )  # fmt: skip
+        else:
+            log.info("%s follows the stored policy of the group: %s", where, stored)
+
+
+def in_force(own: ConsumerSettings, stored: GroupPolicy) -> ConsumerSettings:
+    """The settings of a consumer, with the stored fields in the place of its own."""
+    fields: dict[str, Any] = {"on_failure": stored.on_failure, "tries_max": stored.tries_max}
+    first_ms, max_ms = stored.backoff_first_ms, stored.backoff_max_ms
+    if first_ms is not None and max_ms is not None:
+        fields["handler_backoff"] = Backoff(first_ms=first_ms, max_ms=max_ms)
+    return replace(own, **{name: value for name, value in fields.items() if value is not None})
+
+
+def stored_text(stored: GroupPolicy) -> str:
+    """The fields that are stored, for people."""
+    fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
+    given = [f"{name}={value}" for name, value in fields.items() if value is not None]
+    return ", ".join(given) or "nothing is stored, its own code counts"
+
+
+def _text(value: object) -> str:
+    return f"{value.first_ms}..{value.max_ms} ms" if isinstance(value, Backoff) else str(value)

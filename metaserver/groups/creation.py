@@ -1,0 +1,51 @@
+"""The row of a new consumer group.  SQL, synchronous."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import OverloadedError
+from ...protocol.groups import GroupStart
+from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
+from ...protocol.routing import ConsumeStrategy
+from ..cluster.rows import SubjectRow
+from ..sql.dialect import insert_new
+from ..sql.schema import accepted_folders, groups
+
+EARLIEST = GroupStart()
+_accepted_fence = sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
+"""Brokers refuse tokens up to this one, see catalogue/accepted.py."""
+
+
+def insert_group(
+    connection: Connection,
+    subject: SubjectRow,
+    name: str,
+    *,
+    strategy: ConsumeStrategy,
+    start: GroupStart = EARLIEST,
+) -> None:
+    """
+    Insert a group; does nothing if there is one of this name.
+
+    Raises:
+        OverloadedError: the subject has as many groups as it may have.
+    """
+    count = sa.select(sa.func.count()).where(groups.c.subject_id == subject.subject_id)
+    if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
+        raise OverloadedError(
+            "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
+        )
+    row = {
+        "subject_id": subject.subject_id,
+        "name": name,
+        "strategy": strategy,
+        "last_token": max(connection.execute(_accepted_fence).scalar_one(), subject.tokens_above),
+        "version": 0,
+        "settled": False,
+        "route_version": 0,
+        "start_at": start.at,
+        "start_ms": start.at_ms,
+    }
+    insert_new(connection, groups, row)

@@ -1,0 +1,131 @@
+"""What operators change of a consumer group under its members: its failure policy, its switches.  SQL, synchronous.
+
+Invariants
+    A change raises the version of every session's grants in its transaction, so that each member hears of it with its next
+    heartbeat, from any metaserver.
+    The switches of operators and the switch of a session's own code are apart: there are grants if none is set.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from msgspec.structs import asdict
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import InvalidRequestError, PolicyInvalidError, SuspendedClientsError
+from ...protocol.groups import GroupPolicy, GroupSettings, SetGroup, SuspendGroup
+from ..cluster.heard import mark_unsettled
+from ..cluster.subjects import open_subject_row
+from ..sql.dialect import insert_new
+from ..sql.schema import groups, suspended_clients
+from .lease_rows import Changes
+from .locked_group import lock_group, raise_group_versions
+from .stored_settings import POLICY_COLUMNS, policy_of, read_stored
+from .views import find_group, grants_versions
+
+SUSPENDED_CLIENTS_MAX = 1_000
+
+
+def group_settings(connection: Connection, subject: str, group: str) -> GroupSettings:
+    """
+    Return what is stored of a group.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError, GroupUnknownError
+    """
+    row = open_subject_row(connection, subject)
+    group_id, _ = find_group(connection, row.subject_id, subject, group)
+    return read_stored(connection, group_id, subject=subject, group=group)
+
+
+def set_policy(
+    connection: Connection, subject: str, group: str, ask: SetGroup
+) -> tuple[int, Changes]:
+    """
+    Change the stored failure policy of a group.
+
+    Returns:
+        The id of the group, and the new versions of its members' grants.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError, GroupUnknownError
+        PolicyInvalidError: the fields would not work together; nothing has changed.
+    """
+    group_id = _lock(connection, subject, group)
+    here = groups.c.group_id == group_id
+    before = policy_of(connection.execute(sa.select(*POLICY_COLUMNS).where(here)).one())
+    policy = changed_policy(before, ask)
+    connection.execute(sa.update(groups).where(here).values(asdict(policy)))
+    return group_id, _tell_members(connection, group_id)
+
+
+def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
+    """
+    Return the policy after a change.
+
+    Raises:
+        PolicyInvalidError: its fields do not work together.
+    """
+    kept = {} if ask.forget else asdict(before)
+    given = {name: value for name, value in asdict(ask).items() if name in asdict(before)}
+    policy = GroupPolicy(
+        **kept | {name: value for name, value in given.items() if value is not None}
+    )
+    first_ms, max_ms = policy.backoff_first_ms, policy.backoff_max_ms
+    if (first_ms is None) != (max_ms is None):
+        raise PolicyInvalidError("backoff_first_ms and backoff_max_ms go together")
+    if first_ms is not None and max_ms is not None and first_ms > max_ms:
+        raise PolicyInvalidError(
+            f"backoff_first_ms is {first_ms}, and backoff_max_ms only {max_ms}"
+        )
+    return policy
+
+
+def suspend_members(
+    connection: Connection, subject: str, group: str, ask: SuspendGroup
+) -> tuple[int, Changes]:
+    """
+    Suspend a group, or a client of it, or end that; a repeat changes nothing.
+
+    Returns:
+        The id of the group, which has to be settled, and the new versions of its members' grants.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError: the client's name has a NUL in it.
+        SuspendedClientsError: SUSPENDED_CLIENTS_MAX clients are suspended.
+    """
+    group_id = _lock(connection, subject, group)
+    if ask.client is None:
+        here = groups.c.group_id == group_id
+        connection.execute(sa.update(groups).where(here).values(suspended=ask.suspended))
+    else:
+        _switch_client(connection, group_id, ask.client, suspended=ask.suspended)
+    return group_id, _tell_members(connection, group_id)
+
+
+def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
+    if "\0" in client:
+        raise InvalidRequestError("the client's name has a NUL in it")
+    of_group = suspended_clients.c.group_id == group_id
+    if not suspended:
+        here = sa.and_(of_group, suspended_clients.c.client == client)
+        connection.execute(sa.delete(suspended_clients).where(here))
+        return
+    insert_new(connection, suspended_clients, {"group_id": group_id, "client": client})
+    count = sa.select(sa.func.count()).select_from(suspended_clients).where(of_group)
+    if connection.execute(count).scalar_one() > SUSPENDED_CLIENTS_MAX:
+        raise SuspendedClientsError(limit=SUSPENDED_CLIENTS_MAX)
+
+
+def _lock(connection: Connection, subject: str, group: str) -> int:
+    row = open_subject_row(connection, subject)
+    group_id, _ = find_group(connection, row.subject_id, subject, group)
+    lock_group(connection, group_id)
+    return group_id
+
+
+def _tell_members(connection: Connection, group_id: int) -> Changes:
+    mark_unsettled(connection, group_id)
+    raise_group_versions(connection, [group_id])
+    return Changes(versions=grants_versions(connection, [group_id]))

@@ -1,0 +1,130 @@
+"""What is stored of a consumer group beside its leases: start, failure policy, switches; read.  SQL, synchronous."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.groups import (
+    FailurePolicy,
+    GroupPolicy,
+    GroupSettings,
+    GroupStart,
+    OperatorSwitch,
+    StartAt,
+)
+from ...protocol.routing import ConsumeStrategy
+from ..sql.schema import groups, sessions, starts, suspended_clients
+
+POLICY_COLUMNS = (
+    groups.c.on_failure,
+    groups.c.tries_max,
+    groups.c.backoff_first_ms,
+    groups.c.backoff_max_ms,
+)
+
+client_is_suspended = (
+    sa.select(sa.literal(1))
+    .where(
+        suspended_clients.c.group_id == sessions.c.group_id,
+        suspended_clients.c.client == sessions.c.client,
+    )
+    .correlate(sessions)
+    .exists()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSettings:
+    """What a member is told of its group beside its grants."""
+
+    strategy: ConsumeStrategy
+    policy: GroupPolicy
+    suspended_by: OperatorSwitch
+
+
+_of_member = (
+    sa.select(
+        groups.c.strategy,
+        groups.c.suspended,
+        client_is_suspended.label("client_suspended"),
+        *POLICY_COLUMNS,
+    )
+    .join(sessions, sessions.c.group_id == groups.c.group_id)
+    .where(sessions.c.session == sa.bindparam("of_session"))
+)
+
+
+def member_settings(connection: Connection, session: str) -> MemberSettings | None:
+    """Return what a session is told; None if it has ended."""
+    row = connection.execute(_of_member, {"of_session": session}).one_or_none()
+    if row is None:
+        return None
+    switch = OperatorSwitch.OFF
+    if row.suspended:
+        switch = OperatorSwitch.GROUP
+    elif row.client_suspended:
+        switch = OperatorSwitch.CLIENT
+    return MemberSettings(
+        strategy=ConsumeStrategy(row.strategy), policy=policy_of(row), suspended_by=switch
+    )
+
+
+_settings = sa.select(
+    groups.c.strategy,
+    groups.c.suspended,
+    groups.c.start_at,
+    groups.c.start_ms,
+    *POLICY_COLUMNS,
+).where(groups.c.group_id == sa.bindparam("of_group"))
+_unstarted = (
+    sa.select(starts.c.partition_id)
+    .where(starts.c.group_id == sa.bindparam("of_group"))
+    .order_by(starts.c.partition_id)
+)
+_suspended_clients = (
+    sa.select(suspended_clients.c.client)
+    .where(suspended_clients.c.group_id == sa.bindparam("of_group"))
+    .order_by(suspended_clients.c.client)
+)
+
+
+def read_stored(
+    connection: Connection, group_id: int, *, subject: str, group: str
+) -> GroupSettings:
+    """Return what is stored of a group that exists."""
+    here = {"of_group": group_id}
+    row = connection.execute(_settings, here).one()
+    return GroupSettings(
+        subject=subject,
+        group=group,
+        strategy=ConsumeStrategy(row.strategy),
+        policy=policy_of(row),
+        start=start_of(row),
+        unstarted=tuple(connection.execute(_unstarted, here).scalars()),
+        suspended=row.suspended,
+        suspended_clients=tuple(connection.execute(_suspended_clients, here).scalars()),
+    )
+
+
+def unstarted(connection: Connection, group_id: int) -> set[int]:
+    """Return the partitions whose brokers have not stored where the group begins."""
+    return set(connection.execute(_unstarted, {"of_group": group_id}).scalars())
+
+
+def start_of(row: Any) -> GroupStart:
+    """The start in a row of `groups`."""
+    return GroupStart(at=StartAt(row.start_at), at_ms=row.start_ms)
+
+
+def policy_of(row: Any) -> GroupPolicy:
+    """The policy in a row of `groups`."""
+    return GroupPolicy(
+        on_failure=None if row.on_failure is None else FailurePolicy(row.on_failure),
+        tries_max=row.tries_max,
+        backoff_first_ms=row.backoff_first_ms,
+        backoff_max_ms=row.backoff_max_ms,
+    )

@@ -1,0 +1,55 @@
+"""The offsets of a partition and the progress of a group there, asked of the broker.  Shell."""
+
+from __future__ import annotations
+
+from ...protocol.control import TimeBound
+from ...protocol.errors import KeylaneError, NotSentError
+from ...protocol.routing import Partition
+from ...rpc.client import BrokerClient
+from ...rpc.network import Network
+from .cursors import PartitionOffsets
+
+CALL_TIMEOUT_MS = 2_000
+
+
+def broker_at(network: Network, address: str | None, broker_group: str) -> BrokerClient:
+    """A client of a broker.  Raises NotSentError if it is silent."""
+    if address is None:
+        raise NotSentError(f"broker group {broker_group!r} is silent")
+    return BrokerClient(network, address, timeout_ms=CALL_TIMEOUT_MS)
+
+
+async def read_offsets(
+    network: Network, partition: Partition, group: str, *, at_ms: int | None
+) -> PartitionOffsets:
+    """
+    Read the offsets of a partition from its broker.
+
+    Args:
+        at_ms: milliseconds since 1970, to find the first message stored at or after it.
+
+    Raises:
+        NotSentError: it does not answer; so far nothing was changed.
+    """
+    try:
+        broker = broker_at(network, partition.address, partition.broker_group)
+        status = await broker.partition(partition.partition_id)
+        at_time = None
+        if at_ms is not None:
+            at_time = (
+                await broker.offset_at(partition.partition_id, at_ms, TimeBound.LOWER)
+            ).offset
+    except KeylaneError as error:
+        raise NotSentError(
+            f"partition {partition.partition_id} on {partition.broker_group!r} cannot be asked, "
+            f"and nothing was changed: {error.message}",
+            partition_id=partition.partition_id,
+        ) from error
+    return PartitionOffsets(
+        partition=partition,
+        first_offset=status.first_offset,
+        next_offset=status.next_offset,
+        at_time=at_time,
+        cursor=next((seen.cursor for seen in status.groups if seen.group == group), None),
+        fence=max((seen.token for seen in status.groups if seen.group == group), default=0),
+    )

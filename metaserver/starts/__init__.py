@@ -1,0 +1,1 @@
+"""Where new consumer groups begin."""

@@ -1,0 +1,220 @@
+"""Rows of new groups that do not begin at the earliest message: planned, and stored by their brokers.  SQL, synchronous.
+
+    no group ─▶ group, and a row of `starts` for each partition ─▶ its broker has stored the cursor: the row goes
+                one transaction, which fixes every cursor
+
+Invariants
+    The transaction that inserts a group fixes where it begins on every partition that exists then; no later one does.
+    A partition is not granted while it has a row: see groups/leases.py.
+    Children of a resize that are opened later have no row, and begin at their first message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import GroupDeletedError
+from ...protocol.groups import CreateGroup, GroupSettings
+from ...protocol.ids import check_name
+from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
+from ..cluster.heard import mark_unsettled
+from ..cluster.removals import removals_left
+from ..cluster.rows import SubjectRow
+from ..cluster.subjects import open_subject_row
+from ..groups.creation import insert_group
+from ..groups.leases import raise_token_floor
+from ..groups.stored_settings import read_stored
+from ..resets.rows import note_at_end, settable_partitions
+from ..sql.dialect import now_ms
+from ..sql.schema import brokers, groups, partitions, starts, subjects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartScope:
+    """The subject of a group, and the group's id and settings if it exists; else the partitions on which it begins."""
+
+    subject: SubjectRow
+    group_id: int | None = None
+    stored: GroupSettings | None = None
+    partitions: tuple[Partition, ...] = ()
+    left_out: tuple[Partition, ...] = ()
+    """Abandoned partitions on silent brokers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingStart:
+    """Where a group begins on a partition, which the broker has not stored yet."""
+
+    group_id: int
+    subject: str
+    group: str
+    strategy: ConsumeStrategy
+    partition_id: int
+    cursor: int
+    token: int
+    expired: bool
+    """The partition has no message left: there is nothing to store."""
+    broker_group: str
+    address: str | None
+    """None: the broker is silent."""
+
+
+def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
+    """
+    Return what a group's creation needs.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError
+        GroupDeletedError: a group of this name is being deleted.
+    """
+    check_name("consumer group", group)
+    row = open_subject_row(connection, subject)
+    named = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
+    chosen = sa.select(groups.c.group_id, groups.c.deleting).where(named)
+    known = connection.execute(chosen).one_or_none()
+    if known is None:
+        selected, left_out = settable_partitions(connection, row.subject_id)
+        return StartScope(subject=row, partitions=selected, left_out=left_out)
+    if known.deleting:
+        raise GroupDeletedError(
+            f"consumer group {group!r} is being deleted; it can be made when its brokers have forgotten it",
+            subject=subject,
+            group=group,
+            left=removals_left(connection, row.subject_id, known.group_id),
+        )
+    return StartScope(
+        subject=row,
+        group_id=known.group_id,
+        stored=read_stored(connection, known.group_id, subject=subject, group=group),
+    )
+
+
+def begin_group(
+    connection: Connection,
+    scope: StartScope,
+    group: str,
+    ask: CreateGroup,
+    *,
+    cursors: Mapping[int, int],
+    fence: int = 0,
+) -> bool:
+    """
+    Insert a group, and fix where it begins.
+
+    Args:
+        cursors: partition id → first offset that the group reads; empty: at the first message of every partition.
+        fence: the highest token of the group that the brokers have seen.
+
+    Returns:
+        False if the partitions have changed, or the group was made meanwhile: plan again.
+
+    Raises:
+        SubjectUnknownError, OverloadedError, GroupDeletedError
+    """
+    now = start_scope(connection, scope.subject.name, group)
+    ids = {partition.partition_id for partition in scope.partitions}
+    moved = cursors and {partition.partition_id for partition in now.partitions} != ids
+    if now.stored is not None or now.subject.subject_id != scope.subject.subject_id or moved:
+        return False
+    insert_group(connection, now.subject, group, strategy=ask.strategy, start=ask.start)
+    named = sa.and_(groups.c.subject_id == now.subject.subject_id, groups.c.name == group)
+    locked = sa.select(groups.c.group_id, groups.c.last_token, groups.c.version)
+    row = connection.execute(locked.where(named).with_for_update()).one()
+    if row.version:  # another transaction made it
+        return False
+    last = raise_token_floor(row.last_token, fence)
+    rows = [
+        {
+            "group_id": row.group_id,
+            "partition_id": partition_id,
+            "cursor": cursor,
+            "token": last + number,
+        }
+        for number, (partition_id, cursor) in enumerate(sorted(cursors.items()), 1)
+    ]
+    if rows:
+        connection.execute(sa.insert(starts), rows)
+    values = {"last_token": last + len(rows)}
+    connection.execute(sa.update(groups).where(groups.c.group_id == row.group_id).values(values))
+    mark_unsettled(connection, row.group_id)
+    return True
+
+
+_pending = (
+    sa.select(
+        starts,
+        subjects.c.name.label("subject"),
+        groups.c.name,
+        groups.c.strategy,
+        partitions.c.broker_group,
+        (partitions.c.state == PartitionState.EXPIRED).label("expired"),
+        sa.case((brokers.c.expires_at > now_ms(), brokers.c.address)).label("address"),
+    )
+    .join(groups, groups.c.group_id == starts.c.group_id)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .join(partitions, partitions.c.partition_id == starts.c.partition_id)
+    .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
+    .where(
+        sa.not_(sa.or_(groups.c.deleting, subjects.c.deleting)),
+        sa.tuple_(starts.c.group_id, starts.c.partition_id)
+        > sa.tuple_(sa.bindparam("after_group"), sa.bindparam("after_partition")),
+    )
+    .order_by(starts.c.group_id, starts.c.partition_id)
+    .limit(sa.bindparam("most"))
+)
+
+
+def pending_starts(
+    connection: Connection, *, limit: int, after: tuple[int, int] = (0, 0)
+) -> list[PendingStart]:
+    """Return what brokers have to store, those of silent brokers too, behind (group id, partition id); in that order."""
+    which = {"after_group": after[0], "after_partition": after[1], "most": limit}
+    return [
+        PendingStart(
+            group_id=row.group_id,
+            subject=row.subject,
+            group=row.name,
+            strategy=ConsumeStrategy(row.strategy),
+            partition_id=row.partition_id,
+            cursor=row.cursor,
+            token=row.token,
+            expired=row.expired,
+            broker_group=row.broker_group,
+            address=row.address,
+        )
+        for row in connection.execute(_pending, which)
+    ]
+
+
+def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
+    """As `pending_starts`, of one group."""
+    count = sa.select(sa.func.count()).where(starts.c.group_id == group_id)
+    limit = connection.execute(count).scalar_one()
+    pending = pending_starts(connection, limit=limit, after=(group_id, 0)) if limit else []
+    return [start for start in pending if start.group_id == group_id]
+
+
+def note_started(connection: Connection, group_id: int, done: Sequence[PendingStart]) -> None:
+    """
+    Note that brokers have stored where a group begins: it may be granted these partitions.
+
+    Does nothing for rows that a reset or a deletion has removed meanwhile.
+    """
+    tokens = {start.partition_id: start.token for start in done}
+    mark_unsettled(connection, group_id)
+    here = sa.and_(starts.c.group_id == group_id, starts.c.partition_id.in_(tokens))
+    gone = sa.delete(starts).where(here).returning(starts.c.partition_id, starts.c.cursor)
+    began = {row.partition_id: row.cursor for row in connection.execute(gone)}
+    sealed = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
+        partitions.c.partition_id.in_(began), partitions.c.state == PartitionState.SEALED
+    )
+    at_end = [
+        row.partition_id
+        for row in connection.execute(sealed)
+        if began[row.partition_id] == row.end_offset
+    ]
+    note_at_end(connection, group_id, at_end)

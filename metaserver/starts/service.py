@@ -1,0 +1,213 @@
+"""Makes consumer groups, and has brokers store where they begin.  Shell.
+
+    ends of the partitions ─▶ SQL: group, cursors fixed ─▶ brokers: fence and cursor ─▶ SQL: partition by partition, ready
+                                        │
+                                        └─ a crash, a silent broker: any metaserver goes on, with the same cursors
+
+Invariants
+    Nothing is made before every broker was asked.  From the transaction on, repeats and other members change no cursor.
+    What is stored behind the cursors is kept for the group: its brokers store them before `create` answers, and retention
+    waits for the group from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec.structs import replace
+
+from ...protocol.errors import (
+    GroupBusyError,
+    GroupExistsError,
+    GroupStartUnfinishedError,
+    KeylaneError,
+    OffsetOutOfRangeError,
+)
+from ...protocol.groups import CreateGroup, GroupSettings, StartAt
+from ...protocol.progress import SetCursor
+from ...protocol.routing import Partition
+from ...rpc.network import Network
+from ..catalogue.service import HOSTED_AT_ONCE_MAX
+from ..resets.broker_offsets import broker_at, read_offsets
+from ..resets.cursors import PartitionOffsets
+from ..sql.database import Database
+from .plan import check_start, start_cursors
+from .rows import (
+    PendingStart,
+    StartScope,
+    begin_group,
+    note_started,
+    pending_of,
+    pending_starts,
+    start_scope,
+)
+
+log = logging.getLogger("keylane.metaserver")
+PLANS_MAX = 5
+"""The largest number of plans of one creation, while its partitions change."""
+TELL_PAUSES_MS = (20, 50, 100, 200, 400, 800)
+"""The pauses for which `create` waits for a broker that does not store a start; a flush takes milliseconds."""
+PENDING_MAX = 1_024
+"""Partitions in one round of `resume`."""
+
+
+class StartService:
+    """
+    Makes consumer groups that begin where their makers say.
+
+    Args:
+        announce: tells the brokers of its subject of a new group, by its id.
+        after_step: called with start-fixed when a group is made, and with start-told when its brokers have answered.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        network: Network,
+        *,
+        announce: Callable[[int], Awaitable[None]],
+        after_step: Callable[[str], None] = lambda _step: None,
+    ) -> None:
+        self._database = database
+        self._network = network
+        self._announce = announce
+        self._after_step = after_step
+        self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
+
+    async def create(self, subject: str, group: str, ask: CreateGroup) -> GroupSettings:
+        """
+        Make a group; a repeat changes nothing.  Everything stored from then on is delivered to it.
+
+        Raises:
+            InvalidNameError, InvalidRequestError, SubjectUnknownError, OverloadedError, GroupDeletedError
+            GroupExistsError: it was made before, with another start or strategy.
+            GroupBusyError: the partitions keep changing; nothing was changed.
+            NotSentError: a broker does not answer; nothing was changed.
+            GroupStartUnfinishedError: the start is fixed, and a broker has not stored it.
+        """
+        await self.begin(subject, group, ask)
+        stored = await self._stored(subject, group)
+        for pause_ms in TELL_PAUSES_MS:
+            if not stored.unstarted:
+                break
+            await asyncio.sleep(pause_ms / 1000)
+            await self.begin(subject, group, ask)
+            stored = await self._stored(subject, group)
+        if stored.start != ask.start or stored.strategy != ask.strategy:
+            raise GroupExistsError(
+                f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at {stored.start}",
+                stored=f"{stored.strategy}, {stored.start}",
+                asked=f"{ask.strategy}, {ask.start}",
+            )
+        if stored.unstarted:
+            raise GroupStartUnfinishedError(
+                f"consumer group {group!r} is made; its start is not stored yet on partitions "
+                f"{', '.join(map(str, stored.unstarted))}",
+                partitions=len(stored.unstarted),
+            )
+        return stored
+
+    async def begin(self, subject: str, group: str, ask: CreateGroup) -> None:
+        """
+        Make a group unless it exists, and have the brokers that answer store where it begins.
+
+        Raises:
+            What `create` raises while nothing is changed; and StorageError.
+        """
+        check_start(ask.start)
+        for _ in range(PLANS_MAX):
+            scope = await self._database.read(start_scope, subject, group)
+            if scope.group_id is not None:
+                if scope.stored is not None and scope.stored.unstarted:
+                    await self._tell(await self._database.read(pending_of, scope.group_id))
+                return
+            parts = await self._read_offsets(scope, group, ask)
+            cursors = start_cursors(ask.start, parts, static=scope.subject.static)
+            fence = max((part.fence for part in parts), default=0)
+            if fence:
+                log.warning(
+                    "brokers have progress of group %s of %s that the database lacks: it goes on there",
+                    group,
+                    subject,
+                )
+            made = await self._database.write(
+                begin_group, scope, group, ask, cursors=cursors, fence=fence
+            )
+            if made:
+                log.info("group %s of %s begins at %s", group, subject, ask.start)
+                self._after_step("start-fixed")
+                await self._tell_new(subject, group)
+                self._after_step("start-told")
+                return
+        raise GroupBusyError("the partitions of its subject keep changing; make the group later")
+
+    async def _tell_new(self, subject: str, group: str) -> None:
+        scope = await self._database.read(start_scope, subject, group)
+        if scope.group_id is not None:
+            await self._announce(scope.group_id)
+            await self._tell(await self._database.read(pending_of, scope.group_id))
+
+    async def resume(self) -> None:
+        """Have brokers store what they have not, for all groups.  Raises StorageError."""
+        after = (0, 0)
+        while pending := await self._database.read(pending_starts, limit=PENDING_MAX, after=after):
+            await self._tell(pending)
+            after = pending[-1].group_id, pending[-1].partition_id
+
+    async def _stored(self, subject: str, group: str) -> GroupSettings:
+        scope = await self._database.read(start_scope, subject, group)
+        if scope.stored is None:
+            raise GroupBusyError(f"consumer group {group!r} was deleted meanwhile")
+        return scope.stored
+
+    # ── brokers ──────────────────────────────────────────────────────────────────────────────────────
+    async def _read_offsets(
+        self, scope: StartScope, group: str, ask: CreateGroup
+    ) -> list[PartitionOffsets]:
+        if ask.start.at is StartAt.EARLIEST:
+            return []
+
+        async def read(partition: Partition) -> PartitionOffsets:
+            async with self._slots:
+                return await read_offsets(self._network, partition, group, at_ms=ask.start.at_ms)
+
+        return await asyncio.gather(*map(read, scope.partitions))
+
+    async def _tell(self, pending: Sequence[PendingStart]) -> None:
+        """Have brokers store cursors, and note those that have."""
+        answers = await asyncio.gather(*map(self._tell_one, pending))
+        done: dict[int, list[PendingStart]] = {}
+        for start, stored in zip(pending, answers, strict=True):
+            if stored:
+                done.setdefault(start.group_id, []).append(start)
+        for group_id, starts in done.items():
+            await self._database.write(note_started, group_id, starts)
+
+    async def _tell_one(self, start: PendingStart) -> bool:
+        """Have a broker store a cursor; returns whether it has, or need not."""
+        if start.expired:
+            return True
+        ask = SetCursor(
+            group=start.group, token=start.token, cursor=start.cursor, strategy=start.strategy
+        )
+        async with self._slots:
+            try:
+                broker = broker_at(self._network, start.address, start.broker_group)
+                try:
+                    await broker.set_cursor(start.partition_id, ask)
+                except OffsetOutOfRangeError as error:
+                    # The broker runs on an older copy of its folder: the messages before the cursor are gone.
+                    log.warning("partition %d: %s", start.partition_id, error.message)
+                    at_end = replace(ask, cursor=error.next_offset or 0)
+                    await broker.set_cursor(start.partition_id, at_end)
+            except KeylaneError as error:
+                log.info(
+                    "start of group %s on partition %d: %s",
+                    start.group,
+                    start.partition_id,
+                    error.message,
+                )
+                return False
+        return True

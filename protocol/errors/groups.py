@@ -1,0 +1,45 @@
+"""What a metaserver answers about the settings of consumer groups.  Pure."""
+
+from __future__ import annotations
+
+from .base import Detail, RetryRule
+from .failures import UnreachableError
+from .refusals import RefusedError
+
+
+class GroupExistsError(RefusedError):
+    """A consumer group of this name was made before, with another start or strategy."""
+
+    code = 1260
+    summary = "a consumer group of this name exists"
+    hint = "`keylane group reset` moves a group that exists; `keylane group switch` changes its strategy."
+    stored = Detail(str)
+    asked = Detail(str)
+
+
+class GroupStartUnfinishedError(UnreachableError):
+    """A group is made and its start fixed; a broker has not stored it yet."""
+
+    code = 1261
+    summary = "where the group begins is fixed, and not stored by every broker yet"
+    hint = "The metaserver goes on by itself; the same call again waits for it."
+    partitions = Detail(int)
+    partitions_set = Detail(int)
+
+
+class PolicyInvalidError(RefusedError):
+    """The stored failure policy of a group would have fields that cannot work together."""
+
+    code = 1262
+    summary = "the failure policy cannot work"
+    hint = "Give backoff_first_ms and backoff_max_ms together, the first at most as large as the second."
+
+
+class SuspendedClientsError(RefusedError):
+    """An operator has suspended as many clients of a group as may be."""
+
+    code = 1263
+    retry = RetryRule.NEVER
+    summary = "no more clients of this group can be suspended by name"
+    hint = "Suspend the whole group, or resume clients that are gone: `keylane group describe` lists them."
+    limit = Detail(int)

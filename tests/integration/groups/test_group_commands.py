@@ -1,0 +1,60 @@
+"""`keylane group` create, set, suspend, resume and describe, as an operator types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from keylane import Consumer
+from support.cluster import Cluster, eventually
+from support.server_process import run_keylane
+
+
+def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    return run_keylane("group", *words, "--meta", cluster.meta)
+
+
+def settings(cluster: Cluster, subject: str) -> dict[str, Any]:
+    described = keylane(cluster, "describe", subject, "g", "-o", "json")
+    answer: dict[str, Any] = json.loads(described.stdout)["settings"]
+    return answer
+
+
+async def test_commands_store_what_describe_shows(shared_cluster: Cluster):
+    """As a table for people, and as JSON."""
+    await shared_cluster.create("group-commands", partitions=1)
+    where = ("group-commands", "g")
+    looked = keylane(shared_cluster, "describe", *where)
+    assert "GroupUnknownError" in looked.stderr
+    made = keylane(shared_cluster, "create", *where, "--start", "-1h")
+    assert "g on group-commands: exclusive, began at" in made.stdout
+    other = keylane(shared_cluster, "create", *where, "--start", "latest")
+    assert (other.returncode, "GroupExistsError 1260" in other.stderr) == (1, True)
+    words = ("--on-failure", "park", "--tries-max", "5")
+    backoff = ("--backoff-first-ms", "1", "--backoff-max-ms", "9")
+    assert keylane(shared_cluster, "set", *where, *words, *backoff).returncode == 0
+    assert keylane(shared_cluster, "suspend", *where, "--client", "sick").returncode == 0
+    shown = keylane(shared_cluster, "describe", *where).stdout
+    assert "stored policy: on failure park, tries max 5, back-off 1 to 9 ms" in shown
+    assert "clients suspended by an operator: sick" in shown
+    stored = settings(shared_cluster, "group-commands")
+    assert stored["policy"]["on_failure"] == "park"
+    assert (stored["start"]["at"], stored["suspended_clients"]) == ("time", ["sick"])
+    assert "stored policy: none" in keylane(shared_cluster, "set", *where, "--forget").stdout
+
+
+async def test_commands_suspend_and_resume_a_consumer(shared_cluster: Cluster):
+    """It hands over and stays; the exit status of a group that does not exist is 1."""
+    await shared_cluster.create("group-suspended", partitions=1)
+    where = ("group-suspended", "g")
+    assert keylane(shared_cluster, "suspend", *where).returncode == 1
+    async with Consumer(
+        shared_cluster.meta, subject="group-suspended", group="g", handler=print
+    ) as consumer:
+        await eventually(lambda: consumer.assignment)
+        assert "suspended by an operator" in keylane(shared_cluster, "suspend", *where).stdout
+        await eventually(lambda: not consumer.assignment)
+        assert settings(shared_cluster, "group-suspended")["suspended"]
+        assert "suspended by" not in keylane(shared_cluster, "resume", *where).stdout
+        await eventually(lambda: consumer.assignment)

@@ -1,0 +1,89 @@
+"""What a consumer is told of its group: the stored policy over its own, and the operators' switches."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from keylane.consumer import ConsumerSettings, FailurePolicy
+from keylane.consumer.told import Told, in_force, stored_text
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.control import Grants
+from keylane.protocol.groups import GroupPolicy, OperatorSwitch
+
+NOTHING = GroupPolicy()
+PARK = GroupPolicy(on_failure=FailurePolicy.PARK, tries_max=3)
+
+
+def told(**own: object) -> Told:
+    return Told(subject="s", group="g", client="c", settings=ConsumerSettings(**own))
+
+
+def grants(
+    policy: GroupPolicy = NOTHING, suspended_by: OperatorSwitch = OperatorSwitch.OFF
+) -> Grants:
+    return Grants(version=1, ttl_ms=1_000, grants=(), policy=policy, suspended_by=suspended_by)
+
+
+def test_stored_fields_count_more_than_those_of_the_code():
+    """Each by itself; what is not stored stays as the code says."""
+    own = ConsumerSettings(on_failure="dead", tries_max=7, concurrency=3)
+    assert in_force(own, GroupPolicy()) == own
+    after = in_force(own, GroupPolicy(on_failure=FailurePolicy.PARK))
+    assert (after.on_failure, after.tries_max, after.concurrency) == (FailurePolicy.PARK, 7, 3)
+    paused = in_force(own, GroupPolicy(backoff_first_ms=1, backoff_max_ms=9))
+    assert paused.handler_backoff == Backoff(first_ms=1, max_ms=9)
+    assert paused.on_failure is FailurePolicy.DEAD
+
+
+def test_policy_is_taken_once_and_let_go(caplog: pytest.LogCaptureFixture):
+    """A heartbeat without a change says nothing; what is forgotten leaves the settings of the code."""
+    caplog.set_level(logging.INFO, "keylane.consumer")
+    member = told(tries_max=7)
+    own = member.settings
+    assert not member.take(grants())
+    assert member.take(grants(PARK))
+    assert (member.settings.on_failure, member.settings.tries_max) == (FailurePolicy.PARK, 3)
+    assert not member.take(grants(PARK))
+    assert member.take(grants())
+    assert member.settings == own
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "level"),
+    [({}, logging.INFO), ({"on_failure": "park"}, logging.INFO), ({"on_failure": "dead"}, 30)],
+)
+def test_log_warns_of_a_code_that_says_otherwise(
+    caplog: pytest.LogCaptureFixture, own: dict[str, object], level: int
+):
+    """Defaults and the same policy are no contradiction."""
+    caplog.set_level(logging.INFO, "keylane.consumer")
+    told(**own).take(grants(PARK))
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert ("its code says on_failure=dead" in record.getMessage()) == (level == logging.WARNING)
+
+
+def test_switch_of_an_operator_is_named_with_its_command(caplog: pytest.LogCaptureFixture):
+    """Until it is thrown back; once in the log for each change."""
+    caplog.set_level(logging.INFO, "keylane.consumer")
+    member = told()
+    assert member.waiting_for == ""
+    for switch, command in (
+        (OperatorSwitch.GROUP, "keylane group resume s g"),
+        (OperatorSwitch.CLIENT, "keylane group resume s g --client c"),
+    ):
+        for _ in range(2):
+            member.take(grants(suspended_by=switch))
+        assert member.waiting_for.endswith(command)
+    member.take(grants())
+    assert member.waiting_for == ""
+    assert len(caplog.records) == 3
+
+
+def test_stored_policy_is_told_in_words():
+    """Only the fields that are stored."""
+    assert stored_text(PARK) == "on_failure=park, tries_max=3"
+    assert "its own code" in stored_text(GroupPolicy())

@@ -1,0 +1,175 @@
+"""A new group's start at brokers that answer, are silent, or have lost what they had."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from keylane.metaserver.starts.rows import pending_starts
+from keylane.metaserver.starts.service import TELL_PAUSES_MS, StartService
+from keylane.protocol.control import GroupStatus, PartitionStatus
+from keylane.protocol.errors import (
+    GroupExistsError,
+    GroupStartUnfinishedError,
+    NotSentError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+)
+from keylane.protocol.groups import CreateGroup, GroupStart, StartAt
+from keylane.protocol.progress import SetCursor
+from keylane.protocol.routing import PartitionState
+from support.sql.rows import Rows
+
+LATEST = CreateGroup(start=GroupStart(at=StartAt.LATEST))
+EARLIEST = CreateGroup()
+
+
+class StartBrokers:
+    """A network with the brokers of partitions that end at `ends`."""
+
+    def __init__(self, *ends: int) -> None:
+        self.ends = dict(enumerate(ends, 1))
+        self.refusing: set[int] = set()
+        """Partitions whose brokers store no cursor."""
+        self.cursors: dict[int, SetCursor] = {}
+
+    async def control(self, method: str, address: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        partition_id = int(path.split("/")[3])
+        body = kwargs.get("body")
+        end = self.ends.get(partition_id)
+        if end is None:
+            raise NotSentError("it is silent")
+        groups = ()
+        if isinstance(body, SetCursor):
+            if partition_id in self.refusing:
+                raise OverloadedError("223 bytes are waiting for the disk")
+            if body.cursor > end:
+                raise OffsetOutOfRangeError(offset=body.cursor, first_offset=0, next_offset=end)
+            self.cursors[partition_id] = body
+            groups = (
+                GroupStatus(group="g", token=body.token, cursor=body.cursor, acked_above=0, lag=0),
+            )
+        return PartitionStatus(
+            partition_id=partition_id, subject="s", name="p", state=PartitionState.OPEN,
+            first_offset=0, next_offset=end, groups=groups,
+        )  # fmt: skip
+
+
+class RowsOfStarts(Rows):
+    """The database, as a service asks it."""
+
+    async def read(self, work: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.run(work, *args, **kwargs)
+
+    write = read
+
+
+class StartDesk:
+    """A service over a database with a subject of two partitions."""
+
+    def __init__(self, *ends: int) -> None:
+        self.rows = RowsOfStarts()
+        self.rows.report("g1")
+        self.rows.create("s", 2)
+        self.brokers = StartBrokers(*ends)
+        self.told: list[int] = []
+        self.service = StartService(self.rows, self.brokers, announce=self.announce)  # type: ignore[arg-type]
+
+    async def announce(self, group_id: int) -> None:
+        self.told.append(group_id)
+
+    @property
+    def pending(self) -> list[int]:
+        return [start.partition_id for start in self.rows.run(pending_starts, limit=9)]
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """No time passes; what was slept."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    return slept
+
+
+async def test_created_group_is_announced_and_at_the_ends():
+    """A repeat sets nothing again; another start is refused with both."""
+    desk = StartDesk(100, 50)
+    made = await desk.service.create("s", "g", LATEST)
+    cursors = {number: ask.cursor for number, ask in desk.brokers.cursors.items()}
+    assert cursors == {1: 100, 2: 50}
+    assert (made.unstarted, len(desk.told), desk.pending) == ((), 1, [])
+    desk.brokers.ends = {1: 900, 2: 900}
+    desk.brokers.cursors.clear()
+    assert await desk.service.create("s", "g", LATEST) == made
+    assert desk.brokers.cursors == {}
+    with pytest.raises(GroupExistsError) as refused:
+        await desk.service.create("s", "g", EARLIEST)
+    assert (refused.value.stored, refused.value.asked) == (
+        "exclusive, latest",
+        "exclusive, earliest",
+    )
+
+
+async def test_group_at_the_earliest_asks_no_broker():
+    """It is made while brokers are silent."""
+    desk = StartDesk()
+    assert (await desk.service.create("s", "g", EARLIEST)).unstarted == ()
+    assert desk.brokers.cursors == {}
+
+
+async def test_silent_broker_lets_no_group_be_made():
+    """Its partition may have any end."""
+    desk = StartDesk(100)
+    with pytest.raises(NotSentError, match="partition 2"):
+        await desk.service.create("s", "g", LATEST)
+    assert desk.told == []
+
+
+async def test_start_that_a_broker_did_not_store_is_stored_later(pauses: list[float]):
+    """With the cursor that was fixed, whatever was sent meanwhile; the others are done."""
+    desk = StartDesk(100, 50)
+    desk.brokers.refusing = {2}
+    with pytest.raises(GroupStartUnfinishedError) as unfinished:
+        await desk.service.create("s", "g", LATEST)
+    assert unfinished.value.partitions == 1
+    assert pauses == [pause_ms / 1000 for pause_ms in TELL_PAUSES_MS]
+    assert (desk.pending, set(desk.brokers.cursors)) == ([2], {1})
+    desk.brokers.ends = {1: 900, 2: 900}
+    await desk.service.resume()
+    assert desk.pending == [2]
+    desk.brokers.refusing = set()
+    await desk.service.resume()
+    assert desk.pending == []
+    assert desk.brokers.cursors[2].cursor == 50
+
+
+async def test_start_behind_the_end_of_an_older_copy_is_its_end():
+    """The messages before the cursor are gone with the original."""
+    desk = StartDesk(100, 50)
+    desk.brokers.refusing = {2}
+    with pytest.raises(GroupStartUnfinishedError):
+        await desk.service.create("s", "g", LATEST)
+    desk.brokers.refusing, desk.brokers.ends = set(), {1: 100, 2: 40}
+    await desk.service.resume()
+    assert desk.brokers.cursors[2].cursor == 40
+    assert desk.pending == []
+
+
+async def test_expired_partition_needs_no_start():
+    """It has no message left, and no broker stores a cursor for it."""
+    desk = StartDesk(100, 50)
+    desk.brokers.refusing = {2}
+    with pytest.raises(GroupStartUnfinishedError):
+        await desk.service.create("s", "g", LATEST)
+    expire = "UPDATE partitions SET state = 'expired' WHERE partition_id = 2"
+    desk.rows.run(lambda connection: connection.exec_driver_sql(expire))
+    await desk.service.resume()
+    assert desk.pending == []
