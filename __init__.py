@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         BusySubject,
         CheckView,
         CursorView,
+        FailingMessage,
         GroupDeletion,
         GroupDescription,
         GroupReset,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         SubjectHistory,
         SubjectSummary,
         SubjectView,
+        UndrainedPartition,
         Verification,
     )
     from .consumer import (
@@ -192,6 +194,7 @@ __all__ = [
     "DeliverAtKeyError",
     "DeliveryError",
     "DeliveryTimeoutError",
+    "FailingMessage",
     "FailurePolicy",
     "Fate",
     "FencedError",
@@ -297,6 +300,7 @@ __all__ = [
     "TableReceipt",
     "TextCodec",
     "TimeBound",
+    "UndrainedPartition",
     "UnreachableError",
     "Verification",
     "WaitingKey",
@@ -312,6 +316,7 @@ _HOMES = {
         "BusySubject",
         "CheckView",
         "CursorView",
+        "FailingMessage",
         "GroupDeletion",
         "GroupDescription",
         "GroupReset",
@@ -338,6 +343,7 @@ _HOMES = {
         "SubjectHistory",
         "SubjectSummary",
         "SubjectView",
+        "UndrainedPartition",
         "Verification",
     ),
     ".consumer": (

@@ -25,7 +25,7 @@ from ..protocol.operations import (
     StepView,
     SubjectHistory,
 )
-from ..protocol.parked import Failure, ParkState
+from ..protocol.parked import FailingMessage, Failure, ParkState
 from ..protocol.progress import CursorView, GroupReset, ResetTo
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
@@ -33,6 +33,7 @@ from ..protocol.verification import CheckView, Verification
 from .client import Admin
 from .parked import ParkedKeyView, ParkedMessage
 from .scheduled import ScheduledMessages
+from .undrained import UndrainedPartition
 from .views import (
     BrokerList,
     GroupDescription,
@@ -50,6 +51,7 @@ __all__ = [
     "CancelOutcome",
     "CheckView",
     "CursorView",
+    "FailingMessage",
     "Failure",
     "GroupDeletion",
     "GroupDescription",
@@ -85,5 +87,6 @@ __all__ = [
     "SubjectHistory",
     "SubjectSummary",
     "SubjectView",
+    "UndrainedPartition",
     "Verification",
 ]

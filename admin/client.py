@@ -53,12 +53,13 @@ from .arguments import checked
 from .group_resets import reset_group
 from .parked import ParkedCalls
 from .scheduled import ScheduledCalls
+from .undrained import UndrainedCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
 
 POLL_MS = 100
 
 
-class Admin(ScheduledCalls, ParkedCalls):
+class Admin(ScheduledCalls, ParkedCalls, UndrainedCalls):
     """
     Administers a cluster.
 

@@ -16,6 +16,7 @@ from ..protocol.control import (
     SubjectView,
 )
 from ..protocol.operations import OperationView
+from ..protocol.parked import FailingMessage
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 
 
@@ -98,6 +99,8 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     """Why the broker's fields are unknown."""
     parked: int | None = None
     """Messages that the group has set aside."""
+    failing: FailingMessage | None = None
+    """The oldest message that fails and is not handled, with the last error; later messages of its key wait for it."""
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):
@@ -205,7 +208,7 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
 
 
 def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
-    offset = above = following = lag = removed = parked = None
+    offset = above = following = lag = removed = parked = failing = None
     if isinstance(status, PartitionStatus):
         # A broker does not know a group before its first pull, which begins at the first message.
         offset, above, following = status.first_offset, 0, status.next_offset
@@ -214,6 +217,7 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
             if progress.group == group:
                 offset, above, lag = progress.cursor, progress.acked_above, progress.lag
                 removed, parked = progress.removed_unread, progress.parked
+                failing = progress.failing
     return PartitionProgress(
         partition_id=owner.partition.partition_id,
         name=owner.partition.name,
@@ -228,5 +232,6 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
         lag=lag,
         removed_unread=removed,
         parked=parked,
+        failing=failing,
         problem=status if isinstance(status, str) else None,
     )

@@ -27,6 +27,7 @@ from .limits import (
     TTL_MS_MIN,
     UNTOLD_MAX,
 )
+from .parked.failing import FailingMessage
 from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
 
 Count = Annotated[int, Meta(ge=0)]
@@ -441,6 +442,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """Messages that retention by time removed before the group had acked them."""
     parked: int = 0
     """Messages that the group has set aside."""
+    failing: FailingMessage | None = None
+    """The oldest message that fails and is not handled; None as well when the broker has restarted and was not told again."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from .errors import (
     wire_text,
 )
 from .limits import FRAME_BYTES_MAX
+from .parked.failing import FailingMessage
 
 _LENGTH = struct.Struct("<I")
 HEADER_BYTES_MAX = 1 << 18
@@ -79,6 +80,8 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
     ranges: tuple[tuple[int, int], ...]
     failed: tuple[tuple[int, int], ...] = ()
     """(offset, tries that failed so far) of messages that failed since the last ack."""
+    failing: FailingMessage | None = None
+    """The oldest message that failed and is not handled, as long as there is one."""
 
 
 class Release(Frame, frozen=True, array_like=True, tag=5):

@@ -137,7 +137,7 @@ class RedriveDelivery(UserAcks):
         """Leave a message that failed too often parked."""
         self.park(message, failure, [])
 
-    def note_failed(self, message: Message) -> None:
+    def note_failed(self, message: Message, failure: Failure) -> None:
         """Failed tries of a redriven message are kept when it is parked again."""
 
 

@@ -160,7 +160,10 @@ def decode_adopted(data: bytes | memoryview) -> list[AdoptedKey]:
 
 def failure_of(error: BaseException, *, client: str, at_ms: int, attempts: int) -> Failure:
     """What is kept of an error; its texts are cut to their limits."""
-    text: Any = str(error)
+    try:
+        text: Any = str(error)
+    except Exception:  # noqa: BLE001 - the error is a user's, and so is its __str__
+        text = "its text cannot be made"
     return Failure(
         type(error).__qualname__[:FAILURE_KIND_CHARS_MAX],
         text.encode(errors="replace").decode()[:FAILURE_TEXT_CHARS_MAX],

@@ -12,6 +12,7 @@ from pathlib import Path
 from keylane.protocol import errors, frames
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties
+from keylane.protocol.parked import FailingMessage
 from keylane.protocol.record import Compression, stamp
 from keylane.protocol.routing import logical_partition
 
@@ -35,11 +36,21 @@ KEYS = {
 }
 """The lengths straddle the branches of xxh3: 1..3, 4..8, 9..16, 17..128, 129..240, longer."""
 
+FAILING = FailingMessage(
+    offset=4,
+    key_digest="key digest 7bf0f7b81adae8b4",
+    since_ms=1_800_000_000_000,
+    attempts=7,
+    kind="ValueError",
+    text="no such town",
+    client="host-1",
+    at_ms=1_800_000_009_000,
+)
 FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (1, frames.Append(7)),
     (2, frames.Acquire(7, "audit", "0123456789abcdef", 5, 30_000)),
     (3, frames.Pull(7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000)),
-    (4, frames.Ack(7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40)), ((4, 7),))),
+    (4, frames.Ack(7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40)), ((4, 7),), FAILING)),
     (5, frames.Release(7, "audit", "0123456789abcdef", 5)),
     (6, frames.Read(7, 2**40, 1 << 20)),
     (7, frames.AcquireShared(7, "audit", "0123456789abcdef", 5, 30_000)),

@@ -161,6 +161,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "tidy/test_error_details.py": "base",
         "unit/protocol/test_errors.py": "deletions failures homes outbox parked reading refusals scheduled sink",
     },
+    "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
         "unit/protocol/test_endpoints.py": "endpoint openapi",

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.broker.partition.partition import ATTEMPTS_MAX
 from keylane.protocol.errors import (
@@ -27,6 +28,8 @@ from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
     Clear,
+    FailingMessage,
+    Failure,
     Freeze,
     Park,
     ParkChange,
@@ -34,6 +37,7 @@ from keylane.protocol.parked import (
     ParkState,
     Redrive,
     Unpark,
+    failing_message,
 )
 from keylane.protocol.routing import logical_partition
 from sim.machines.disk import SimDisk
@@ -321,3 +325,26 @@ async def test_skip_of_messages_that_are_not_parked_changes_nothing(desk: Parked
     before = desk.state()
     await desk.asked("61", [(1, 20, 30), (9, 2, 4)])
     assert desk.state() == before
+
+
+def failing(offset: int, *, since_ms: int = 50, text: str = "no such town") -> FailingMessage:
+    failure = Failure("ValueError", text, "host-1", since_ms, 1)
+    return failing_message(offset, failure, key_digest="key digest 1", since_ms=since_ms)
+
+
+async def test_failing_message_is_shown_until_it_is_acked(desk: ParkedDesk):
+    """The owner tells it with its acks; another owner knows it for a shorter time."""
+
+    def shown() -> FailingMessage | None:
+        return desk.group.failing
+
+    await desk.say(Ack(1, "audit", SESSION, 1, (), ((5, 1),), failing(5)))
+    assert shown() == failing(5)
+    await desk.say(Ack(1, "audit", SESSION, 1, ()))
+    assert shown() == failing(5), "an ack without one takes nothing back"
+    await desk.say(Ack(1, "audit", SESSION, 1, (), (), failing(5, since_ms=70, text="worse")))
+    assert shown() == replace(failing(5, text="worse"), at_ms=70)
+    with pytest.raises(InvalidRequestError):
+        await desk.say(Ack(1, "audit", SESSION, 1, (), (), failing(40)))
+    await desk.say(Ack(1, "audit", SESSION, 1, ((5, 6),)))
+    assert shown() is None

@@ -46,3 +46,13 @@ def test_failure_keeps_the_error_within_limits():
         4,
     )
     assert failure.text == "x" * FAILURE_TEXT_CHARS_MAX
+
+
+def test_failure_of_an_error_without_a_text_is_kept():
+    """The `__str__` of an error is a user's, and may raise."""
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert Failing().failure(MuteError(), 1).text == "its text cannot be made"
