@@ -60,6 +60,7 @@ __all__ = [
     "IdempotencyKeyReusedError",
     "InputError",
     "InputUnfinishedError",
+    "InstanceTakenError",
     "InternalError",
     "InvalidNameError",
     "InvalidRequestError",

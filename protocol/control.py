@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
-from .ids import MAX_I64
+from .ids import MAX_I64, NAME_CHARS_MAX
 from .limits import (
     MESSAGE_BYTES_MAX,
     MESSAGE_BYTES_MAX_MIN,
@@ -37,6 +37,7 @@ MessageBytesMax = Annotated[int, Meta(ge=MESSAGE_BYTES_MAX_MIN, le=MESSAGE_BYTES
 SHORT_TEXT_CHARS_MAX = 512
 ShortText = Annotated[str, Meta(max_length=SHORT_TEXT_CHARS_MAX)]
 OPENINGS_MAX = 128
+InstanceName = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
@@ -223,6 +224,10 @@ class Join(Struct, frozen=True, kw_only=True):
     """The first session of a group sets the group's strategy."""
     group_id: Count = 0
     """The group that the client's earlier session was of; refused if that group was deleted since.  0: it had none."""
+    instance: InstanceName = ""
+    """The client's place in the group, which a restarted client has again: it gets the leases of a predecessor at once."""
+    again: bool = False
+    """The client had an earlier session since it was opened: it takes the place of an instance only if that is free."""
 
 
 class Joined(Struct, frozen=True, kw_only=True):

@@ -119,9 +119,10 @@ class GroupService:
 
         Raises:
             SubjectUnknownError, SubjectDeletedError, InvalidNameError, InvalidRequestError, GroupStrategyError,
-            GroupBusyError, GroupDeletedError, OverloadedError
+            GroupBusyError, GroupDeletedError, InstanceTakenError, OverloadedError
         """
         row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
+        self.end_sessions(row.replaced, why="a process with its instance name was started")
         if row.new_group:
             await self._announce(row.group_id)
         await self.settle(row.group_id)

@@ -13,6 +13,7 @@
     │   ├── SubjectDeletedError, GroupDeletedError         a namesake is another subject or group
     │   ├── StaleRouteError, WrongBrokerError              ask for a new route
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: another session owns the partition
+    │   ├── InstanceTakenError                             stop: the instance was started anew
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
     │   ├── SequenceReusedError                            two producers under one id
     │   ├── IdempotencyKeyReusedError                      other messages under an idempotency key
