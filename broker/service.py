@@ -30,6 +30,7 @@ from ..protocol.frames import (
     Appended,
     Batches,
     ChangeParked,
+    EditParked,
     Handed,
     ListParked,
     Pull,
@@ -68,7 +69,7 @@ from .waiting import LongPolls
 
 Handled = tuple[Answer, bytes]
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
-_WITH_PAYLOAD = (Append, Schedule, ChangeParked)
+_WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
 OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | ReadParked
 """What only the owner of a pull lock may ask."""
 

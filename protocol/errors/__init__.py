@@ -35,6 +35,7 @@
     │   ├── OutboxSubjectExistsError                       waiting rows stay while their subject exists
     │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
     │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
+    │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
     │   └── LeaseLostError                                 raised by the client: another session owns the partition

@@ -62,6 +62,8 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (13, frames.ReadParked(7, "audit", "0123456789abcdef", 5, b"N14228", 256)),
     (14, frames.TakeParked(7, "audit", 0, 512, 5_000)),
     (15, frames.LeaveParked(7, "audit", 0, 512)),
+    (20, frames.EditParked(7, "audit", b"N14228", 3, 2**40, b"\x81\xa1a\xa1b")),
+    (21, frames.ReadEdited(7, "audit", None, 3, 2**40)),
     (1, frames.Appended(-1, "fsync", True)),
     (2, frames.Acquired(3, ((5, 9),), 12, False, ((4, 7),), 2, (3, 4))),
     (3, frames.Batches(0, 12, 9, True, 2)),
@@ -74,6 +76,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (12, frames.ParkedKeys(2, 5_000)),
     (13, frames.ParkedRows(((3, 5, 6), (7, 0, 2**40)), 2**40 + 1)),
     (14, frames.ParkedTaken(None)),
+    (21, frames.ParkedEdited(b"\x81\xa1a\xa1b")),
     (6, frames.refusal(errors.FencedError(partition_id=7, token=5))),
 ]
 PAYLOAD = b"payload"
