@@ -26,7 +26,7 @@ from ..protocol.operations import (
     StepView,
     SubjectHistory,
 )
-from ..protocol.parked import Failure, ParkState
+from ..protocol.parked import FailingMessage, Failure, ParkState
 from ..protocol.progress import CursorView, GroupReset, ResetTo
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
@@ -34,6 +34,7 @@ from ..protocol.verification import CheckView, Verification
 from .client import Admin
 from .parked import ParkedKeyView, ParkedMessage
 from .scheduled import ScheduledMessages
+from .undrained import UndrainedPartition
 from .views import (
     BrokerList,
     GroupDescription,
@@ -51,6 +52,7 @@ __all__ = [
     "CancelOutcome",
     "CheckView",
     "CursorView",
+    "FailingMessage",
     "Failure",
     "GroupDeletion",
     "GroupDescription",
@@ -90,5 +92,6 @@ __all__ = [
     "SubjectHistory",
     "SubjectSummary",
     "SubjectView",
+    "UndrainedPartition",
     "Verification",
 ]

@@ -54,12 +54,13 @@ from .group_resets import reset_group
 from .groups import GroupCalls
 from .parked import ParkedCalls
 from .scheduled import ScheduledCalls
+from .undrained import UndrainedCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
 
 POLL_MS = 100
 
 
-class Admin(ScheduledCalls, ParkedCalls, GroupCalls):
+class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls):
     """
     Administers a cluster.
 

@@ -1,13 +1,15 @@
-"""An admin's calls about parked messages: which there are, what is in them, redriven or skipped."""
+"""An admin's calls about parked messages: which there are, what is in them, redriven, skipped or edited."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import islice
 from types import EllipsisType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..protocol.batch import batch_starts, columns
 from ..protocol.clock import SystemClock
@@ -17,12 +19,13 @@ from ..protocol.errors import (
     KeylaneError,
     NotSentError,
     ParkedKeyUnknownError,
+    ParkedMessageUnknownError,
     PartitionUnknownError,
 )
-from ..protocol.frames import Batches, Read
+from ..protocol.frames import Batches, EditParked, ParkedEdited, Read, ReadEdited
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import KEY_BYTES_MAX
-from ..protocol.message import Message
+from ..protocol.message import Message, check_message_size, pack_properties
 from ..protocol.parked import (
     PARKED_ROWS_MAX,
     ChangeParkedKey,
@@ -70,6 +73,8 @@ class ParkedMessage(Struct, frozen=True, kw_only=True):
     message: Message[bytes] | None
     problem: str = ""
     """Why there is no message, as when retention has removed it."""
+    edited: bool = False
+    """An operator has edited it: value and properties are the new ones."""
 
 
 class ParkedCalls(ClusterCalls):
@@ -133,12 +138,15 @@ class ParkedCalls(ClusterCalls):
         for view in views:
             broker = self._broker(served[view.partition_id])
             reader = _Reader(self, subject, served)
-            async for source, start, end in _rows(broker, group, view):
+            async for source, start, end, edited in _rows(broker, group, view):
                 for offset in range(start, end):
                     if not left:
                         return
                     left -= 1
-                    yield await reader.read(source, offset)
+                    read = await reader.read(source, offset)
+                    if (source, offset) in edited:
+                        read = await _with_edit(broker, group, view, read)
+                    yield read
 
     async def redrive(
         self,
@@ -226,7 +234,7 @@ class ParkedCalls(ClusterCalls):
         (view,) = await self._views(subject, group, key, partition_id)
         broker = self._broker(partition)
         rows: list[tuple[int, int, int]] = []
-        async for source, start, end in _rows(broker, group, view):
+        async for source, start, end, _ in _rows(broker, group, view):
             if left > 0:
                 rows.append((source, start, min(end, start + left)))
             left -= min(end - start, left)
@@ -235,6 +243,67 @@ class ParkedCalls(ClusterCalls):
             body = ChangeParkedKey(group=group, key_hex=_hex(key), skip=some)
             await broker.change_parked(partition_id, body)
         return before - left
+
+    async def parked_message(
+        self, subject: str, group: str, partition_id: int, offset: int
+    ) -> ParkedMessage:
+        """
+        A parked message or dead letter, as consumers will get it.
+
+        Raises:
+            ParkedMessageUnknownError: it is not parked, or not stored any more.
+            As `parked`.
+        """
+        return (await self._one_parked(subject, group, partition_id, offset))[0]
+
+    async def edit_parked(
+        self,
+        subject: str,
+        group: str,
+        partition_id: int,
+        offset: int,
+        *,
+        value: bytes | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+    ) -> ParkedMessage:
+        """
+        Put another value, or other properties, in the place of a parked message or a dead letter; its key stays.
+
+        Consumers get the new ones, with the property "keylane.edited", which has the time.  The original stays in the log.
+
+        Args:
+            partition_id, offset: of the message, as `parked_messages` says.
+            value: None: it stays.
+            properties: in place of all of them; None: they stay.
+
+        Returns:
+            The message as consumers will get it.
+
+        Raises:
+            ParkedMessageUnknownError: it is not parked, or not stored any more.
+            ParkedRedrivenError: messages of its key are being handled.
+            MessageTooLargeError: it would be over the limit of the subject.
+            EditsFullError: the group has too many edited messages.
+            ParkMovedError: the partition was sealed, and its children have it since: ask again.
+            As `parked`.
+        """
+        if value is None and properties is None:
+            raise InvalidRequestError("give the new value, the new properties, or both")
+        if not (value is None or isinstance(value, bytes)):
+            raise InvalidRequestError(f"a value is bytes, not {value!r:.80}")
+        packed = None if properties is None else pack_properties(properties)
+        read, view = await self._one_parked(subject, group, partition_id, offset)
+        message = read.message
+        assert message is not None
+        value = message.value if value is None else value
+        packed = message.packed_properties if packed is None else packed
+        limit = (await self._meta.subject(subject)).message_bytes_max
+        check_message_size(len(message.key), len(value), len(packed), limit)
+        (holder,) = await self._partitions(subject, group, view.partition_id)
+        ask = EditParked(view.partition_id, group, view.key, partition_id, offset, packed)
+        answer, _ = await self._broker(holder).call(ask, value)
+        assert isinstance(answer, ParkedEdited)
+        return _edited(read, value, answer.properties or b"")
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────
     async def _partitions(
@@ -279,6 +348,31 @@ class ParkedCalls(ClusterCalls):
             if pages == 1 or len(views_by_key) == known:
                 break  # no key was freed between two pages, so that another one was passed over
         return list(views_by_key.values())
+
+    async def _one_parked(
+        self, subject: str, group: str, partition_id: int, offset: int
+    ) -> tuple[ParkedMessage, ParkedKeyView]:
+        """A parked message, with what was edited, and the key under which it is parked.  Raises ParkedMessageUnknownError."""
+        if not is_within(offset, 0, MAX_I64):
+            raise InvalidRequestError(f"not an offset: {offset!r:.40}")
+        await self._partitions(subject, group, partition_id)
+        served: dict[int, Partition] = {
+            each.partition_id: each for each in await self._partitions(subject, group, None)
+        }
+        read = await _Reader(self, subject, served).read(partition_id, offset)
+        unknown = ParkedMessageUnknownError(
+            f"offset {offset} of partition {partition_id}: {read.problem or 'it is not parked'}",
+            partition_id=partition_id,
+            offset=offset,
+        )
+        if read.message is None:
+            raise unknown
+        for key in dict.fromkeys((read.message.key, None)):
+            async for view in self.parked(subject, group, key=key):
+                broker = self._broker(served[view.partition_id])
+                with contextlib.suppress(ParkedMessageUnknownError):
+                    return await _with_edit(broker, group, view, read), view
+        raise unknown
 
     async def _views(
         self, subject: str, group: str, key: bytes | None, partition_id: int | None
@@ -377,8 +471,8 @@ def _messages(subject: str, partition_id: int, payload: bytes) -> list[Message[b
 
 async def _rows(
     broker: BrokerClient, group: str, view: ParkedKeyView
-) -> AsyncIterator[tuple[int, int, int]]:
-    """Where the messages of a key are, the oldest first."""
+) -> AsyncIterator[tuple[int, int, int, frozenset[tuple[int, int]]]]:
+    """Where the messages of a key are, the oldest first: source, start, end, and which are edited."""
     first, more = 0, view.messages > 0
     while more:
         page = await broker.parked_offsets(
@@ -386,8 +480,26 @@ async def _rows(
         )
         first += len(page.rows)
         more = len(page.rows) == PARKED_ROWS_MAX
-        for row in page.rows:
-            yield row
+        edited = frozenset(page.edited)
+        for source, start, end in page.rows:
+            yield source, start, end, edited
+
+
+async def _with_edit(
+    broker: BrokerClient, group: str, view: ParkedKeyView, read: ParkedMessage
+) -> ParkedMessage:
+    """A parked message with what an operator has put in its place.  Raises ParkedMessageUnknownError."""
+    ask = ReadEdited(view.partition_id, group, view.key, read.partition_id, read.offset)
+    answer, value = await broker.call(ask)
+    assert isinstance(answer, ParkedEdited)
+    return read if answer.properties is None else _edited(read, bytes(value), answer.properties)
+
+
+def _edited(read: ParkedMessage, value: bytes, packed_properties: bytes) -> ParkedMessage:
+    if read.message is None:
+        return read
+    message = replace(read.message, value=value, packed_properties=packed_properties)
+    return replace(read, message=message, edited=True)
 
 
 def _view(partition_id: int, view: ParkedView) -> ParkedKeyView:

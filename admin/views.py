@@ -17,6 +17,7 @@ from ..protocol.control import (
 )
 from ..protocol.groups import GroupSettings
 from ..protocol.operations import OperationView
+from ..protocol.parked import FailingMessage
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 
 
@@ -99,6 +100,8 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     """Why the broker's fields are unknown."""
     parked: int | None = None
     """Messages that the group has set aside."""
+    failing: FailingMessage | None = None
+    """The oldest message that fails and is not handled, with the last error; later messages of its key wait for it."""
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):
@@ -209,7 +212,7 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
 
 
 def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
-    offset = above = following = lag = removed = parked = None
+    offset = above = following = lag = removed = parked = failing = None
     if isinstance(status, PartitionStatus):
         # A broker does not know a group before its first pull, which begins at the first message.
         offset, above, following = status.first_offset, 0, status.next_offset
@@ -218,6 +221,7 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
             if progress.group == group:
                 offset, above, lag = progress.cursor, progress.acked_above, progress.lag
                 removed, parked = progress.removed_unread, progress.parked
+                failing = progress.failing
     return PartitionProgress(
         partition_id=owner.partition.partition_id,
         name=owner.partition.name,
@@ -232,5 +236,6 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
         lag=lag,
         removed_unread=removed,
         parked=parked,
+        failing=failing,
         problem=status if isinstance(status, str) else None,
     )

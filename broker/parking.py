@@ -2,6 +2,7 @@
 
     ChangeParked ─▶ check ─▶ apply ─▶ PARKED record, with the cursor behind it, in one commit ─▶ durable
     TakeParked, of a child's owner ─▶ Freeze, durable ─▶ what the parent has parked, by page
+    EditParked, of an operator ─▶ check ─▶ apply ─▶ PARKED record ─▶ durable
     POST /v1/partitions/{id}/parked ─▶ the same, and the owner's waiting pull is answered: it asks for the keys again
 
 Invariant
@@ -10,13 +11,16 @@ Invariant
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
+from hashlib import blake2b
 
 import msgspec
 
 from ..protocol.clock import Clock
 from ..protocol.endpoints import CHANGE_PARKED, PARKED, PARKED_OFFSETS
 from ..protocol.errors import (
+    CorruptBatchError,
     GroupBusyError,
     GroupUnknownError,
     InvalidRequestError,
@@ -24,21 +28,32 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import (
     ChangeParked,
+    EditParked,
     LeaveParked,
     ListParked,
     ParkedChanged,
+    ParkedEdited,
     ParkedKeys,
     ParkedRows,
     ParkedTaken,
+    ReadEdited,
     ReadParked,
     TakeParked,
 )
 from ..protocol.ids import check_name
-from ..protocol.limits import LOGICAL_PARTITIONS
+from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
+from ..protocol.message import (
+    EDITED_PROPERTY,
+    check_message_size,
+    pack_properties,
+    unpack_properties,
+)
 from ..protocol.parked import (
     PARKED_ROWS_MAX,
     ChangeParkedKey,
     Clear,
+    Edit,
+    EditedMessage,
     Freeze,
     ParkChange,
     ParkedList,
@@ -50,6 +65,8 @@ from ..protocol.parked import (
     encode_parked,
 )
 from ..protocol.routing import logical_partition
+from ..protocol.scheduled.deliver_at import shown
+from ..protocol.text import key_digest
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .partition.parked import key_of, operators_change
 from .partition.partition import Group, HostedPartition
@@ -58,7 +75,8 @@ from .standing import Standing, check_standing
 from .store.parking import change_parked
 from .store.store import Store
 
-_NOT_OF_OWNERS = Clear | Freeze | Redrive | Unneeded
+log = logging.getLogger("keylane.broker")
+_NOT_OF_OWNERS = Clear | Edit | Freeze | Redrive | Unneeded
 LISTED_DEFAULT = 100
 LISTED_MAX = 1_000
 
@@ -78,6 +96,8 @@ class Parking:
         service.answer(ReadParked, self._read)
         service.answer(TakeParked, self._take)
         service.answer(LeaveParked, self._leave)
+        service.answer(EditParked, self._edit)
+        service.answer(ReadEdited, self._read_edited)
 
     def routes(self) -> list[ControlRoute]:
         """A route for each call of operators."""
@@ -123,7 +143,7 @@ class Parking:
         if group.parked is None:
             return ParkedRows((), 0), b""
         offsets = group.parked.offsets(request.key, count=request.count)
-        return ParkedRows(tuple(offsets.rows), offsets.messages), b""
+        return ParkedRows(tuple(offsets.rows), offsets.messages, tuple(offsets.edited)), b""
 
     async def _take(self, request: TakeParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
@@ -200,6 +220,44 @@ class Parking:
         parked.version = max(parked.version + 1, self._store.log.end)
         self._store.wake(partition.partition_id)
         return parked.listed(group.name, 0, 0)
+
+    async def _edit(self, request: EditParked, payload: memoryview) -> Handled:
+        partition, group = self._of_group(request)
+        value, at_ms = bytes(payload), self._clock.wall_ms()
+        try:
+            properties = dict(unpack_properties(request.properties))
+        except CorruptBatchError as error:
+            raise InvalidRequestError(error.message) from error
+        packed = pack_properties(properties | {EDITED_PROPERTY: shown(at_ms)})
+        limit = partition.facts.message_bytes_max or MESSAGE_BYTES_MAX
+        check_message_size(len(request.key or b""), len(value), len(packed), limit)
+        message = EditedMessage(request.source, request.offset, value, packed)
+        await self._changed(partition, group, [Edit(request.key, message)])
+        log.info(
+            "group %s, partition %d: parked message at offset %d of partition %d, %s, was edited: %d bytes of value, %s",
+            *(group.name, partition.partition_id, request.offset, request.source),
+            "a dead letter" if request.key is None else key_digest(request.key),
+            *(len(value), f"BLAKE2b {blake2b(value, digest_size=8).hexdigest()}"),
+        )  # fmt: skip
+        return ParkedEdited(packed), value
+
+    async def _read_edited(self, request: ReadEdited, _payload: memoryview) -> Handled:
+        partition, group = self._of_group(request)
+        parked = group.parked_on(partition.partition_id)
+        edited = parked.edited(request.key, (request.source, request.offset))
+        if edited is None:
+            return ParkedEdited(None), b""
+        return ParkedEdited(edited.properties), edited.value
+
+    def _of_group(self, request: EditParked | ReadEdited) -> tuple[HostedPartition, Group]:
+        partition = self._store.state.partition(request.partition_id)
+        group = partition.groups.get(request.group)
+        if group is None:
+            raise GroupUnknownError(
+                f"group {request.group!r:.80} never read partition {request.partition_id}",
+                group=request.group,
+            )
+        return partition, group
 
     def _known(self, params: Params, name: str) -> tuple[HostedPartition, Group]:
         text = params["id"]

@@ -30,6 +30,7 @@ from ..protocol.frames import (
     Appended,
     Batches,
     ChangeParked,
+    EditParked,
     Handed,
     ListParked,
     Pull,
@@ -49,6 +50,7 @@ from ..protocol.limits import (
     PULL_BYTES_MAX,
     PULL_WAIT_MS_MAX,
 )
+from ..protocol.parked import FailingMessage
 from ..rpc.answer_room import take_room
 from .partition.acks import apply_ack, decide_ack
 from .partition.partition import ATTEMPTS_MAX, Group, HostedPartition
@@ -67,7 +69,7 @@ from .waiting import LongPolls
 
 Handled = tuple[Answer, bytes]
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
-_WITH_PAYLOAD = (Append, Schedule, ChangeParked)
+_WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
 OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | ReadParked
 """What only the owner of a pull lock may ask."""
 
@@ -263,6 +265,9 @@ class BrokerService:
             _check_failed(request, partition)
             self._store.commit.check_room(0, own=True)
             group.failed(request.failed)
+        if request.failing is not None:
+            _check_failing(request.failing, partition)
+            group.note_failing(request.failing)
         cursor = group.acked.cursor
         saved = self._save(partition, group)
         if saved is not None:
@@ -329,6 +334,12 @@ def _check_failed(request: Ack, partition: HostedPartition) -> None:
     for offset, attempts in request.failed:
         if not (0 <= offset < partition.readable_offset and 1 <= attempts <= MAX_I64):
             raise InvalidRequestError(f"no failed message: offset {offset}, {attempts} tries")
+
+
+def _check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
+    """Raises InvalidRequestError: the message is not stored."""
+    if not 0 <= failing.offset < partition.readable_offset:
+        raise InvalidRequestError(f"no failing message: offset {failing.offset}")
 
 
 def _check_shared(request: PullShared) -> int:

@@ -16,6 +16,7 @@ from .commands.group.app import group_app
 from .commands.meta.app import meta_app
 from .commands.outbox.app import outbox_app
 from .commands.parked.app import parked_app
+from .commands.parked.dead import dead_app
 from .commands.queue.app import queue_app
 from .commands.scheduled.app import scheduled_app
 from .commands.subject.app import subject_app
@@ -89,6 +90,7 @@ app.add_typer(meta_app, name="meta")
 app.add_typer(outbox_app, name="outbox")
 app.add_typer(scheduled_app, name="scheduled")
 app.add_typer(parked_app, name="parked")
+app.add_typer(dead_app, name="dead")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
@@ -115,3 +116,16 @@ def parse_time(text: str) -> int:
         if at_ms >= 0:
             return at_ms
     raise ConfigError(f"not a time such as 2024-05-31T12:00:00: {text[:80]!r}")
+
+
+def headers_of(texts: Sequence[str]) -> dict[str, str]:
+    """The properties that `name=value` texts say; raises ConfigError."""
+    properties: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not name or not sign:
+            raise ConfigError(f"--header is name=value, not {text[:80]!r}")
+        if name in properties:
+            raise ConfigError(f"--header {name!r} is given twice")
+        properties[name] = value
+    return properties

@@ -95,6 +95,8 @@ class Consumer(Resident, Owned, Taking[V]):
         max_wait_ms: how long a message may wait for others of its batch; 0 by default.
         ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
         name: for people, shown with the partitions; up to 512 characters; by default host and process id.
+        instance: a name within the group that outlives the process: one that is started under the same name takes the
+            partitions of its predecessor at once, without waiting for its ttl.
         consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
             partition, in no order, each at least once.  The group's first consumer decides.
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts.
@@ -128,6 +130,7 @@ class Consumer(Resident, Owned, Taking[V]):
         max_wait_ms: int | None = None,
         ttl_ms: int | None = None,
         name: str | None = None,
+        instance: str | None = None,
         consume_strategy: ConsumeStrategy | str | None = None,
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
@@ -154,16 +157,10 @@ class Consumer(Resident, Owned, Taking[V]):
         if codec is not None:
             check_codec(codec)
         self._settings = _settings_with(
-            settings,
-            concurrency=concurrency,
-            max_records=max_records,
-            max_wait_ms=max_wait_ms,
-            ttl_ms=ttl_ms,
-            consume_strategy=consume_strategy,
-            ack=ack,
-            on_failure=on_failure,
-            tries_max=tries_max,
-        )
+            settings, concurrency=concurrency, max_records=max_records, max_wait_ms=max_wait_ms,
+            ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
+            on_failure=on_failure, tries_max=tries_max,
+        )  # fmt: skip
         self._calls.check(concurrency=concurrency, on_failure=self._settings.on_failure)
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec

@@ -120,15 +120,15 @@ class Dispatches:
             "ordered": ordered,
             "acks_each": settings.ack is AckMode.EACH,
         }
+        known["failing"] = Failing(
+            policy=settings.on_failure,
+            tries_max=settings.tries_max,
+            client=client,
+            wall_ms=self._clock.wall_ms,
+        )
         workers: Workers
         if calls.batch_handler is None:
-            failing = Failing(
-                policy=settings.on_failure,
-                tries_max=settings.tries_max,
-                client=client,
-                wall_ms=self._clock.wall_ms,
-            )
-            workers = Workers(handler, failing=failing, **known)
+            workers = Workers(handler, **known)
         else:
             wait_ms, most = settings.max_wait_ms, settings.max_records
             workers = BatchWorkers(handler, max_records=most, max_wait_ms=wait_ms, **known)

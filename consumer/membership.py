@@ -91,6 +91,10 @@ class Membership:
     ) -> None:
         self.session = ""
         self._start = start
+        self._joining = ""
+        """The session that was asked for, until an answer says that it has begun."""
+        self._joined = False
+        """A session of this opening has begun."""
         self._group_id = 0
         """The group of the last session; a group that is made after its deletion is another one."""
         self._suspended = False
@@ -131,7 +135,8 @@ class Membership:
         self._task = asyncio.create_task(self._beat(holder), name=f"session {self.session[:8]}")
 
     async def _join(self) -> None:
-        session = f"{self._draw_identity(128):032x}"
+        # A repeat has the same session: the one of a lost answer would hold the instance's place.
+        session = self._joining = self._joining or f"{self._draw_identity(128):032x}"
         sent_at_ms = self._clock.boot_ms()
         joined = await self._meta.join(
             Join(
@@ -144,6 +149,8 @@ class Membership:
                 strategy=self._settings.consume_strategy,
                 group_id=self._group_id,
                 start=self._start,
+                instance=self._settings.instance,
+                again=self._joined,
             )
         )
         if (
@@ -156,7 +163,7 @@ class Membership:
                 self._group, self._subject, joined.start, self._start,
             )  # fmt: skip
         self._group_id = joined.group_id
-        self.session = session
+        self.session, self._joining, self._joined = session, "", True
         self._version = -1
         self._fall_pauses.reset()
         self._timeouts.begin(sent_at_ms, joined.heartbeat_ms)

@@ -6,7 +6,9 @@ import enum
 from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
+from ..protocol.errors import InvalidNameError
 from ..protocol.groups import TRIES_MAX_MAX, FailurePolicy
+from ..protocol.ids import check_name
 from ..protocol.limits import (
     ACK_RANGES_MAX,
     IN_FLIGHT_MS_MAX,
@@ -73,6 +75,9 @@ class ConsumerSettings:
         in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a message that
             is not acked is handed out again, to any consumer; set it longer than waiting and handling take.
             When a broker has not heard a consumer for `ttl_ms`, its messages are handed out again at once.
+        instance: default ""; a name of this consumer within its group that outlives its process.  A process that is
+            started under the same name takes over from its predecessor at once, with the same partitions and new
+            tokens; a predecessor that still lives ends with InstanceTakenError.  For exclusive groups.
         ack: when a handled message is acked, also as text.  "lingering", the default: some milliseconds later, with
             others; what is not acked when a process is killed is handled again.  "each": the ack is durable at the
             broker before the next message of the key starts, so that of each key one message is handled again, at
@@ -112,6 +117,7 @@ class ConsumerSettings:
     buffer_messages: int = 20_000
     in_flight_messages: int = 200
     in_flight_ms: int = 60_000
+    instance: str = ""
     ack: AckMode = AckMode.LINGERING
     ack_linger_ms: int = 20
     handover_ms: int = 5_000
@@ -139,6 +145,7 @@ class ConsumerSettings:
             except ValueError:
                 names = " or ".join(kind)
                 problems.append(f"{name} must be {names}, not {values[name]!r:.40}")
+        problems += _instance_problems(self.instance, self.consume_strategy)
         problems += kind_problems(values, {"backoff": Backoff, "handler_backoff": Backoff})
         refuse(problems)
 
@@ -146,3 +153,15 @@ class ConsumerSettings:
     def margin_ms(self) -> int:
         """How much earlier than at the metaserver a lease ends at this side."""
         return max(50, self.ttl_ms // 10)
+
+
+def _instance_problems(instance: object, strategy: ConsumeStrategy) -> list[str]:
+    if instance == "":
+        return []
+    try:
+        check_name("instance", instance)
+    except InvalidNameError as error:
+        return [error.message]
+    if strategy is ConsumeStrategy.SHARED:
+        return ["instance is for exclusive groups: a shared one has no partitions of its own"]
+    return []

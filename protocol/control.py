@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
 from .groups import GroupPolicy, GroupSettings, GroupStart, OperatorSwitch
-from .ids import MAX_I64
+from .ids import MAX_I64, NAME_CHARS_MAX
 from .limits import (
     MESSAGE_BYTES_MAX,
     MESSAGE_BYTES_MAX_MIN,
@@ -28,6 +28,7 @@ from .limits import (
     TTL_MS_MIN,
     UNTOLD_MAX,
 )
+from .parked.failing import FailingMessage
 from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
 
 Count = Annotated[int, Meta(ge=0)]
@@ -37,6 +38,7 @@ MessageBytesMax = Annotated[int, Meta(ge=MESSAGE_BYTES_MAX_MIN, le=MESSAGE_BYTES
 SHORT_TEXT_CHARS_MAX = 512
 ShortText = Annotated[str, Meta(max_length=SHORT_TEXT_CHARS_MAX)]
 OPENINGS_MAX = 128
+InstanceName = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
@@ -225,6 +227,10 @@ class Join(Struct, frozen=True, kw_only=True):
     """The group that the client's earlier session was of; refused if that group was deleted since.  0: it had none."""
     start: GroupStart | None = None
     """Where the group begins if this session makes it; None: at the first message."""
+    instance: InstanceName = ""
+    """The client's place in the group, which a restarted client has again: it gets the leases of a predecessor at once."""
+    again: bool = False
+    """The client had an earlier session since it was opened: it takes the place of an instance only if that is free."""
 
 
 class Joined(Struct, frozen=True, kw_only=True):
@@ -452,6 +458,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """Messages that retention by time removed before the group had acked them."""
     parked: int = 0
     """Messages that the group has set aside."""
+    failing: FailingMessage | None = None
+    """The oldest message that fails and is not handled; None as well when the broker has restarted and was not told again."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):

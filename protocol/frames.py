@@ -29,6 +29,7 @@ from .errors import (
     wire_text,
 )
 from .limits import FRAME_BYTES_MAX
+from .parked.failing import FailingMessage
 
 _LENGTH = struct.Struct("<I")
 HEADER_BYTES_MAX = 1 << 18
@@ -79,6 +80,8 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
     ranges: tuple[tuple[int, int], ...]
     failed: tuple[tuple[int, int], ...] = ()
     """(offset, tries that failed so far) of messages that failed since the last ack."""
+    failing: FailingMessage | None = None
+    """The oldest message that failed and is not handled, as long as there is one."""
 
 
 class Release(Frame, frozen=True, array_like=True, tag=5):
@@ -213,6 +216,32 @@ class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     end: int
 
 
+class EditParked(Frame, frozen=True, array_like=True, tag=20):
+    """
+    An operator's new value of a parked message, which is the payload.  Answer: ParkedEdited, once durable.
+
+    `key` is the one under which it is parked, None for dead letters; `source` and `offset` are those of its original.
+    """
+
+    partition_id: int
+    group: str
+    key: bytes | None
+    source: int
+    offset: int
+    properties: bytes
+    """Packed."""
+
+
+class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
+    """What an operator has put in the place of a parked message; fields as of EditParked.  Answer: ParkedEdited."""
+
+    partition_id: int
+    group: str
+    key: bytes | None
+    source: int
+    offset: int
+
+
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
     """
@@ -311,6 +340,8 @@ class ParkedRows(Frame, frozen=True, array_like=True, tag=75):
 
     rows: tuple[tuple[int, int, int], ...]
     messages: int
+    edited: tuple[tuple[int, int], ...] = ()
+    """(source, offset) of those in these rows that were edited: see ReadEdited."""
 
 
 class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
@@ -319,6 +350,12 @@ class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
     following: int | None
     sources: tuple[int, ...] = ()
     """Ancestors that keep messages for the group."""
+
+
+class ParkedEdited(Frame, frozen=True, array_like=True, tag=80):
+    """What was put in the place of a parked message; the value is the payload.  `properties` is None if nothing was."""
+
+    properties: bytes | None
 
 
 class Refused(Frame, frozen=True, array_like=True, tag=127):
@@ -333,11 +370,11 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
 Request = (
     Append | Acquire | Pull | Ack | Release | Read | AcquireShared | PullShared | Schedule
     | CancelScheduled | ChangeParked | ListParked | ReadParked | TakeParked
-    | LeaveParked
+    | LeaveParked | EditParked | ReadEdited
 )  # fmt: skip
 Answer = (
     Appended | Acquired | Batches | Acked | Released | Handed | Scheduled | ScheduledCanceled
-    | ParkedChanged | ParkedKeys | ParkedRows | ParkedTaken | Refused
+    | ParkedChanged | ParkedKeys | ParkedRows | ParkedTaken | ParkedEdited | Refused
 )  # fmt: skip
 Header = TypeVar("Header", Request, Answer)
 

@@ -18,6 +18,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 TAGS_PROPERTY = "keylane.tags"
+EDITED_PROPERTY = "keylane.edited"
+"""Of a parked message that an operator has edited: when, as ISO 8601 in UTC."""
 """The property that has a message's tags, with commas between them."""
 
 SHOWN_BYTES = 32

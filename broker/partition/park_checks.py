@@ -10,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ...protocol.errors import InvalidRequestError, ParkFullError, ParkMovedError
+from ...protocol.errors import (
+    EditsFullError,
+    InvalidRequestError,
+    ParkedRedrivenError,
+    ParkFullError,
+    ParkMovedError,
+)
 from ...protocol.ids import MAX_I64
 from ...protocol.limits import KEY_BYTES_MAX
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
+    EDITS_BYTES_MAX,
+    EDITS_MAX,
     LOOSE,
     PARKED_KEYS_MAX,
     PARKED_MESSAGES_MAX,
@@ -22,6 +30,7 @@ from ...protocol.parked import (
     Adopt,
     AncestorTold,
     Clear,
+    Edit,
     Free,
     Freeze,
     Park,
@@ -52,6 +61,7 @@ def park_changes(
         ParkFullError: a limit would be passed.
         OverloadedError: the group would have too many ranges of acked messages above its cursor.
         InvalidRequestError: a change is impossible.
+        ParkedMessageUnknownError, ParkedRedrivenError, EditsFullError: a message cannot be edited.
     """
     return _Checks(parked, acked, next_offset).wanted(changes)
 
@@ -80,6 +90,7 @@ class _Checks:
             Freeze: lambda change: None if parked.frozen else change,
             Clear: lambda change: change if parked else None,
             Unneeded: lambda change: change if parked.frozen and len(parked) else None,
+            Edit: self._edit,
             AncestorTold: lambda change: change if change.source in parked.sources else None,
         }
 
@@ -180,6 +191,21 @@ class _Checks:
         if self._state(change.key) is not ParkState.PARKED:
             return None
         self._states[change.key] = ParkState.REDRIVING
+        return change
+
+    def _edit(self, change: Edit) -> Edit:
+        edited, parked = change.message, self._parked
+        before = parked.edited(change.key, (edited.source, edited.offset))
+        if self._state(change.key) is ParkState.REDRIVING:
+            raise ParkedRedrivenError(partition_id=parked.own)
+        others = [other for _, other in parked.edits() if other is not before]
+        if len(others) >= EDITS_MAX:
+            raise EditsFullError(f"it has {len(others)} edited messages", limit=EDITS_MAX)
+        size_bytes = sum(len(each.value) + len(each.properties) for each in (*others, edited))
+        if size_bytes > EDITS_BYTES_MAX:
+            raise EditsFullError(
+                f"its edited messages would have {size_bytes} bytes", limit=EDITS_BYTES_MAX
+            )
         return change
 
     def _adopt(self, change: Adopt) -> Adopt | None:

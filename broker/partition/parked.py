@@ -13,12 +13,12 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import msgspec
 
-from ...protocol.errors import InvalidRequestError
+from ...protocol.errors import InvalidRequestError, ParkedMessageUnknownError, ParkMovedError
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
     LOOSE,
@@ -29,6 +29,8 @@ from ...protocol.parked import (
     AncestorTold,
     ChangeParkedKey,
     Clear,
+    Edit,
+    EditedMessage,
     Failure,
     Free,
     Freeze,
@@ -46,64 +48,11 @@ from ...protocol.parked import (
 )
 from ...protocol.routing import logical_partition
 from .offset_runs import OffsetRuns
+from .parked_key import ParkedKey, Place, Row, message_count
 
 KEY_ROW_BYTES = 24
 """About the length of a key's row, without the key."""
 Undo = Callable[[], None]
-Row = tuple[int, int, int]
-
-
-class ParkedKey:
-    """The parked messages of a key."""
-
-    __slots__ = ("failure", "messages", "pieces", "since_ms", "state")
-
-    def __init__(self, since_ms: int) -> None:
-        self.state = ParkState.PARKED
-        self.since_ms = since_ms
-        self.failure: Failure | None = None
-        self.pieces: dict[int, OffsetRuns] = {}
-        """Source → offsets; the sources by their ids, which is the order of their messages."""
-        self.messages = 0
-
-    @property
-    def row_count(self) -> int:
-        """The number of rows, and at least 1."""
-        return max(1, sum(runs.runs for runs in self.pieces.values()))
-
-    def rows(self, first: int = 0, count: int = 1 << 62) -> Iterator[Row]:
-        """(source, start, end), the oldest message first: up to `count` from the `first`th on."""
-        for source, runs in self.pieces.items():
-            if first < runs.runs:
-                for start, end in runs.some(first, count):
-                    yield source, start, end
-                count -= runs.runs - first
-            first = max(first - runs.runs, 0)
-            if count <= 0:
-                return
-
-    def add(self, source: int, start: int, end: int) -> list[Range]:
-        """Add messages; returns what is new."""
-        runs = self.pieces.get(source)
-        if runs is None:
-            later = {other: self.pieces.pop(other) for other in list(self.pieces) if other > source}
-            runs = self.pieces[source] = OffsetRuns()
-            self.pieces |= later
-        before = runs.messages
-        new = runs.add(start, end)
-        self.messages += runs.messages - before
-        return new
-
-    def remove(self, source: int, start: int, end: int) -> list[Range]:
-        """Remove messages; returns those that were there."""
-        runs = self.pieces.get(source)
-        if runs is None:
-            return []
-        gone = runs.remove(start, end)
-        if not runs:
-            del self.pieces[source]
-        self.messages -= _count(gone)
-        return gone
 
 
 class Parked:
@@ -180,6 +129,8 @@ class Parked:
                 return self._leave(change)
             case AncestorTold():
                 return self._release(change.source)
+            case Edit():
+                return self._edit(change.key, change.message)
 
     def _park(self, change: Park, at_ms: int, acked: AckedOffsets | None) -> Undo:
         parked = self._keys.get(change.key)
@@ -190,7 +141,7 @@ class Parked:
             if acked is not None:
                 acked.add(start, end)
             added += parked.add(self.own, start, end)
-        self.messages += _count(added)
+        self.messages += message_count(added)
         if change.failure is not None:
             parked.failure = change.failure
             parked.state = ParkState.PARKED
@@ -198,7 +149,7 @@ class Parked:
         def take_back() -> None:
             for start, end in added:
                 parked.remove(self.own, start, end)
-            self.messages -= _count(added)
+            self.messages -= message_count(added)
             undo()
 
         return take_back
@@ -235,7 +186,8 @@ class Parked:
             for start, end in change.ranges
             for part in parked.remove(change.source, start, end)
         ]
-        self.messages -= _count(gone)
+        edits = parked.take_edits(change.source, gone)
+        self.messages -= message_count(gone)
         emptied = not parked.messages and change.key in LOOSE
         if emptied:
             del self._keys[change.key]
@@ -245,7 +197,8 @@ class Parked:
                 self._keys[change.key] = parked
             for start, end in gone:
                 parked.add(change.source, start, end)
-            self.messages += _count(gone)
+            parked.edits |= edits
+            self.messages += message_count(gone)
 
         return take_back
 
@@ -272,8 +225,14 @@ class Parked:
             parked.since_ms = min(parked.since_ms, key.since_ms)
             for source, start, end in key.rows:
                 new = parked.add(source, start, end)
-                self.messages += _count(new)
+                self.messages += message_count(new)
                 undos.append(self._unadd(parked, source, new))
+            # An edit that is known is newer: it was made here, or stands here since an earlier fold.
+            undos += [
+                self._edit(key.key, edited)
+                for edited in key.edits
+                if (edited.source, edited.offset) not in parked.edits
+            ]
         if change.last and change.parent not in self.adopted and change.parent:
             self.adopted.add(change.parent)
             undos.append(lambda: self.adopted.discard(change.parent))
@@ -285,6 +244,21 @@ class Parked:
             self.sources -= sources
             for undo in reversed(undos):
                 undo()
+
+        return take_back
+
+    def _edit(self, key: ParkKey, edited: EditedMessage) -> Undo:
+        parked, place = self._keys.get(key), (edited.source, edited.offset)
+        if parked is None or not parked.has(place):
+            return _nothing
+        before = parked.edits.get(place)
+        parked.edits[place] = edited
+
+        def take_back() -> None:
+            if before is None:
+                parked.edits.pop(place, None)
+            else:
+                parked.edits[place] = before
 
         return take_back
 
@@ -313,7 +287,7 @@ class Parked:
         def take_back() -> None:
             for start, end in ranges:
                 parked.remove(source, start, end)
-            self.messages -= _count(ranges)
+            self.messages -= message_count(ranges)
 
         return take_back
 
@@ -356,7 +330,29 @@ class Parked:
                 break
             rows.append((source, start, min(end, start + left)))
             left -= end - start
-        return ParkedOffsets(rows=rows, messages=parked.messages)
+        edited = parked.edited_in(rows)
+        return ParkedOffsets(rows=rows, messages=parked.messages, edited=edited)
+
+    def edited(self, key: ParkKey, place: Place) -> EditedMessage | None:
+        """
+        What an operator has put in the place of a parked message, if anything.
+
+        Raises:
+            ParkMovedError: the children have it.
+            ParkedMessageUnknownError: it is not parked under this key.
+        """
+        if self.frozen:
+            raise ParkMovedError(partition_id=self.own)
+        parked = self._keys.get(key)
+        if parked is None or not parked.has(place):
+            raise ParkedMessageUnknownError(partition_id=place[0], offset=place[1])
+        return parked.edits.get(place)
+
+    def edits(self) -> Iterator[tuple[ParkKey, EditedMessage]]:
+        """Every edited message, with its key."""
+        for key, parked in self._keys.items():
+            for place in sorted(parked.edits):
+                yield key, parked.edits[place]
 
     def page(
         self, wanted: Callable[[ParkKey], bool], *, first: int = 0
@@ -364,7 +360,9 @@ class Parked:
         """
         Of everything that is parked, the keys asked for, from the `first`th row on.
 
-        A page has at most PARKED_ROWS_MAX rows, and ends behind the key that passes PARKED_PAGE_BYTES.
+        A page has at most PARKED_ROWS_MAX rows, and ends behind the key that passes PARKED_PAGE_BYTES.  Edited messages
+        come behind all rows, and count as a row each; a page ends before the one that passes PARKED_PAGE_BYTES, unless
+        that is its first.
 
         Args:
             wanted: whether the messages of this key are asked for.
@@ -396,6 +394,19 @@ class Parked:
                 place += taken
                 room -= taken
             row += count
+        for key, edited in self.edits():
+            if not wanted(key):
+                continue
+            if row >= first:
+                more = len(edited.value) + len(edited.properties)
+                if page and size_bytes + more > PARKED_PAGE_BYTES:
+                    yield page, row
+                    page, size_bytes = [], 0
+                parked = self._keys[key]
+                of_key = key, parked.state, parked.since_ms, parked.failure
+                page.append(AdoptedKey(*of_key, (), (edited,)))
+                size_bytes += more
+            row += 1
         yield page, None
 
     def listed(self, group: str, first: int, count: int) -> ParkedList:
@@ -440,7 +451,9 @@ class Parked:
             )
             for key, parked in self._keys.items()
         ]
-        return _encode((keys, self.frozen, sorted(self.adopted), sorted(self.sources)))
+        edits = list(self.edits())
+        known = (keys, self.frozen, sorted(self.adopted), sorted(self.sources))
+        return _encode((*known, edits) if edits else known)
 
     @classmethod
     def of_image(cls, own: int, image: bytes) -> Parked:
@@ -458,6 +471,8 @@ class Parked:
             parked.messages += known.messages
         parked.frozen, parked.adopted = decoded.frozen, set(decoded.adopted)
         parked.sources = set(decoded.sources)
+        for key, edited in decoded.edits:
+            parked._edit(key, edited)
         return parked
 
     def changes(self) -> Iterator[ParkChange]:
@@ -485,6 +500,7 @@ class _ParkedImage(msgspec.Struct, frozen=True, array_like=True):
     frozen: bool
     adopted: list[int]
     sources: list[int] = []
+    edits: list[tuple[ParkKey, EditedMessage]] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -514,10 +530,6 @@ def operators_change(asked: ChangeParkedKey) -> list[ParkChange]:
             f"{len(asked.skip)} ranges to skip: from 1 to {PARKED_ROWS_MAX} in one request"
         )
     return [Unpark(key, source, ((start, end),)) for source, start, end in asked.skip]
-
-
-def _count(ranges: Iterable[Range]) -> int:
-    return sum(end - start for start, end in ranges)
 
 
 def _nothing() -> None:

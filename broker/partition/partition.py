@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from ...protocol.batch import largest_message
 from ...protocol.control import GroupStatus, HostPartition, PartitionStatus
@@ -32,6 +33,7 @@ from ...protocol.limits import (
 )
 from ...protocol.message import message_too_large
 from ...protocol.offsets import AckedOffsets, IntervalSet, Range
+from ...protocol.parked import FailingMessage
 from ...protocol.record import Compression, Header
 from ...protocol.routing import PartitionState
 from .appends import Duplicate, ProducerState, after_append, decide_append, forget_producer
@@ -54,7 +56,7 @@ class Group:
     """A consumer group's fence, lock and progress on a partition."""
 
     __slots__ = (
-        "_saved_version", "_version", "acked", "attempts", "changing", "durable_cursor", "durable_fence", "durable_ranges",
+        "_failing", "_saved_version", "_version", "acked", "attempts", "changing", "durable_cursor", "durable_fence", "durable_ranges",
         "in_flight", "kept", "lock", "name", "parked", "removed_unread",
     )  # fmt: skip
 
@@ -82,6 +84,8 @@ class Group:
         """Offset → tries that failed, of messages that are not acked."""
         self.parked: Parked | None = None
         """What the group has set aside; None: it never did."""
+        self._failing: FailingMessage | None = None
+        """The oldest message that failed, as the owner has told last; it may be acked meanwhile."""
         self.changing = 0
         """Changes of `parked` that are not durable yet."""
 
@@ -113,6 +117,19 @@ class Group:
         kept = sorted(offset for offset in self.attempts if offset not in self.acked)
         self.attempts = {offset: self.attempts[offset] for offset in kept[:ATTEMPTS_MAX]}
         self.changed()
+
+    def note_failing(self, failing: FailingMessage | None) -> None:
+        """Note the oldest message that fails, if there is one; another owner does not know since when it does."""
+        known = self._failing
+        if known is not None and failing is not None and known.offset == failing.offset:
+            failing = replace(failing, since_ms=min(known.since_ms, failing.since_ms))
+        self._failing = failing
+
+    @property
+    def failing(self) -> FailingMessage | None:
+        """The oldest message that fails and is not acked."""
+        known = self._failing
+        return None if known is None or known.offset in self.acked else known
 
     def handed_out(self) -> InFlight:
         """The messages in flight under the present token, which a shared group has acquired."""
@@ -482,6 +499,7 @@ class HostedPartition:
                 ttl_ms=progress.lock.known_ttl_ms,
                 removed_unread=progress.removed_unread,
                 parked=progress.parked_messages,
+                failing=progress.failing,
             )
             for name, progress in sorted(self.groups.items())
             if progress.kept and group in {None, name}

@@ -67,6 +67,7 @@ def _submit(
     store.firsts.grouped.add(partition.partition_id)
     before = group.acked, group.attempts
     group.acked, group.attempts = AckedOffsets(cursor), {}
+    group.note_failing(None)
     group.changed()
 
     def undo() -> None:

@@ -10,11 +10,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import typer
+from msgspec.structs import asdict
 
-from ...admin import Admin, LossView, OperationKind, OperationList, OperationView
+from ...admin import (
+    Admin,
+    LossView,
+    OperationKind,
+    OperationList,
+    OperationView,
+    UndrainedPartition,
+)
 from ...protocol.errors import UnreachableError
 from ...protocol.text import counted
 from ..connection import open_admin
+from ..failing import failing_lines
 from ..options import OutputFormat
 from ..screen import make_table, run, show_json, show_line, show_table
 
@@ -143,11 +152,13 @@ def _show_children(view: OperationView, what: str) -> None:
 
 
 async def list_operations(meta: str, output: OutputFormat, subject: str) -> None:
-    """Show the operations of a subject, the newest first."""
+    """Show the operations of a subject, the newest first, and what groups have not acked of what they sealed."""
     async with open_admin(meta) as admin:
         operations = await admin.list_operations(subject)
+        undrained = await admin.undrained(subject) if operations else []
+    left = {view.operation_id: _of_sealed(view, undrained) for view in operations}
     if output is OutputFormat.JSON:
-        show_json(operations)
+        show_json([{**asdict(view), "undrained": left[view.operation_id]} for view in operations])
         return
     rows = [
         (
@@ -157,13 +168,31 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
             f"{sum(step.done for step in view.steps)} of {len(view.steps)}",
             _ids(view.sealed),
             _ids([child.partition_id for child in view.children]),
-            view.problem or None,
+            "; ".join(filter(None, [view.problem, *map(_waits, left[view.operation_id])])) or None,
         )
         for view in operations
     ]
     columns = ("id#", "operation", "state", "steps", "sealed", "opened", "waits for")
     title = f"operations on {subject}" if rows else f"no operations on {subject} yet"
     show_table(make_table(title, columns, rows))
+    for part in undrained:
+        if part.group is not None and part.failing is not None:
+            for line in failing_lines(subject, part.group, part.partition_id, part.failing):
+                show_line(line)
+
+
+def _of_sealed(
+    view: OperationView, undrained: Sequence[UndrainedPartition]
+) -> list[UndrainedPartition]:
+    """The undrained partitions that an operation has sealed."""
+    return [part for part in undrained if part.partition_id in view.sealed]
+
+
+def _waits(part: UndrainedPartition) -> str:
+    if part.group is None:
+        return f"partition {part.partition_id}: {part.problem}"
+    at = f"{part.group}: partition {part.partition_id} at {part.offset} of {part.end_offset}"
+    return at if part.failing is None else f"{at}, {part.failing.kind}"
 
 
 async def cancel_operation(meta: str, output: OutputFormat, operation_id: int) -> None:

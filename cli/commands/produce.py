@@ -25,7 +25,7 @@ from ...protocol.message import Receipt
 from ...protocol.scheduled.deliver_at import read_deliver_at, shown
 from ...protocol.scheduled.receipt import ScheduledReceipt
 from ...protocol.text import counted
-from ..options import WAIT_S, InputFormat, OutputFormat
+from ..options import WAIT_S, InputFormat, OutputFormat, headers_of
 from ..screen import show_error, show_json, show_line
 from .lines import (
     STANDARD_INPUT,
@@ -218,7 +218,7 @@ def _input_of(options: SendOptions) -> SendInput:
     for problem, met in impossible.items():
         if met:
             raise ConfigError(problem)
-    key, properties = _bytes(options.key), _headers(options.headers)
+    key, properties = _bytes(options.key), headers_of(options.headers)
     deliver_at = _deliver_at(options)
     if rows:
         kind = CsvTable if form is InputFormat.CSV else Ndjson
@@ -227,19 +227,6 @@ def _input_of(options: SendOptions) -> SendInput:
     separator = None if options.separator is None else parse_separator(options.separator)
     line_format = LineFormat(separator, form is InputFormat.JSON, options.keyless)
     return SendInput(partial(parse_line, form=line_format), None, key, properties, deliver_at)
-
-
-def _headers(texts: Sequence[str]) -> dict[str, str]:
-    """The properties that `name=value` texts say; raises ConfigError."""
-    properties: dict[str, str] = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not name or not sign:
-            raise ConfigError(f"--header is name=value, not {text[:80]!r}")
-        if name in properties:
-            raise ConfigError(f"--header {name!r} is given twice")
-        properties[name] = value
-    return properties
 
 
 def _opened(path: Path, files: contextlib.ExitStack) -> BinaryIO:

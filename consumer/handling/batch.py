@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from ...protocol.message import Message
+from ...protocol.parked import Failure
 
 
 class BatchClient(Protocol):
@@ -110,10 +113,11 @@ class Batch:
         """Note that all messages are handled."""
         self.client.done_all(self.messages)
 
-    def note_failed(self, _message: Message) -> None:
-        """Have the broker keep how often each message has failed."""
+    def note_failed(self, _message: Message, failure: Failure) -> None:
+        """Have the broker keep how often each message has failed, and show why."""
         for message in self.messages:
-            message.delivery.note_failed(message)  # type: ignore[union-attr]
+            own = replace(failure, attempts=message.attempt)
+            message.delivery.note_failed(message, own)  # type: ignore[union-attr]
 
     def forget(self, _count: int) -> None:
         """Note that no message will be handled here."""

@@ -23,6 +23,7 @@ from ..pulling.pull_client import PullClient
 from ..settings import ConsumerSettings
 from .batch import Batch
 from .batch_lanes import BatchLanes
+from .failing import Failing
 from .handlers import BatchHandler
 from .lanes import Lanes
 from .log_throttle import LogThrottle
@@ -57,6 +58,7 @@ class BatchWorkers(Workers):
         on_crash: Callable[[BaseException], None],
         ordered: bool = True,
         acks_each: bool = False,
+        failing: Failing | None = None,
     ) -> None:
         def handle(batch: Message) -> Any:
             return handler(cast(Batch, batch).messages.copy())
@@ -71,6 +73,7 @@ class BatchWorkers(Workers):
             on_crash=on_crash,
             ordered=ordered,
             acks_each=acks_each,
+            failing=failing,
         )
         self._per_turn = max(1, MESSAGES_PER_TURN // max_records)
         self._max_wait_s = max_wait_ms / 1000

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ...protocol.message import Message
-from ...protocol.text import counted, key_digest, seconds
+from ...protocol.text import counted, key_digest, printable, seconds
 
 HANGS_MS = 10_000
 """A handler that runs for longer hangs, and is logged."""
@@ -27,6 +27,11 @@ TRACEBACK_EVERY_MS = 60_000
 KINDS_MAX = 100
 """Kinds of errors remembered; above that the kind with the oldest traceback is forgotten."""
 KINDS_TOLD = 5
+TEXT_CHARS_MAX = 200
+SEALED_WAITS = (
+    "; its partition is sealed, and the partitions that continue it wait for this message: park it with "
+    'on_failure="park", give it up with on_failure="dead", or pass it with `keylane group reset`'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,17 @@ class LogThrottle:
         now_ms: int,
         wait_ms: int,
         *,
+        text: str = "",
         asked_for: str | None = None,
+        sealed: bool = False,
     ) -> LogLine | None:
         """
         Note that attempt `message.attempt` failed with an error of `kind`, and that the next is in `wait_ms`.
 
         Args:
+            text: the error's own.
             asked_for: the reason, maybe empty, of a handler that asked for another try; None: it failed.
+            sealed: the message's partition is sealed, so that those that continue it wait for the message.
         """
         trouble = self._trouble(message, now_ms)
         trouble.kind, trouble.hangs = kind, False
@@ -134,7 +143,7 @@ class LogThrottle:
         return LogLine(
             f"{self._runner} {what} on {name_of(message)}: attempt {message.attempt}, "
             f"{seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
-            f"{seconds(wait_ms)}, later messages of its key wait",
+            f"{seconds(wait_ms)}, later messages of its key wait{_told(text)}{SEALED_WAITS if sealed else ''}",
             traceback,
         )
 
@@ -261,6 +270,11 @@ def name_of(message: Message) -> str:
     """The partition and offset of the message, and a digest of its key."""
     where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
     return f"{where}, {key_digest(message.key)}"
+
+
+def _told(text: str) -> str:
+    """The text of an error, on one line."""
+    return f"; the error says: {printable(text.strip())[:TEXT_CHARS_MAX]}" if text.strip() else ""
 
 
 def _where(message: Message) -> tuple[int, int]:

@@ -320,15 +320,19 @@ class Workers:
             return False
         if self._failing.is_last(message, error):
             return self._set_aside(message, error)
-        client.note_failed(message)
+        error = only_retry(error) or error
+        failure = self._failing.failure(error, message.attempt)
+        client.note_failed(message, failure)
         wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
         reason = None
-        error = only_retry(error) or error
         if isinstance(error, Retry):
             wait_ms, reason = wait_ms if error.wait_ms is None else error.wait_ms, error.reason
         kind = type(error).__qualname__
         line = self._log_throttle.failed(
-            message, kind, now_ns // 1_000_000, wait_ms, asked_for=reason
+            *(message, kind, now_ns // 1_000_000, wait_ms),
+            text=failure.text,
+            asked_for=reason,
+            sealed=client_of(message).sealed,
         )
         self._log_line(line, error)
         due_ns = now_ns + wait_ms * 1_000_000

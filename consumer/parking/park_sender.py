@@ -12,10 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ...protocol.errors import FencedError, KeylaneError, ParkFullError, ParkMovedError
-from ...protocol.frames import ChangeParked, ParkedChanged, ParkedRows, ReadParked
+from ...protocol.frames import (
+    ChangeParked,
+    ParkedChanged,
+    ParkedEdited,
+    ParkedRows,
+    ReadEdited,
+    ReadParked,
+)
+from ...protocol.message import Message
 from ...protocol.parked import Failure, ParkChange, ParkKey, encode_parked
 from .context import ParkContext
 from .park_queue import ParkQueue
@@ -77,12 +85,27 @@ class ParkSender:
         self._send_soon()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────
-    async def first_rows(self, key: ParkKey, count: int) -> tuple[tuple[int, int, int], ...]:
-        """Where the first parked messages of a key are, as (source, start, end)."""
+    async def first_rows(self, key: ParkKey, count: int) -> ParkedRows:
+        """Where the first parked messages of a key are."""
         context = self._context
         answer, _ = await context.client.broker.call(ReadParked(*context.who, key, count))
         assert isinstance(answer, ParkedRows)
-        return answer.rows
+        return answer
+
+    async def put_edits_in(
+        self, key: ParkKey, edited: Collection[tuple[int, int]], messages: Iterable[Message]
+    ) -> None:
+        """Put what an operator has edited in the places of messages; `edited` has their sources and offsets."""
+        context = self._context
+        number, group = context.who[:2]
+        for message in messages:
+            source, offset = message.partition_id, message.offset
+            if (source, offset) in edited:
+                ask = ReadEdited(number, group, key, source, offset)
+                answer, value = await context.client.broker.call(ask)
+                assert isinstance(answer, ParkedEdited)
+                if answer.properties is not None:
+                    message.value, message.packed_properties = bytes(value), answer.properties
 
     async def send_now(self, changes: Iterable[ParkChange]) -> int:
         """Make changes durable that do not wait for others; returns the broker's version.  Raises KeylaneError."""

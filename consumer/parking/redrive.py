@@ -137,7 +137,7 @@ class RedriveDelivery(UserAcks):
         """Leave a message that failed too often parked."""
         self.park(message, failure, [])
 
-    def note_failed(self, message: Message) -> None:
+    def note_failed(self, message: Message, failure: Failure) -> None:
         """Failed tries of a redriven message are kept when it is parked again."""
 
 
@@ -200,7 +200,8 @@ class Redrives:
 
     async def _next_window(self, key: ParkKey) -> bool:
         """Have the first messages of a key handled; False if there are none, or the key is parked again."""
-        rows = await self._sender.first_rows(key, WINDOW)
+        parked = await self._sender.first_rows(key, WINDOW)
+        rows = parked.rows
         if not rows:
             if key in LOOSE:
                 return False
@@ -213,6 +214,7 @@ class Redrives:
         messages = await self._read(key, source, [row[1:] for row in rows if row[0] == source])
         if not messages:
             return True
+        await self._sender.put_edits_in(key, parked.edited, messages)
         delivery: RedriveDelivery = messages[0].delivery  # type: ignore[assignment]
         self._client.hand_out(messages)
         handled = await delivery.ended

@@ -17,6 +17,7 @@ from typing import Protocol
 from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
 from ...protocol.message import Message
+from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ..settings import AckMode, ConsumerSettings
 from .acks import AckQueue
@@ -88,9 +89,9 @@ class AckSender:
         self.is_due = True
         self._due.set()
 
-    def failed(self, message: Message) -> None:
-        """Have the broker keep how often a message has failed."""
-        self.tries.failed(message)
+    def failed(self, message: Message, failure: Failure) -> None:
+        """Have the broker keep how often a message has failed, and show why."""
+        self.tries.failed(message, failure)
         self.send_soon()
 
     async def durable(self) -> bool:
@@ -147,8 +148,10 @@ class AckSender:
         left_over = self.handled.left_over
         waiters, self._waiters = self._waiters, []
         failed = self.tries.next()
+        self.tries.ended(ranges)
+        ack = Ack(*self._who, ranges, failed, self.tries.oldest())
         try:
-            answer, _ = await self._partition.broker.call(Ack(*self._who, ranges, failed))
+            answer, _ = await self._partition.broker.call(ack)
         except OverloadedError as error:
             _release(waiters, durable=False)  # else no worker would be left for the older messages
             return self._refused(error)

@@ -139,7 +139,7 @@ class PullClient(UserAcks):
         self.acked = sender.durable
         """Waits until the acks of all that was handled before are durable; False if they are not."""
         self.note_failed = sender.failed
-        """Has the broker keep how often a message has failed."""
+        """Has the broker keep how often a message has failed, and show why."""
         self._pulling = asyncio.create_task(self.run(self._pull), name=f"pull {self.partition_id}")
         self._acking = asyncio.create_task(self.run(sender.run), name=f"ack {self.partition_id}")
 
@@ -231,11 +231,13 @@ class PullClient(UserAcks):
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         """Set a message aside that failed too often, with those of its key that wait behind it."""
         offsets = [message.offset, *(behind.offset for behind in waiting)]
+        self._tries.ended([(message.offset, message.offset + 1)])
         self.parking.park(message.key, offsets, failure)
         self.forget(len(offsets))
 
     def bury(self, message: Message, failure: Failure) -> None:
         """Set a message aside alone: later ones of its key go on."""
+        self._tries.ended([(message.offset, message.offset + 1)])
         self.parking.park(None, [message.offset], failure)
         self.forget(1)
 
@@ -393,6 +395,11 @@ class PullClient(UserAcks):
         drained = self.drained
         self._offsets.end_offset = end_offset
         self._report_drained(before=drained)
+
+    @property
+    def sealed(self) -> bool:
+        """True if the partition ends: those that continue it wait until the group has acked all of it."""
+        return self._offsets.end_offset is not None
 
     @property
     def holds_fence(self) -> bool:

@@ -69,9 +69,9 @@ class HandOut(UserAcks):
         """Note that `count` of the messages will not be handled here."""
         self.client.forget(count)
 
-    def note_failed(self, message: Message) -> None:
-        """Have the broker keep how often a message has failed."""
-        self.client.note_failed(message)
+    def note_failed(self, message: Message, failure: Failure) -> None:
+        """Have the broker keep how often a message has failed, and show why."""
+        self.client.note_failed(message, failure)
 
     def bury(self, message: Message, failure: Failure) -> None:
         """Set a message aside that failed too often."""

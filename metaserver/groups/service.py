@@ -134,13 +134,14 @@ class GroupService:
 
         Raises:
             SubjectUnknownError, SubjectDeletedError, InvalidNameError, InvalidRequestError, GroupStrategyError,
-            GroupBusyError, GroupDeletedError, OverloadedError
+            GroupBusyError, GroupDeletedError, InstanceTakenError, OverloadedError
             NotSentError: a broker does not say where a new group is to begin; there is no group.
         """
         if ask.start is not None and ask.start != EARLIEST:
             making = CreateGroup(start=ask.start, strategy=ask.strategy)
             await self._begin(ask.subject, ask.group, making)
         row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
+        self.end_sessions(row.replaced, why="a process with its instance name was started")
         if row.new_group:
             await self._announce(row.group_id)
         await self.settle(row.group_id)

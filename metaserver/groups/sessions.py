@@ -22,6 +22,7 @@ from ...protocol.errors import (
     GroupDeletedError,
     GroupStrategyError,
     GroupUnknownError,
+    InstanceTakenError,
     InvalidRequestError,
     OverloadedError,
     SessionUnknownError,
@@ -56,6 +57,8 @@ class SessionRow:
     """Its group began with it; set by `join_group` only."""
     start: GroupStart | None = None
     """Where its group has begun; set by `join_group` only."""
+    replaced: tuple[SessionId, ...] = ()
+    """Sessions of the same instance that ended with it; set by `join_group` only."""
 
 
 _row = sa.select(
@@ -101,8 +104,11 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         GroupBusyError: the group's progress is being set.
         GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
         GroupUnknownError: the group does not exist, and would not begin at the earliest message: `starts/` makes it.
+        InstanceTakenError: another live session has the instance, and this client joins again.
     """
     check_name("consumer group", ask.group)
+    if ask.instance:
+        check_name("instance", ask.instance)
     if "\0" in ask.client:
         raise InvalidRequestError("the client's name has a NUL in it")
     subject = open_subject_row(connection, ask.subject)
@@ -121,6 +127,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         )
     if known is not None:  # it has expired: its leases are freed before it begins again
         end_sessions(connection, [SessionId(ask.session)])
+    replaced = _replace_instance(connection, group_id, ask) if ask.instance else ()
     if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
     row = {
@@ -131,6 +138,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         "ttl_ms": ask.ttl_ms,
         "grants_version": group.version + 1,
         "suspended": ask.suspended,
+        "instance": ask.instance,
     }
     connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
     mark_unsettled(connection, group_id)
@@ -142,7 +150,43 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         suspended=ask.suspended,
         new_group=new_group,
         start=start,
+        replaced=replaced,
     )
+
+
+_of_instance = sa.select(
+    sessions.c.session, (sessions.c.expires_at > now_ms()).label("alive")
+).where(
+    sessions.c.group_id == sa.bindparam("of_group"),
+    sessions.c.instance == sa.bindparam("of_instance"),
+)
+_inherited = (
+    sa.update(leases)
+    .where(leases.c.group_id == sa.bindparam("of_group"), leases.c.wanted.in_(sa.bindparam("ids")))
+    .values(wanted=sa.bindparam("heir"))
+)
+
+
+def _replace_instance(connection: Connection, group_id: int, ask: Join) -> tuple[SessionId, ...]:
+    """
+    End the earlier sessions of an instance; what they had, or were about to get, is granted to the new one instead.
+
+    Returns:
+        The ended sessions.
+
+    Raises:
+        InstanceTakenError: one of them is live, and the client joins again: the other process was opened later.
+    """
+    here = {"of_group": group_id, "of_instance": ask.instance}
+    known = connection.execute(_of_instance, here).all()
+    if ask.again and any(session.alive for session in known):
+        raise InstanceTakenError(instance=ask.instance, subject=ask.subject, group=ask.group)
+    ids = [SessionId(session.session) for session in known]
+    if ids:
+        heirs = {"of_group": group_id, "ids": ids, "heir": ask.session}
+        connection.execute(_inherited, heirs)
+        end_sessions(connection, ids)
+    return tuple(ids)
 
 
 def _lock_or_create_group(

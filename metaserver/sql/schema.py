@@ -329,6 +329,13 @@ sessions = Table(
         server_default=false(),
         comment="hands over what it holds and gets nothing new",
     ),
+    Column(
+        "instance",
+        String(200),
+        nullable=False,
+        server_default="",
+        comment="the name under which a restarted client takes its place; empty: none",
+    ),
     Index(None, "expires_at"),
 )
 

@@ -13,6 +13,7 @@
     │   ├── SubjectDeletedError, GroupDeletedError         a namesake is another subject or group
     │   ├── StaleRouteError, WrongBrokerError              ask for a new route
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: another session owns the partition
+    │   ├── InstanceTakenError                             stop: the instance was started anew
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
     │   ├── SequenceReusedError                            two producers under one id
     │   ├── IdempotencyKeyReusedError                      other messages under an idempotency key
@@ -35,6 +36,7 @@
     │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
     │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
     │   ├── GroupExistsError, PolicyInvalidError, SuspendedClientsError    settings of a consumer group
+    │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
     │   └── LeaseLostError                                 raised by the client: another session owns the partition

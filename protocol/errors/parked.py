@@ -33,3 +33,36 @@ class ParkedKeyUnknownError(RefusedError):
     summary = "no message of this key is parked"
     hint = "It may be handled by now: `keylane parked list SUBJECT GROUP` shows what is parked."
     partition_id = Detail(int)
+
+
+class ParkedMessageUnknownError(RefusedError):
+    """A consumer group has not parked this message."""
+
+    code = 1268
+    summary = "this message is not parked"
+    hint = "`keylane parked show SUBJECT GROUP --key KEY` lists the parked messages of a key, with their partitions and offsets."
+    partition_id = Detail(int)
+    """The partition that stores it."""
+    offset = Detail(int)
+
+
+class EditsFullError(RefusedError):
+    """A consumer group has as many edited messages, or bytes of them, on a partition as it may have."""
+
+    code = 1269
+    retry = RetryRule.LATER
+    summary = "the group has too many edited messages on this partition"
+    hint = (
+        "Redrive those that are ready; edited messages are kept until they are handled or skipped."
+    )
+    limit = Detail(int)
+
+
+class ParkedRedrivenError(RefusedError):
+    """A parked message is to be edited while consumers handle messages of its key."""
+
+    code = 1275
+    retry = RetryRule.LATER
+    summary = "the messages of this key are being redriven"
+    hint = "Edit it when it is parked again; a consumer may have its old value already."
+    partition_id = Detail(int)

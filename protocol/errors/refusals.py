@@ -210,6 +210,17 @@ class SessionUnknownError(RefusedError):
     session = Detail(str)
 
 
+class InstanceTakenError(RefusedError):
+    """A process that was started later has this consumer's instance name in its group."""
+
+    code = 1267
+    summary = "another process has taken this consumer's instance name"
+    hint = "Give each consumer of a group an instance name of its own; the one that was started last goes on."
+    instance = Detail(str)
+    subject = Detail(str)
+    group = Detail(str)
+
+
 class TokenUnknownError(RefusedError):
     """The token was never granted, or not to this session."""
 

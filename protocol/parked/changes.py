@@ -13,6 +13,7 @@ Words
     loose       the messages of b"" and of None, which wait for nothing and hold nothing back
     source      the partition that has the bytes of a message: the group's own, or an ancestor of it
     adopted     an ancestor's parked messages became those of its children, before these handed anything out
+    edited      an operator has put another value in the place of a parked message
     frozen      the parked messages of a sealed partition that its children have adopted: nothing changes them any more
 """
 
@@ -37,6 +38,10 @@ PARKED_MESSAGES_MAX = 1_000_000
 """Messages that a group may have parked on one partition: 16 bytes of the broker's memory each."""
 PARKED_ROWS_MAX = 5_000
 """Ranges of offsets in one request or answer."""
+EDITS_MAX = 1_000
+"""Edited messages that a group may have parked on one partition; a child may adopt more."""
+EDITS_BYTES_MAX = 16 << 20
+"""Bytes of their values and properties, which the broker keeps in memory."""
 PARKED_PAGE_BYTES = 1 << 19
 """About the length of one page of parked messages; the page ends behind the key that passes it."""
 
@@ -95,6 +100,23 @@ class Redrive(Struct, frozen=True, array_like=True, tag=4):
     key: ParkKey
 
 
+class EditedMessage(Struct, frozen=True, array_like=True):
+    """What an operator has put in the place of a parked message; the key stays, and so does the original in the log."""
+
+    source: int
+    offset: int
+    value: bytes
+    properties: bytes
+    """Packed, with EDITED_PROPERTY."""
+
+
+class Edit(Struct, frozen=True, array_like=True, tag=10):
+    """Have another value and other properties handled in the place of a parked message."""
+
+    key: ParkKey
+    message: EditedMessage
+
+
 class AdoptedKey(Struct, frozen=True, array_like=True):
     """A key, or a part of a large one, with its parked messages as (source, start, end), oldest first."""
 
@@ -103,6 +125,8 @@ class AdoptedKey(Struct, frozen=True, array_like=True):
     since_ms: int
     failure: Failure | None
     rows: tuple[tuple[int, int, int], ...]
+    edits: tuple[EditedMessage, ...] = ()
+    """Of messages in these rows, or in earlier ones."""
 
 
 class Adopt(Struct, frozen=True, array_like=True, tag=5):
@@ -138,7 +162,9 @@ class Clear(Struct, frozen=True, array_like=True, tag=7):
     """Forget everything that is parked: an operator has set the group's progress."""
 
 
-ParkChange = Park | Unpark | Free | Redrive | Adopt | Freeze | Clear | Unneeded | AncestorTold
+ParkChange = (
+    Park | Unpark | Free | Redrive | Adopt | Freeze | Clear | Unneeded | AncestorTold | Edit
+)
 
 
 _changes = msgspec.msgpack.Decoder(list[ParkChange])
@@ -160,7 +186,10 @@ def decode_adopted(data: bytes | memoryview) -> list[AdoptedKey]:
 
 def failure_of(error: BaseException, *, client: str, at_ms: int, attempts: int) -> Failure:
     """What is kept of an error; its texts are cut to their limits."""
-    text: Any = str(error)
+    try:
+        text: Any = str(error)
+    except Exception:  # noqa: BLE001 - the error is a user's, and so is its __str__
+        text = "its text cannot be made"
     return Failure(
         type(error).__qualname__[:FAILURE_KIND_CHARS_MAX],
         text.encode(errors="replace").decode()[:FAILURE_TEXT_CHARS_MAX],

@@ -47,6 +47,8 @@ class ParkedOffsets(Struct, frozen=True, kw_only=True):
     rows: list[tuple[int, int, int]]
     messages: int
     """All of them."""
+    edited: list[tuple[int, int]] = []
+    """(source, offset) of those in these rows that were edited."""
 
 
 class ChangeParkedKey(Struct, frozen=True, kw_only=True):

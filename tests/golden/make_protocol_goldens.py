@@ -12,6 +12,7 @@ from pathlib import Path
 from keylane.protocol import errors, frames
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties
+from keylane.protocol.parked import FailingMessage
 from keylane.protocol.record import Compression, stamp
 from keylane.protocol.routing import logical_partition
 
@@ -35,11 +36,21 @@ KEYS = {
 }
 """The lengths straddle the branches of xxh3: 1..3, 4..8, 9..16, 17..128, 129..240, longer."""
 
+FAILING = FailingMessage(
+    offset=4,
+    key_digest="key digest 7bf0f7b81adae8b4",
+    since_ms=1_800_000_000_000,
+    attempts=7,
+    kind="ValueError",
+    text="no such town",
+    client="host-1",
+    at_ms=1_800_000_009_000,
+)
 FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (1, frames.Append(7)),
     (2, frames.Acquire(7, "audit", "0123456789abcdef", 5, 30_000)),
     (3, frames.Pull(7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000)),
-    (4, frames.Ack(7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40)), ((4, 7),))),
+    (4, frames.Ack(7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40)), ((4, 7),), FAILING)),
     (5, frames.Release(7, "audit", "0123456789abcdef", 5)),
     (6, frames.Read(7, 2**40, 1 << 20)),
     (7, frames.AcquireShared(7, "audit", "0123456789abcdef", 5, 30_000)),
@@ -51,6 +62,8 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (13, frames.ReadParked(7, "audit", "0123456789abcdef", 5, b"N14228", 256)),
     (14, frames.TakeParked(7, "audit", 0, 512, 5_000)),
     (15, frames.LeaveParked(7, "audit", 0, 512)),
+    (20, frames.EditParked(7, "audit", b"N14228", 3, 2**40, b"\x81\xa1a\xa1b")),
+    (21, frames.ReadEdited(7, "audit", None, 3, 2**40)),
     (1, frames.Appended(-1, "fsync", True)),
     (2, frames.Acquired(3, ((5, 9),), 12, False, ((4, 7),), 2, (3, 4))),
     (3, frames.Batches(0, 12, 9, True, 2)),
@@ -63,6 +76,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (12, frames.ParkedKeys(2, 5_000)),
     (13, frames.ParkedRows(((3, 5, 6), (7, 0, 2**40)), 2**40 + 1)),
     (14, frames.ParkedTaken(None)),
+    (21, frames.ParkedEdited(b"\x81\xa1a\xa1b")),
     (6, frames.refusal(errors.FencedError(partition_id=7, token=5))),
 ]
 PAYLOAD = b"payload"

@@ -12,6 +12,7 @@ from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.message import Message
+from keylane.protocol.parked import Failure
 from sim.machines.loop import SimLoop
 from sim.machines.machine import Machine
 
@@ -37,7 +38,9 @@ class Client:
         """True if the message is of this client."""
         return message.delivery is self
 
-    def note_failed(self, message: Message) -> None:
+    sealed = False
+
+    def note_failed(self, message: Message, failure: Failure) -> None:
         """Take a failed try."""
 
     def done(self, offset: int) -> None:

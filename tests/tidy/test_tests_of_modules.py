@@ -24,6 +24,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},
     "broker/partition": {
         "unit/broker/store/test_removals.py": "dropped",
+        "unit/broker/partition/test_parked.py": "parked_key",
         "unit/broker/test_service.py": "facts",
     },
     "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer"},
@@ -64,7 +65,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/rebuild/test_meta_rebuild.py": "app database verify",
     },
     "cli/commands/outbox": {"integration/outbox/test_outbox.py": "app"},
-    "cli/commands/parked": {"integration/clients/test_parked.py": "app"},
+    "cli/commands/parked": {
+        "integration/clients/test_parked.py": "app",
+        "integration/parking/test_edited_messages.py": "dead editor",
+    },
     "cli/commands/scheduled": {"integration/brokers/test_scheduled_ends.py": "app messages"},
     "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
     "cli/commands/subject": {"acceptance/test_cli.py": "app describe"},
@@ -166,6 +170,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "tidy/test_error_details.py": "base",
         "unit/protocol/test_errors.py": "deletions failures groups homes outbox parked reading refusals scheduled sink",
     },
+    "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
         "unit/protocol/test_endpoints.py": "endpoint openapi",

@@ -13,6 +13,7 @@ from ....protocol.errors import KeylaneError, SubjectNotStaticError
 from ....protocol.routing import ConsumeStrategy
 from ....protocol.text import counted
 from ...connection import open_admin
+from ...failing import failing_lines
 from ...options import WAIT_S, OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
 from .settings import settings_lines
@@ -48,6 +49,9 @@ async def describe_group(meta: str, output: OutputFormat, *, subject: str, group
             )
         if partition.problem:
             show_line(f"partition {partition.partition_id}: {partition.problem}")
+        if partition.failing:
+            for line in failing_lines(subject, group, partition.partition_id, partition.failing):
+                show_line(line)
 
 
 async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from ...options import (
 
 parked_app = typer.Typer(
     no_args_is_help=True,
-    help="Look at messages that a consumer group has set aside, redrive them or skip them.",
+    help="Look at messages that a consumer group has set aside, redrive, edit or skip them.",
 )
 KeyOption = Annotated[str | None, typer.Option(metavar="TEXT", help="This order key.")]
 KeyHexOption = Annotated[
@@ -36,6 +37,7 @@ ErrorOption = Annotated[
     str | None,
     typer.Option(metavar="CLASS", help="Only keys whose last failure is of this type."),
 ]
+FirstOption = Annotated[int, typer.Option(min=1, help="Number of messages, from the oldest on.")]
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask; needed where the input is no terminal.")
 ]
@@ -75,7 +77,7 @@ def parked_show(
     no_key: NoKeyOption = False,
     dead: DeadOption = False,
     partition: PartitionOption = None,
-    first: Annotated[int, typer.Option(min=1, help="Number of messages, from the oldest on.")] = 20,
+    first: FirstOption = 20,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -117,6 +119,51 @@ def parked_redrive(
     )
 
 
+parked_app.command("retry", help="Another name of redrive.")(parked_redrive)
+
+
+@parked_app.command("edit")
+def parked_edit(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    partition: Annotated[
+        int, typer.Option(min=1, metavar="ID", help="The partition of the message, as show says.")
+    ],
+    offset: Annotated[int, typer.Option(min=0, help="Its offset there.")],
+    value: Annotated[str | None, typer.Option(metavar="TEXT", help="The new value.")] = None,
+    value_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the new value.")
+    ] = None,
+    editor: Annotated[
+        bool, typer.Option("--editor", help="Edit the value, which is text, in $EDITOR.")
+    ] = False,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A property, in place of all it has; may be repeated."
+        ),
+    ] = None,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Have consumers get another value in the place of a parked message.  The original stays in the log; the key stays."""
+    from ...screen import run
+    from .messages import edit_parked
+
+    run(
+        output,
+        edit_parked(
+            *(meta, output, subject, group),
+            place=(partition, offset),
+            value=value,
+            value_file=value_file,
+            in_editor=editor,
+            properties=header or (),
+        ),
+    )
+
+
 @parked_app.command("skip")
 def parked_skip(
     subject: SubjectArgument,
@@ -127,9 +174,7 @@ def parked_skip(
     no_key: NoKeyOption = False,
     dead: DeadOption = False,
     partition: PartitionOption = None,
-    first: Annotated[
-        int, typer.Option(min=1, help="Number of messages that are skipped, from the oldest on.")
-    ] = 1,
+    first: FirstOption = 1,
     all_messages: Annotated[
         bool, typer.Option("--all", help="Skip every parked message of the key.")
     ] = False,

@@ -1,18 +1,21 @@
-"""`keylane parked` show, skip."""
+"""`keylane parked` show, skip, edit."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedMessage
-from ....protocol.errors import ConfigError, ParkedKeyUnknownError
+from ....protocol.errors import ConfigError, InputError, ParkedKeyUnknownError
 from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...message_json import message_json
-from ...options import OutputFormat
+from ...options import OutputFormat, headers_of
 from ...screen import json_text, make_table, show_json, show_line, show_table
+from .editor import edited_text
 from .keys import selected
 from .selection import Selection, confirm, key_text
 
@@ -81,6 +84,61 @@ async def skip_parked(
         show_json({"partition_id": view.partition_id, "skipped": skipped})
     else:
         show_line(f"partition {view.partition_id}: {counted(skipped, 'message')} skipped")
+
+
+async def edit_parked(
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    group: str,
+    *,
+    place: tuple[int, int],
+    value: str | None,
+    value_file: Path | None,
+    in_editor: bool,
+    properties: Sequence[str],
+) -> None:
+    """
+    Put another value, or other properties, in the place of a parked message, and show it as consumers will get it.
+
+    Args:
+        place: the partition and the offset of the message.
+        value, value_file, in_editor: where the new value comes from; without one it stays.
+        properties: as `name=value`, in place of all; none: they stay.
+
+    Raises:
+        ConfigError: nothing is to be changed, or the value comes from two places.
+        InputError: the file cannot be read.
+        As `Admin.edit_parked`.
+    """
+    if (value is not None) + (value_file is not None) + in_editor > 1:
+        raise ConfigError("give one of --value, --value-file and --editor")
+    new = None if value is None else value.encode(errors="surrogateescape")
+    if value_file is not None:
+        new = _content(value_file)
+    if new is None and not (in_editor or properties):
+        raise ConfigError("say what is new: --value, --value-file, --editor, --header")
+    changed = headers_of(properties) or None
+    async with open_admin(meta) as admin:
+        if in_editor:
+            before = await admin.parked_message(subject, group, *place)
+            assert before.message is not None
+            new = await asyncio.to_thread(edited_text, before.message.value)
+            if new is None and changed is None:
+                show_line("not changed")
+                return
+        edited = await admin.edit_parked(subject, group, *place, value=new, properties=changed)
+    if output is OutputFormat.JSON:
+        _print_json(edited)
+    else:
+        show_table(message_table("consumers will get", [edited]))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 async def _messages(

@@ -16,6 +16,8 @@ from keylane.protocol.parked import (
     AdoptedKey,
     AncestorTold,
     Clear,
+    Edit,
+    EditedMessage,
     Failure,
     Free,
     Freeze,
@@ -32,6 +34,7 @@ from keylane.protocol.parked import (
 HERE = Path(__file__).parent
 
 FAILURE = Failure("ValueError", "no such aircraft", "host-1:consumer", 1_800_000_000_123, 5)
+EDITED = EditedMessage(7, 3, b"mended", b"\x81\xa1a\xa1b")
 CHANGES: tuple[ParkChange, ...] = (
     Park(b"N14228", ((3, 5), (9, 2**40)), FAILURE),
     Park(b"", ((6, 7),)),
@@ -44,6 +47,7 @@ CHANGES: tuple[ParkChange, ...] = (
     Clear(),
     Unneeded(0, 512, loose=True),
     AncestorTold(3),
+    Edit(b"N14228", EDITED),
 )
 KEY_ROWS = [
     ParkedKeyRow(b"N14228", ParkState.PARKED, 2),
@@ -67,7 +71,10 @@ def golden_bytes() -> dict[str, str]:
     """What it is → its bytes, in hex."""
     records = {name: encode_body(7, body).hex() for name, body in BODIES.items()}
     rows = {"key rows": encode_parked(KEY_ROWS).hex()}
-    return {**records, **rows, "image": parked().image().hex()}
+    edited = parked()
+    edited.apply(CHANGES[-1], at_ms=1_800_000_000_456)
+    images = {"image": parked().image().hex(), "image with an edit": edited.image().hex()}
+    return {**records, **rows, **images}
 
 
 if __name__ == "__main__":

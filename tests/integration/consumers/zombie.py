@@ -1,6 +1,6 @@
 """A consumer process for tests that notes in a file when each handler starts and ends.
 
-Run as `python zombie.py META SUBJECT GROUP TTL_MS FILE SLEEP_S [shared IN_FLIGHT_MS]`.  One JSON line per event:
+Run as `python zombie.py META SUBJECT GROUP TTL_MS FILE SLEEP_S [shared IN_FLIGHT_MS | instance NAME]`.  One JSON line per event:
 {"event": "start" | "end" | "cancelled", "partition", "offset", "token", "key", "boot_ms", "deadline_ms"}
 """
 
@@ -18,12 +18,14 @@ def boot_ms() -> int:
 
 
 async def main() -> None:
-    meta, subject, group, ttl_ms, path, sleep_s, *shared = sys.argv[1:]
+    meta, subject, group, ttl_ms, path, sleep_s, *more = sys.argv[1:]
     settings = ConsumerSettings()
-    if shared:
+    if more[:1] == ["shared"]:
         settings = ConsumerSettings(
-            consume_strategy="shared", in_flight_ms=int(shared[1]), in_flight_messages=20
+            consume_strategy="shared", in_flight_ms=int(more[1]), in_flight_messages=20
         )
+    elif more:
+        settings = ConsumerSettings(instance=more[1])
     with open(path, "a", buffering=1) as out:
 
         def say(event: str, message: Message) -> None:

@@ -17,6 +17,8 @@ from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
     Clear,
+    Edit,
+    EditedMessage,
     Failure,
     Free,
     Freeze,
@@ -36,6 +38,13 @@ RANGES = st.tuples(st.integers(0, END - 1), st.integers(1, 6)).map(
 )
 SOME = st.lists(RANGES, max_size=3).map(tuple)
 SOURCES = st.sampled_from([3, 5, OWN])
+EDITED = st.builds(
+    EditedMessage,
+    SOURCES,
+    st.integers(0, END - 1),
+    st.sampled_from([b"", b"v", b"w"]),
+    st.just(b""),
+)
 ADOPTED = st.builds(
     AdoptedKey,
     KEYS,
@@ -45,6 +54,7 @@ ADOPTED = st.builds(
     st.lists(
         st.tuples(st.sampled_from([3, 5]), RANGES).map(lambda row: (row[0], *row[1])), max_size=3
     ).map(tuple),
+    st.lists(EDITED, max_size=2).map(tuple),
 )
 CHANGES = st.one_of(
     st.builds(Park, KEYS, SOME, FAILURES),
@@ -53,6 +63,7 @@ CHANGES = st.one_of(
     st.builds(Unpark, KEYS, st.just(OWN), st.just(((0, END),))),
     st.builds(Redrive, KEYS),
     st.builds(Free, KEYS),
+    st.builds(Edit, KEYS, EDITED),
     st.builds(
         Adopt, st.sampled_from([3, 5]), st.lists(ADOPTED, max_size=2).map(tuple), st.booleans()
     ),
@@ -67,11 +78,17 @@ def state_of(parked: Parked) -> dict[Any, Any]:
     """All but the order of the keys, which nothing rests on."""
     keys, following = parked.page(lambda _key: True)
     assert following is None
-    rows = {key.key: (key.state, key.since_ms, key.failure, key.rows) for key in keys}
+    rows = {key.key: (key.state, key.since_ms, key.failure, key.rows) for key in keys if key.rows}
+    rows |= {
+        key.key: (key.state, key.since_ms, key.failure, ())
+        for key in keys
+        if key.key not in rows and not key.edits
+    }
     messages = {key: parked.get(key).messages for key in rows}
     return {
         "keys": rows,
         "counts": messages,
+        "edits": {key: dict(parked.get(key).edits) for key in rows},
         "all": parked.messages,
         "frozen": parked.frozen,
         "adopted": set(parked.adopted),
@@ -126,6 +143,9 @@ def test_counts_and_acks_agree_with_what_is_parked(requests):
     assert len(own) == len(set(own)), "a message of the partition is parked under one key"
     assert parked.first_own() == min(own, default=None)
     for key in keys:
+        assert all(parked.get(key.key).has((e.source, e.offset)) for e in key.edits)
+        if key.edits:
+            continue
         count = sum(high - low for _, low, high in key.rows)
         assert parked.get(key.key).messages == count
         assert list(key.rows) == sorted(key.rows)

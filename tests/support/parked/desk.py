@@ -8,7 +8,14 @@ from keylane.broker.parking import Parking
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.partition import Group
 from keylane.broker.store.parking import change_parked
-from keylane.protocol.frames import Acquire, ChangeParked, ListParked, ReadParked, TakeParked
+from keylane.protocol.frames import (
+    Acquire,
+    ChangeParked,
+    EditParked,
+    ListParked,
+    ReadParked,
+    TakeParked,
+)
 from keylane.protocol.parked import (
     AdoptedKey,
     ChangeParkedKey,
@@ -73,7 +80,8 @@ class ParkedDesk(Desk):
         acked = group.acked.cursor, tuple(group.acked.ranges)
         known = self.parked.frozen, self.parked.adopted, self.parked.messages
         attempts = {offset: n for offset, n in group.attempts.items() if offset not in group.acked}
-        return group.lock.fence, acked, attempts, keys, known
+        edits = dict(self.parked.edits())
+        return group.lock.fence, acked, attempts, keys, known, edits
 
     async def make(self, *changes: ParkChange) -> None:
         """Make changes, without a check of the asker."""
@@ -104,6 +112,12 @@ class ParkedDesk(Desk):
 
     async def acquired(self, token: int) -> Any:
         return await self.say(Acquire(1, "audit", SESSION, token, 2000))
+
+    async def edit(
+        self, key: bytes | None, offset: int, value: bytes, *, source: int = 1, props: bytes = b""
+    ) -> Any:
+        """Edit a parked message."""
+        return await self.say(EditParked(1, "audit", key, source, offset, props), value)
 
     # ── of an operator ────────────────────────────────────────────────────────────────────────────────
     async def listed(self, **params: Any) -> ParkedList:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.broker.partition.partition import ATTEMPTS_MAX
 from keylane.protocol.errors import (
+    EditsFullError,
     FencedError,
     GroupBusyError,
     GroupUnknownError,
@@ -17,16 +20,25 @@ from keylane.protocol.errors import (
     MessageTooLargeError,
     OverloadedError,
     ParkedKeyUnknownError,
+    ParkedMessageUnknownError,
+    ParkedRedrivenError,
     ParkMovedError,
     PartitionUnknownError,
 )
-from keylane.protocol.frames import Ack, ChangeParked, Pull
+from keylane.protocol.frames import Ack, ChangeParked, EditParked, Pull, ReadEdited
 from keylane.protocol.ids import MAX_I64
+from keylane.protocol.limits import MESSAGE_BYTES_MAX
+from keylane.protocol.message import EDITED_PROPERTY, pack_properties, unpack_properties
 from keylane.protocol.parked import (
+    EDITS_BYTES_MAX,
     PARKED_ROWS_MAX,
     Adopt,
     AdoptedKey,
     Clear,
+    Edit,
+    EditedMessage,
+    FailingMessage,
+    Failure,
     Freeze,
     Park,
     ParkChange,
@@ -34,6 +46,7 @@ from keylane.protocol.parked import (
     ParkState,
     Redrive,
     Unpark,
+    failing_message,
 )
 from keylane.protocol.routing import logical_partition
 from sim.machines.disk import SimDisk
@@ -321,3 +334,88 @@ async def test_skip_of_messages_that_are_not_parked_changes_nothing(desk: Parked
     before = desk.state()
     await desk.asked("61", [(1, 20, 30), (9, 2, 4)])
     assert desk.state() == before
+
+
+def failing(offset: int, *, since_ms: int = 50, text: str = "no such town") -> FailingMessage:
+    failure = Failure("ValueError", text, "host-1", since_ms, 1)
+    return failing_message(offset, failure, key_digest="key digest 1", since_ms=since_ms)
+
+
+async def test_failing_message_is_shown_until_it_is_acked(desk: ParkedDesk):
+    """The owner tells it with its acks; another owner knows it for a shorter time."""
+
+    def shown() -> FailingMessage | None:
+        return desk.group.failing
+
+    await desk.say(Ack(1, "audit", SESSION, 1, (), ((5, 1),), failing(5)))
+    assert shown() == failing(5)
+    await desk.say(Ack(1, "audit", SESSION, 1, ()))
+    assert shown() == failing(5), "an ack without one takes nothing back"
+    await desk.say(Ack(1, "audit", SESSION, 1, (), (), failing(5, since_ms=70, text="worse")))
+    assert shown() == replace(failing(5, text="worse"), at_ms=70)
+    with pytest.raises(InvalidRequestError):
+        await desk.say(Ack(1, "audit", SESSION, 1, (), (), failing(40)))
+    await desk.say(Ack(1, "audit", SESSION, 1, ((5, 6),)))
+    assert shown() is None
+
+
+# ── edits ─────────────────────────────────────────────────────────────────────────────────────────────
+async def test_parked_message_is_edited_in_its_place(
+    desk: ParkedDesk, caplog: pytest.LogCaptureFixture
+):
+    """With the time in its properties; the owner is told which are edited; the log of the broker has a line."""
+    await desk.change(*PARKED)
+    caplog.set_level(logging.INFO, logger="keylane.broker")
+    await desk.edit(b"a", 3, b"mended", props=pack_properties({"town": "Ulm"}))
+    await desk.edit(None, 7, b"")
+    answer, value = await desk.service.handle(ReadEdited(1, "audit", b"a", 1, 3), memoryview(b""))
+    assert bytes(value) == b"mended"
+    properties = unpack_properties(answer.properties)
+    assert properties["town"] == "Ulm"
+    assert properties[EDITED_PROPERTY].endswith("+00:00")
+    assert (await desk.say(ReadEdited(1, "audit", b"a", 1, 2))).properties is None
+    assert (await desk.rows(b"a")).edited == ((1, 3),)
+    assert (await desk.offsets(key=b"a".hex())).edited == [(1, 3)]
+    assert "offset 3 of partition 1, key digest" in caplog.text
+    assert "6 bytes of value" in caplog.text
+    assert "mended" not in caplog.text
+
+
+async def test_impossible_edits_are_refused(desk: ParkedDesk):
+    """Of messages that are not parked, that are too large or being handled, and too many; nothing is changed."""
+    await desk.change(*PARKED)
+    before = desk.state()
+    for call, error in (
+        (desk.edit(b"a", 4, b"v"), ParkedMessageUnknownError),
+        (desk.edit(b"b", 2, b"v"), ParkedMessageUnknownError),
+        (desk.edit(None, 2, b"v"), ParkedMessageUnknownError),
+        (desk.edit(b"a", 2, b"v", source=3), ParkedMessageUnknownError),
+        (desk.edit(b"a", 2, b"v", props=b"\xc1"), InvalidRequestError),
+        (desk.edit(b"a", 2, bytes(MESSAGE_BYTES_MAX - 20)), MessageTooLargeError),
+        (desk.say(EditParked(1, "unknown", b"a", 1, 2, b""), b"v"), GroupUnknownError),
+        (desk.say(EditParked(99, "audit", b"a", 1, 2, b""), b"v"), PartitionUnknownError),
+        (desk.say(ReadEdited(1, "audit", b"a", 1, 4)), ParkedMessageUnknownError),
+        (desk.change(Edit(b"a", EditedMessage(1, 2, b"v", b""))), InvalidRequestError),
+    ):
+        with pytest.raises(error):
+            await call
+    assert desk.state() == before
+    await desk.make(Redrive(b"a"))
+    with pytest.raises(ParkedRedrivenError):
+        await desk.edit(b"a", 2, b"v")
+    await desk.make(Freeze())
+    for call in (desk.edit(None, 7, b"v"), desk.say(ReadEdited(1, "audit", None, 1, 7))):
+        with pytest.raises(ParkMovedError):
+            await call
+
+
+async def test_edits_have_a_limit(desk: ParkedDesk):
+    """In bytes, and in number; an edit of the same message takes the place of the one before."""
+    await desk.change(Park(b"a", ((0, 40),), FAILURE))
+    most = bytes(MESSAGE_BYTES_MAX - 100)
+    for offset in range(EDITS_BYTES_MAX // MESSAGE_BYTES_MAX):
+        await desk.edit(b"a", offset, most)
+    with pytest.raises(EditsFullError):
+        await desk.edit(b"a", 39, most)
+    await desk.edit(b"a", 0, b"small")
+    await desk.edit(b"a", 39, most)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
 from keylane.consumer.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
-from keylane.protocol.control import Done, Grants, Joined
+from keylane.protocol.control import Done, Grants, Join, Joined
+from keylane.protocol.errors import InstanceTakenError, OutcomeUnknownError, SessionUnknownError
 from sim.machines.clock import ManualClock
 from support.cluster import eventually
 
@@ -105,3 +108,64 @@ async def test_deadline_counts_from_the_sending_of_the_heartbeat():
     began_ms = clock.now_ms
     counted = await granted(VersionedMeta(clock, 1, 2, took_ms=400), clock)
     assert [deadline_ms - began_ms for _, deadline_ms in counted] == [900, 1_300]
+
+
+class OneJoinMeta(VersionedMeta):
+    """The answer of the first join is lost, the first heartbeat ends the session, and its instance is taken then."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.joins: list[Join] = []
+
+    async def join(self, body: Join) -> Joined:
+        self.joins.append(body)
+        if len(self.joins) == 1:
+            raise OutcomeUnknownError
+        if body.again:
+            raise InstanceTakenError
+        return await super().join(body)
+
+    async def heartbeat(self, body, *, timeout_ms=None):
+        raise SessionUnknownError
+
+
+class LosingHolder(Holder):
+    """Notes that its session was lost, and the error that ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 0
+        self.error: BaseException | None = None
+
+    def session_lost(self) -> None:
+        self.lost += 1
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+
+
+async def test_consumer_ends_when_a_later_process_has_its_instance():
+    """It says that it joins again, so it takes no place from the other; a join whose answer was lost is repeated as it was."""
+    clock, holder = ManualClock(), LosingHolder()
+    meta = OneJoinMeta(clock)
+    membership = Membership(
+        subject="s",
+        group="g",
+        client="c",
+        meta=meta,
+        settings=ConsumerSettings(instance="a"),
+        clock=clock,
+        rng=random.Random(1),
+        identity=random.Random(2).getrandbits,
+    )
+    with pytest.raises(OutcomeUnknownError):
+        await membership.start(holder)
+    await membership.start(holder)
+    await eventually(lambda: holder.error is not None)
+    assert isinstance(holder.error, InstanceTakenError)
+    assert holder.lost == 1
+    first, repeated, rejoin = meta.joins
+    assert first == repeated
+    assert (first.instance, first.again) == ("a", False)
+    assert (rejoin.again, rejoin.session == first.session) == (True, False)
+    await membership.stop()

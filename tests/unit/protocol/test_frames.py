@@ -21,6 +21,8 @@ from keylane.protocol.frames import (
     encode_frame,
 )
 from keylane.protocol.limits import ACK_RANGES_MAX, BATCH_BYTES_MAX, FRAME_BYTES_MAX, PULL_BYTES_MAX
+from keylane.protocol.parked import FAILURE_KIND_CHARS_MAX, FailingMessage
+from keylane.protocol.parked.failing import KEY_DIGEST_CHARS_MAX
 
 
 def framed(header: object, payload: bytes = b"", length: int | None = None) -> bytes:
@@ -117,7 +119,19 @@ def test_largest_allowed_of_everything_fits_a_frame():
     high = 2**63 - 1
     ranges = tuple((high - 2 * number - 1, high - 2 * number) for number in range(ACK_RANGES_MAX))
     name = "g" * 200
-    ack = Ack(high, name, "s" * 64, high, ranges)
+    tries = tuple((high - number, high) for number in range(1_000))
+    digits = "\U0001f4a3" * FAILURE_KIND_CHARS_MAX
+    failing = FailingMessage(
+        offset=high,
+        key_digest="k" * KEY_DIGEST_CHARS_MAX,
+        since_ms=high,
+        at_ms=high,
+        attempts=high,
+        kind=digits,
+        text=digits * 5,
+        client=digits,
+    )
+    ack = Ack(high, name, "s" * 64, high, ranges, tries, failing)
     assert decode_request(encode_frame(2**63, ack))[:2] == (2**63, ack)
     acquired = Acquired(high, ranges, high, True)
     assert decode_answer(encode_frame(2**63, acquired))[:2] == (2**63, acquired)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from keylane.broker.partition.parked import Parked, key_of, operators_change
-from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.errors import InvalidRequestError, ParkedMessageUnknownError
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import (
     FAILURE_TEXT_CHARS_MAX,
@@ -19,6 +19,8 @@ from keylane.protocol.parked import (
     AdoptedKey,
     ChangeParkedKey,
     Clear,
+    Edit,
+    EditedMessage,
     Failure,
     Free,
     Freeze,
@@ -237,3 +239,66 @@ def test_million_parked_messages_take_under_100_mb():
         [sys.executable, "-c", MILLION], check=True, capture_output=True, text=True, timeout=120
     )
     assert int(done.stdout) < 100
+
+
+# ── edits ─────────────────────────────────────────────────────────────────────────────────────────────
+def edit(source: int, offset: int, value: bytes = b"mended") -> Edit:
+    return Edit(b"k", EditedMessage(source, offset, value, b"p"))
+
+
+def test_edit_ends_with_its_message():
+    """A later one takes its place; what takes the end back brings it back."""
+    parked = parked_of(Park(b"k", ((2, 4),), FAILURE), edit(7, 3, b"first"), edit(7, 3))
+    assert parked.edited(b"k", (7, 3)) == edit(7, 3).message
+    assert parked.edited(b"k", (7, 2)) is None
+    undo = parked.apply(Unpark(b"k", 7, ((2, 4),)), at_ms=9)
+    assert list(parked.edits()) == []
+    undo()
+    assert parked.edited(b"k", (7, 3)) == edit(7, 3).message
+
+
+def test_edit_of_a_message_that_is_not_parked_changes_nothing():
+    parked = parked_of(Park(b"k", ((2, 4),), FAILURE), edit(7, 4), edit(3, 2))
+    assert list(parked.edits()) == []
+    for key, place in ((b"k", (7, 4)), (b"k", (3, 2)), (None, (7, 2))):
+        with pytest.raises(ParkedMessageUnknownError):
+            parked.edited(key, place)
+
+
+def test_adopted_edit_gives_way_to_one_that_was_made_here():
+    """The pages of a parent may come after an operator's edit of the same message."""
+    rows = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
+    late = AdoptedKey(
+        b"k", ParkState.PARKED, 1, FAILURE, (),
+        (edit(3, 0, b"old").message, edit(3, 1, b"old").message),
+    )  # fmt: skip
+    parked = parked_of(
+        Adopt(3, (rows,), last=False), edit(3, 0, b"new"), Adopt(3, (late,), last=True)
+    )
+    assert [each.value for _, each in parked.edits()] == [b"new", b"old"]
+
+
+def test_offsets_name_the_edited_messages_of_a_page():
+    parked = parked_of(Park(b"k", ((0, 2), (5, 8)), FAILURE), edit(7, 1), edit(7, 6), edit(7, 7))
+    assert parked.offsets(b"k", count=4).edited == [(7, 1), (7, 6)]
+    assert parked.offsets(b"k", count=9, first=1).edited == [(7, 6), (7, 7)]
+
+
+def test_pages_hold_edits_up_to_their_size():
+    """Behind all rows; each page is adopted by itself, and together they have everything."""
+    large = PARKED_PAGE_BYTES // 2 - 200
+    parked = parked_of(
+        Park(b"k", ((0, 6),), FAILURE), *(edit(7, offset, bytes(large)) for offset in range(4)),
+        edit(7, 5, bytes(2 * PARKED_PAGE_BYTES)),
+    )  # fmt: skip
+    pages, first = [], 0
+    while first is not None:
+        page, first = parked.page(lambda _key: True, first=first)
+        pages.append(page)
+    sizes = [[len(each.value) for key in page for each in key.edits] for page in pages]
+    assert sizes == [[large] * 2, [large] * 2, [2 * PARKED_PAGE_BYTES]]
+    child = Parked(9)
+    for page in pages:
+        child.apply(Adopt(7, tuple(page), last=False), at_ms=9)
+    assert list(child.edits()) == list(parked.edits())
+    assert child.messages == 6

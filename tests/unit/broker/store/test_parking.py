@@ -18,6 +18,7 @@ from keylane.protocol.errors import (
     KeylaneError,
 )
 from keylane.protocol.frames import Ack
+from keylane.protocol.message import pack_properties
 from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
@@ -47,6 +48,9 @@ async def busy(desk: ParkedDesk) -> None:
     )
     await desk.ack(1, (0, 2), (9, 10))
     await desk.say(Ack(1, "audit", SESSION, 1, (), ((4, 3), (8, 1))))
+    await desk.edit(b"a", 3, b"mended", props=pack_properties({"town": "Ulm"}))
+    await desk.edit(b"a", 3, b"mended again")
+    await desk.edit(None, 7, b"x" * 70_000)
     adopted = AdoptedKey(b"a", ParkState.REDRIVING, -9, FAILURE, ((3, 0, 3),))
     await desk.change(
         Adopt(3, (adopted,), last=True), Park(b"", ((11, 12),), FAILURE), Park(b"b", ((12, 14),))
@@ -191,7 +195,7 @@ async def test_reset_clears_what_is_parked(cursor: int):
     ask = SetCursor(group="audit", token=2, cursor=cursor)
     partition = desk.store.state.partition(1)
     await set_cursor(desk.store, partition, ask)
-    assert desk.state() == (2, (cursor, ()), {}, {}, (False, set(), 0))
+    assert desk.state() == (2, (cursor, ()), {}, {}, (False, set(), 0), {})
     end = desk.store.log.end
     await set_cursor(desk.store, partition, ask)
     assert desk.store.log.end == end

@@ -56,3 +56,13 @@ def test_policy_is_replaced_while_messages_wait():
     assert failing.is_last(message(3), ValueError())
     failing.adopt(ConsumerSettings())
     assert not failing.is_last(message(3), ValueError())
+
+
+def test_failure_of_an_error_without_a_text_is_kept():
+    """The `__str__` of an error is a user's, and may raise."""
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert Failing().failure(MuteError(), 1).text == "its text cannot be made"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from keylane.consumer.handling.log_throttle import (
     HANGS_MS,
     LINES_PER_MINUTE,
+    SEALED_WAITS,
     TRACEBACK_EVERY_MS,
     LogLine,
     LogThrottle,
@@ -40,6 +41,16 @@ def test_line_of_a_failing_message_names_partition_offset_and_next_try():
     )
     assert "alice" not in text_of(line)
     assert "no key" in text_of(log_throttle.failed(message(8, b""), "ValueError", NOW_MS, 150))
+
+
+def test_line_has_the_text_of_the_error_and_what_a_sealed_partition_holds_up():
+    """On one line, shortened; the advice only where other partitions wait."""
+    log_throttle = LogThrottle()
+    line = log_throttle.failed(message(7), "ValueError", NOW_MS, 150, text=f"no\ntown {'x' * 500}")
+    assert "later messages of its key wait; the error says: no\\ntown xxx" in text_of(line)
+    assert len(text_of(line)) < 480
+    line = log_throttle.failed(message(8), "ValueError", NOW_MS, 150, sealed=True)
+    assert text_of(line).endswith(SEALED_WAITS)
 
 
 def test_failing_message_is_logged_at_growing_intervals_and_at_its_end():

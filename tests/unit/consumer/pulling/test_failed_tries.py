@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from keylane.consumer.pulling.failed_tries import TOLD_MAX, FailedTries
+from keylane.consumer.pulling.failed_tries import FAILING_MAX, TOLD_MAX, FailedTries
 from keylane.protocol.message import Message
+from keylane.protocol.parked import Failure
+from keylane.protocol.text import key_digest
 
 
 def message(offset: int) -> Message:
     return Message("s", b"k", b"", offset, 1, 0)
+
+
+def failure(at_ms: int = 7, *, attempts: int = 1, text: str = "no such town") -> Failure:
+    return Failure("ValueError", text, "host-1", at_ms, attempts)
 
 
 def test_attempt_counts_on_from_an_earlier_owner():
@@ -25,11 +31,11 @@ def test_attempt_counts_on_from_an_earlier_owner():
 def test_tries_are_told_until_the_broker_has_them():
     tries = FailedTries()
     failing = message(3)
-    tries.failed(failing)
+    tries.failed(failing, failure())
     told = tries.next()
     assert told == ((3, 1),)
     failing.attempt = 2
-    tries.failed(failing)
+    tries.failed(failing, failure())
     tries.told(told)
     assert tries.next() == ((3, 2),), "it failed again meanwhile"
     tries.told(tries.next())
@@ -39,5 +45,36 @@ def test_tries_are_told_until_the_broker_has_them():
 def test_request_tells_a_limited_number():
     tries = FailedTries()
     for offset in range(TOLD_MAX + 5):
-        tries.failed(message(offset))
+        tries.failed(message(offset), failure())
     assert len(tries.next()) == TOLD_MAX
+
+
+def test_oldest_failing_message_is_told_with_its_last_failure():
+    """Since its first one; a younger message is told only when the older one is handled or set aside."""
+    tries = FailedTries()
+    assert tries.oldest() is None
+    tries.failed(message(5), failure(1))
+    tries.failed(message(3), failure(2))
+    tries.failed(message(3), failure(9, attempts=2, text="still not"))
+    oldest = tries.oldest()
+    assert oldest is not None
+    assert (oldest.offset, oldest.since_ms, oldest.at_ms) == (3, 2, 9)
+    assert (oldest.kind, oldest.text, oldest.attempts) == ("ValueError", "still not", 2)
+    assert oldest.key_digest == key_digest(b"k")
+    tries.ended([(0, 4)])
+    younger = tries.oldest()
+    assert younger is not None
+    assert younger.offset == 5
+    tries.ended([(4, 9)])
+    assert tries.oldest() is None
+
+
+def test_failures_are_kept_of_a_limited_number():
+    """Those that came first: what is told is the oldest of them."""
+    tries = FailedTries()
+    for offset in range(FAILING_MAX):
+        tries.failed(message(10 + offset), failure())
+    tries.failed(message(3), failure())
+    oldest = tries.oldest()
+    assert oldest is not None
+    assert oldest.offset == 10

@@ -1,0 +1,110 @@
+"""`keylane dead`: the commands of `keylane parked`, for dead letters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...options import (
+    META_DEFAULT,
+    ConsumerGroupArgument,
+    MetaOption,
+    OutputFormat,
+    OutputOption,
+    SubjectArgument,
+)
+from .app import ErrorOption, FirstOption, OlderThanOption, PartitionOption, YesOption, parked_edit
+
+dead_app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at messages that a consumer group has given up, have them handled again, edit or skip them.",
+)
+
+
+@dead_app.command("list")
+def dead_list(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    partition: PartitionOption = None,
+    older_than: OlderThanOption = None,
+    error: ErrorOption = None,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show the number of dead letters of a consumer group on each partition, with the last failure."""
+    from ...screen import run
+    from .keys import list_parked
+    from .selection import Selection
+
+    selection = Selection(None, None, False, True, partition, older_than, error)
+    run(output, list_parked(meta, output, subject, group, selection))
+
+
+@dead_app.command("show")
+def dead_show(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    partition: PartitionOption = None,
+    first: FirstOption = 20,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show dead letters, the oldest first."""
+    from ...screen import run
+    from .messages import show_parked
+    from .selection import Selection
+
+    selection = Selection(dead=True, partition=partition)
+    run(output, show_parked(meta, output, subject, group, selection, first=first))
+
+
+@dead_app.command("retry")
+def dead_retry(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    partition: PartitionOption = None,
+    older_than: OlderThanOption = None,
+    error: ErrorOption = None,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Have dead letters handled again; those that fail again stay.  Later messages of their keys may be handled already."""
+    from ...screen import run
+    from .keys import redrive_parked
+    from .selection import Selection
+
+    selection = Selection(None, None, False, True, partition, older_than, error)
+    run(
+        output,
+        redrive_parked(meta, output, subject, group, selection, all_keys=False, yes=True),
+    )
+
+
+dead_app.command("redrive", help="Another name of retry.")(dead_retry)
+dead_app.command("edit")(parked_edit)
+
+
+@dead_app.command("skip")
+def dead_skip(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    partition: PartitionOption = None,
+    first: FirstOption = 1,
+    all_messages: Annotated[bool, typer.Option("--all", help="Skip every dead letter.")] = False,
+    yes: YesOption = False,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Never handle the oldest dead letter, or more of them.  Shows what is skipped, and asks."""
+    from ...screen import run
+    from .messages import skip_parked
+    from .selection import Selection
+
+    selection = Selection(dead=True, partition=partition)
+    count = None if all_messages else first
+    run(output, skip_parked(meta, output, subject, group, selection, first=count, yes=yes))

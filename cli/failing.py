@@ -1,0 +1,28 @@
+"""A message that holds a consumer group up on a partition, in words: where, since when, why, and what can be done."""
+
+from __future__ import annotations
+
+from ..protocol.parked import FailingMessage
+from ..protocol.scheduled.deliver_at import shown
+from ..protocol.text import counted, printable
+
+TEXT_CHARS_SHOWN = 200
+
+
+def failing_lines(
+    subject: str, group: str, partition_id: int, failing: FailingMessage
+) -> tuple[str, str]:
+    """What fails, and what an operator can do about it."""
+    text = printable(failing.text)[:TEXT_CHARS_SHOWN]
+    why = f"{failing.kind}: {text}" if text else failing.kind
+    what = (
+        f"partition {partition_id}: {group} fails at offset {failing.offset}, {failing.key_digest}, since "
+        f"{shown(failing.since_ms)}: {why} ({counted(failing.attempts, 'try', 'tries')}, last at "
+        f"{shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
+    )
+    advice = (
+        '  start its consumers with on_failure="park" (then: keylane parked redrive or skip) or "dead"; or stop '
+        f"them and pass the message: keylane group reset {subject} {group} --partition {partition_id} "
+        f"--to {failing.offset + 1}"
+    )
+    return what, advice

@@ -1,0 +1,106 @@
+"""A named instance of a group takes its leases back when it is started anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.metaserver.groups.lease_rows import read_grants, release_leases
+from keylane.metaserver.groups.sessions import SessionRow, join_group, renew_sessions
+from keylane.protocol.control import Join, ReleaseGrant
+from keylane.protocol.errors import InstanceTakenError, InvalidNameError, SessionUnknownError
+from support.sql.rows import Rows
+from support.sql.told_groups import settle_group
+
+A, A_AGAIN, A_LATER, B = ("a" * 16, "a0" * 8, "a1" * 8, "b" * 16)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    rows = Rows()
+    rows.report("g1")
+    rows.create("s", 4)
+    return rows
+
+
+def join(
+    rows: Rows, session: str, instance: str, *, again: bool = False, sessions_max: int = 10
+) -> SessionRow:
+    ask = Join(subject="s", group="g", session=session, instance=instance, again=again)
+    row: SessionRow = rows.run(join_group, ask, sessions_max=sessions_max)
+    rows.run(settle_group, row.group_id)
+    return row
+
+
+def tokens(rows: Rows, session: str) -> dict[int, int]:
+    grants = rows.run(read_grants, session).grants
+    return {grant.partition.partition_id: grant.token for grant in grants}
+
+
+def shared_out(rows: Rows) -> None:
+    """A has two of the four partitions, and B the others."""
+    join(rows, A, "a")
+    join(rows, B, "b")
+    held = set(tokens(rows, A))
+    for partition_id, token in [(key, key) for key in range(1, 5) if key not in held]:
+        rows.run(release_leases, [ReleaseGrant(session=A, partition_id=partition_id, token=token)])
+    assert (len(tokens(rows, A)), len(tokens(rows, B))) == (2, 2)
+
+
+def test_restarted_instance_gets_the_partitions_of_its_predecessor(rows: Rows):
+    """At once, under new tokens; the other consumer keeps its own, and the predecessor's session is over."""
+    shared_out(rows)
+    before, others = tokens(rows, A), tokens(rows, B)
+    row = join(rows, A_AGAIN, "a")
+    assert row.replaced == (A,)
+    after = tokens(rows, A_AGAIN)
+    assert after.keys() == before.keys()
+    assert min(after.values()) > max(before.values())
+    assert tokens(rows, B) == others
+    assert rows.run(renew_sessions, [A]) == {}
+    with pytest.raises(SessionUnknownError):
+        tokens(rows, A)
+
+
+def test_restarted_instance_gets_what_its_predecessor_waited_for(rows: Rows):
+    """B joins and is to get two partitions of A; it restarts before A hands them over, and then gets them."""
+    join(rows, A, "a")
+    join(rows, B, "b")
+    left = set(tokens(rows, A))
+    again = "b0" * 8
+    join(rows, again, "b")
+    assert tokens(rows, A).keys() == left
+    for key in {1, 2, 3, 4} - left:
+        rows.run(release_leases, [ReleaseGrant(session=A, partition_id=key, token=key)])
+    assert tokens(rows, again).keys() == {1, 2, 3, 4} - left
+
+
+def test_process_that_joins_again_does_not_take_its_place_back(rows: Rows):
+    """It ends; the one that was started later goes on.  Once that is gone, the place is free."""
+    join(rows, A, "a")
+    join(rows, A_AGAIN, "a")
+    with pytest.raises(InstanceTakenError):
+        join(rows, A_LATER, "a", again=True)
+    assert len(tokens(rows, A_AGAIN)) == 4
+    rows.clock.advance(31_000)
+    assert join(rows, A_LATER, "a", again=True).replaced == (A_AGAIN,)
+    assert len(tokens(rows, A_LATER)) == 4
+
+
+def test_repeated_join_of_an_instance_is_harmless(rows: Rows):
+    """Its first answer may be lost; its session goes on."""
+    join(rows, A, "a")
+    before = tokens(rows, A)
+    assert join(rows, A, "a", again=True).replaced == ()
+    assert tokens(rows, A) == before
+
+
+def test_instances_of_other_names_and_none_stand_beside_each_other(rows: Rows):
+    """Also in a group that is full, a restarted one has a place."""
+    for session, instance in ((A, "a"), (B, ""), (A_LATER, "")):
+        assert join(rows, session, instance, sessions_max=3).replaced == ()
+    assert join(rows, A_AGAIN, "a", sessions_max=3).replaced == (A,)
+
+
+def test_instance_has_a_legal_name(rows: Rows):
+    with pytest.raises(InvalidNameError):
+        join(rows, A, "no spaces")
