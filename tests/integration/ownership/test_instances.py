@@ -16,6 +16,7 @@ import pytest
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol.errors import ConfigError, InstanceTakenError
 from support.cluster import Cluster, eventually
+from support.postgres import Postgres
 
 ZOMBIE = Path(__file__).parents[1] / "consumers" / "zombie.py"
 TTL_MS = 20_000
@@ -110,35 +111,46 @@ async def owners(admin: Admin, subject: str) -> list[int]:
     return sorted(counts.values())
 
 
-async def test_live_predecessor_ends_with_an_error_and_does_not_come_back(shared_cluster: Cluster):
-    """The one that was opened later goes on, and is not ended in turn."""
-    subject = "instance-twice"
-    await shared_cluster.create(subject, partitions=2)
+async def check_newer_wins(metas: list[str], subject: str) -> None:
+    """Two live consumers of an instance: the one that was opened later goes on, and is not ended in turn."""
     handled: list[tuple[str, bytes]] = []
 
-    def consumer(name: str) -> Consumer:
+    def consumer(name: str, meta: str) -> Consumer:
         async def handle(message: Message) -> None:
             handled.append((name, message.value))
 
-        return Consumer(
-            shared_cluster.meta, subject=subject, group="g", handler=handle, instance="a"
-        )
+        return Consumer(meta, subject=subject, group="g", handler=handle, instance="a")
 
-    async with asyncio.timeout(30), Producer(shared_cluster.meta) as producer:
-        older, newer = consumer("older"), consumer("newer")
+    async with asyncio.timeout(30), Producer(metas[0]) as producer:
+        older, newer = consumer("older", metas[0]), consumer("newer", metas[-1])
         await older.__aenter__()
         await producer.send(subject, b"0", key=b"k")
         await eventually(lambda: handled == [("older", b"0")])
         async with newer:
+            began = time.monotonic()
             with pytest.raises(InstanceTakenError) as refused:
                 await older.wait()
+            assert time.monotonic() - began < 5, "its long poll is answered at once"
             assert refused.value.code == 1267
             assert refused.value.instance == "a"
-            await producer.send(subject, b"1", key=b"k")
-            await eventually(lambda: ("newer", b"1") in handled)
-            await producer.send(subject, b"2", key=b"k")
-            await eventually(lambda: handled[-1] == ("newer", b"2"))
+            for value in (b"1", b"2"):
+                await producer.send(subject, value, key=b"k")
+                await eventually(lambda: handled[-1] == ("newer", value))  # noqa: B023
         await older.close()
+
+
+async def test_live_predecessor_ends_with_an_error_and_does_not_come_back(shared_cluster: Cluster):
+    """Its heartbeat, which waits, is answered at once."""
+    await shared_cluster.create("instance-twice", partitions=2)
+    await check_newer_wins([shared_cluster.meta], "instance-twice")
+
+
+async def test_live_predecessor_at_another_metaserver_ends(tmp_path: Path, postgres: Postgres):
+    """Two metaservers on PostgreSQL: the one with the older session learns of the newer one from the database."""
+    settings = f'database_url = "{postgres.url()}"'
+    with Cluster(tmp_path, brokers=1, metas=2, meta_settings=settings) as cluster:
+        await cluster.create("orders", partitions=2)
+        await check_newer_wins(cluster.addresses, "orders")
 
 
 @pytest.mark.parametrize(
