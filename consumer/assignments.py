@@ -28,7 +28,6 @@ from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
 from .delivery.pulled_batch import PulledBatch
-from .handling.batch_workers import BatchWorkers
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
@@ -114,12 +113,14 @@ class Assignments:
         return [self._ending[key] for key in sorted(self._ending)]
 
     @property
+    def runs_handlers(self) -> bool:
+        """True if messages go to handlers."""
+        return isinstance(self._dispatch, Workers)
+
+    @property
     def redrives(self) -> bool:
-        """Parked messages are handled again one by one, not in batches."""
-        dispatch = self._dispatch
-        if isinstance(dispatch, Stream):
-            return not dispatch.takes_batches
-        return not isinstance(dispatch, BatchWorkers)
+        """Parked messages are handled again, but not as Arrow data."""
+        return not (isinstance(self._dispatch, Stream) and self._dispatch.takes_batches)
 
     # ── called by the membership: GrantHolder ────────────────────────────────────────────────────────
     def granted(self, grants: Grants, deadline_ms: int) -> None:

@@ -18,6 +18,11 @@ class PullOwner(Protocol):
     """It takes batches that are not opened."""
 
     @property
+    def runs_handlers(self) -> bool:
+        """Whether messages go to handlers: those begin as soon as they get one."""
+        ...
+
+    @property
     def redrives(self) -> bool:
         """Whether it takes parked messages that are handled again."""
         ...
