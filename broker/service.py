@@ -134,8 +134,10 @@ class BrokerService:
         if 0 < token <= self._store.fence_floor:
             raise FencedError(token=token, current_token=self._store.fence_floor)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
-            group.suspects.next_owner(released=group.lock.released)
+            ended_well = group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
+            if group.suspects.next_owner(released=ended_well):
+                group.changed()
         else:
             durable = self._store.commit.flushed()
         group.skip_to(partition.first_offset)
@@ -166,7 +168,9 @@ class BrokerService:
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
-        group.suspects.pulled(request.offset)  # also what was pulled before a restart of this broker
+        group.suspects.pulled(
+            request.offset
+        )  # also what was pulled before a restart of this broker
         drained = partition.ended and request.offset == partition.next_offset
         if request.wait_ms and request.offset == partition.readable_offset and not drained:
             await self._waiting.wait(partition.partition_id, request.wait_ms)

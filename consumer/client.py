@@ -159,7 +159,7 @@ class Consumer(Resident, Owned, Taking[V]):
             on_failure=on_failure,
             tries_max=tries_max,
         )
-        self._calls.check(concurrency=concurrency, on_failure=self._settings.on_failure)
+        self._calls.check(concurrency=concurrency)
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name

@@ -170,7 +170,14 @@ class Group:
         acked = self.acked
         attempts = [pair for pair in self.attempts.items() if pair[0] not in acked]
         return CursorBody(
-            *(self.name, self.lock.fence, acked.cursor, acked.ranges, self.removed_unread, attempts),
+            *(
+                self.name,
+                self.lock.fence,
+                acked.cursor,
+                acked.ranges,
+                self.removed_unread,
+                attempts,
+            ),
             self.suspects.left(acked),
         )
 

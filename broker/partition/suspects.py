@@ -39,10 +39,18 @@ class Suspects:
         """Note that the owner may have all messages below `upto`."""
         self._pulled_to = max(self._pulled_to, upto)
 
-    def next_owner(self, *, released: bool) -> None:
-        """Note that a new token is acquired; `released`: the owner before has given the partition back."""
-        self.upto = 0 if released else max(self.upto, self._pulled_to)
+    def next_owner(self, *, released: bool) -> bool:
+        """
+        Note that a new token is acquired; True if that changes what is begun.
+
+        Args:
+            released: the owner before has given the partition back, or is the session that acquires it again.
+        """
+        if released:
+            return self.released()
+        self.upto = max(self.upto, self._pulled_to)
         self._pulled_to = 0
+        return False
 
     def begin(self, begun: Iterable[Begun], acked: AckedOffsets) -> None:
         """Note messages that may be with a handler from when this is durable."""

@@ -15,15 +15,23 @@ from typing import Any, Protocol
 from ...protocol.message import Message
 
 
-class BatchClient(Protocol):
-    """The pull client of the messages of a batch."""
+class BatchDelivery(Protocol):
+    """The delivery of messages of a batch: their pull client, or a part of what it handed out."""
 
-    def done_all(self, messages: list[Message[Any]]) -> None:
-        """Note that the messages are handled."""
+    def done(self, offset: int) -> None:
+        """Note that the message at `offset` is handled."""
         ...
 
     def forget(self, count: int) -> None:
         """Note that `count` messages will not be handled here."""
+        ...
+
+
+class BatchClient(BatchDelivery, Protocol):
+    """The pull client of the messages of a batch."""
+
+    def done_all(self, messages: list[Message[Any]]) -> None:
+        """Note that the messages are handled."""
         ...
 
 
@@ -40,11 +48,11 @@ class Batch:
     Args:
         messages: by offset; at least one.
         keys: those of the messages, without b""; empty if they have no order.
-        one_delivery: all messages end with the same lease.
+        one_delivery: all messages have the same delivery; else all have the same pull client, and are its own to ack.
         attempt: how often the batch was tried, its next time included.
     """
 
-    __slots__ = ("_attempt", "_deliveries", "client", "key", "keys", "messages")
+    __slots__ = ("_apart", "_attempt", "_deliveries", "client", "key", "keys", "messages")
 
     def __init__(
         self,
@@ -59,6 +67,10 @@ class Batch:
         self._deliveries: Iterable[Any] = (
             (first,) if one_delivery else {message.delivery for message in messages}
         )
+        self._apart: BatchDelivery | None = None
+        """The delivery of the messages, if it keeps an account of its own."""
+        if one_delivery and first is not self.client:
+            self._apart = first  # type: ignore[assignment]
         self.messages = messages
         self.keys = keys
         self.key = BatchKey(messages[0].key)
@@ -108,7 +120,11 @@ class Batch:
 
     def done(self, _offset: int) -> None:
         """Note that all messages are handled."""
-        self.client.done_all(self.messages)
+        if self._apart is None:
+            self.client.done_all(self.messages)
+            return
+        for message in self.messages:
+            self._apart.done(message.offset)
 
     def note_failed(self, _message: Message) -> None:
         """Have the broker keep how often each message has failed."""
@@ -117,7 +133,7 @@ class Batch:
 
     def forget(self, _count: int) -> None:
         """Note that no message will be handled here."""
-        self.client.forget(len(self.messages))
+        (self._apart or self.client).forget(len(self.messages))
 
     # ── smaller batches ──────────────────────────────────────────────────────────────────────────────
     def split(self) -> list[Message]:

@@ -55,6 +55,7 @@ class RedriveDelivery(UserAcks):
     )
 
     client: ParkingClient
+    is_apart = True
 
     def __init__(
         self,
@@ -84,6 +85,11 @@ class RedriveDelivery(UserAcks):
         """True when all are handled, and that is durable; False when the key is parked again, or handed over."""
         self.unsaved = 0
         """Messages whose handling is not durable."""
+
+    @property
+    def is_loose(self) -> bool:  # type: ignore[override]
+        """True if the messages have no key, or are dead letters."""
+        return self._key in LOOSE
 
     @property
     def deadline_ns(self) -> int:

@@ -71,6 +71,10 @@ class CarefulClient(Protocol):
         """Set a message aside alone."""
         ...
 
+    def divert(self, messages: list[Message]) -> list[Message]:
+        """Park those whose keys are parked; returns the others."""
+        ...
+
     def give(self, messages: list[Message]) -> None:
         """Give messages to handlers that are counted as handed out already."""
         ...
@@ -84,7 +88,17 @@ class CarefulHandOut(UserAcks):
         acks: tell the broker which message begins.
     """
 
-    __slots__ = ("_acks", "_arrived", "_clock", "_ended", "_offset", "_queue", "_settings", "client", "is_over")
+    __slots__ = (
+        "_acks",
+        "_arrived",
+        "_clock",
+        "_ended",
+        "_offset",
+        "_queue",
+        "_settings",
+        "client",
+        "is_over",
+    )
 
     client: CarefulClient
 
@@ -191,8 +205,7 @@ class CarefulHandOut(UserAcks):
 
     def _give(self, messages: list[Message]) -> None:
         """Hand messages out as any others; those of parked keys are parked."""
-        left = self.client.parking.divert(messages)
-        self.client.forget(len(messages) - len(left))
+        left = self.client.divert(messages)
         if left:
             self.client.give(left)
 

@@ -227,6 +227,12 @@ class PullClient(UserAcks):
         """Give messages to handlers that are counted as handed out already."""
         self.owner.hand_out(messages)
 
+    def divert(self, messages: list[Message]) -> list[Message]:
+        """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
+        left = self.parking.divert(messages) if self.parking.keys else messages
+        self.forget(len(messages) - len(left))
+        return left
+
     def settled(self) -> None:
         """Report that the partition is drained, if only parked messages were in the way."""
         self._report_drained(before=False)
@@ -525,7 +531,9 @@ class PullClient(UserAcks):
 
     def decode(self, record: memoryview, header: Header) -> list[Message]:
         """Every message of a batch that the owner keeps."""
-        return self._decode(record, 0, header, self)
+        messages = self._decode(record, 0, header, self)
+        self._tries.count_on(messages)
+        return messages
 
     def _decode(
         self, payload: memoryview, start: int, header: Header, delivery: Delivery
@@ -554,6 +562,15 @@ class PullClient(UserAcks):
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")
         finally:
             self._acks.end()
+
+
+def are_parked_together(failed: Message, other: Message) -> bool:
+    """True if `other`, of the same key, is set aside with a failed message: it was handed out in the same way."""
+    first: UserAcks = failed.delivery  # type: ignore[assignment]
+    second: UserAcks = other.delivery  # type: ignore[assignment]
+    if first is second:
+        return True
+    return first.client is second.client and not (first.is_apart or second.is_apart)
 
 
 def client_of(message: Message) -> PullClient:

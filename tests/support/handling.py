@@ -12,6 +12,7 @@ from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.message import Message
+from keylane.protocol.parked import Failure
 from sim.machines.loop import SimLoop
 from sim.machines.machine import Machine
 
@@ -33,6 +34,8 @@ class Client:
         self.handled: list[int] = []
         self.in_lanes: set[int] = set()
         self.in_flight = MessagesInFlight(retrying_max=retrying_max)
+        self.set_aside: list[tuple[str, int, list[int], Failure]] = []
+        self.is_loose = self.is_apart = False
 
     def is_of(self, message: Message) -> bool:
         """True if the message is of this client."""
@@ -40,6 +43,15 @@ class Client:
 
     def note_failed(self, message: Message) -> None:
         """Take a failed try."""
+
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        behind = [each.offset for each in waiting]
+        self.set_aside.append(("parked", message.offset, behind, failure))
+        self.in_flight.remove(1 + len(waiting))
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        self.set_aside.append(("buried", message.offset, [], failure))
+        self.in_flight.remove(1)
 
     def done(self, offset: int) -> None:
         self.handled.append(offset)

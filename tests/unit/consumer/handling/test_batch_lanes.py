@@ -119,9 +119,9 @@ def test_batch_waits_until_it_is_full_or_ripe():
     assert number
     assert not lanes.arrived
     assert lanes.take() is None
-    lanes.ripen(1, number - 1)
+    lanes.ripen(client.messages(b"a")[0], number - 1)
     assert lanes.take() is None, "the end of an earlier wait"
-    lanes.ripen(1, number)
+    lanes.ripen(client.messages(b"a")[0], number)
     assert len(lanes.take()) == 2
     assert lanes.put(client.messages(b"c", b"d", b"e", start=2)) == 0, "it is full at once"
     assert len(lanes.take()) == 3
@@ -148,7 +148,7 @@ def test_dropped_partition_leaves_nothing_behind():
     running = lanes.take()
     assert lanes.take() is not None
     lanes.put(other.messages(b"x"))
-    count, due = lanes.drop(1)
+    count, due = lanes.drop(1, client.is_of)
     assert (count, due) == (1, [])
     lanes.finish(running.key)
     assert [message.key for message in lanes.take().messages] == [b"x"]
