@@ -97,8 +97,9 @@ class Consumer(Resident, Owned, Taking[V]):
         consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
             partition, in no order, each at least once.  The group's first consumer decides.
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts.
-        on_failure: what becomes of a message whose handler has failed `tries_max` times: "block", the default: it is tried
-            on; "park": its key is set aside at the broker with all that follows, in order; "dead": the message alone is.
+        on_failure: what becomes of a message that has failed `tries_max` times, or has ended its process: "block", the
+            default: it is tried on; "park": its key is set aside at the broker with all that follows, in order; "dead": the
+            message alone is.
         tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default.
         on_assigned: called with ids of partitions that were granted, before anything of them is pulled.
         on_revoked: called with the id of a partition that goes to another consumer, before it does: without a

@@ -267,8 +267,7 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         group.acked = AckedOffsets(row.cursor, row.ranges)
         group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
         group.removed_unread = row.removed_unread
-        group.attempts = dict(row.attempts)
-        group.suspects.begun = dict(row.begun)
+        group.attempts, group.suspects.begun = dict(row.attempts), dict(row.begun)
         if row.parked:
             group.parked = _parked_of(partition_id, row.parked)
         group.kept = True

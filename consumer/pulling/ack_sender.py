@@ -109,7 +109,7 @@ class AckSender:
         return await waiter
 
     async def begin(self, offset: int, crashes: int) -> None:
-        """Wait until the broker has it durably that a suspect begins, and would be accused of so many crashes."""
+        """Wait until the broker has it durably that a suspect begins, and the number of crashes it is accused of if this process ends."""
         self._begun[offset] = crashes
         while offset in self._begun:
             self.send_soon()

@@ -22,7 +22,7 @@ from ...protocol.message import Message
 from ..settings import FailurePolicy
 
 CRASHES_MAX = 2
-"""A message that was begun alone when so many processes ended is set aside."""
+"""A message is set aside when this number of processes ended while it was begun alone."""
 CAREFUL_MAX = 1_000
 CAREFUL_MS = 30_000
 
@@ -43,7 +43,7 @@ class SuspectQueue:
         upto: suspects are all messages below it.
         begun: (offset, crashes) of the accused.
         policy: what becomes of a message that failed, or ended its process, too often.
-        tries_max: after so many failed tries and crashes together.
+        tries_max: the number of failed tries and crashes, together, after which a crash is the last one.
     """
 
     def __init__(

@@ -44,14 +44,14 @@ async def test_next_owner_learns_what_was_pulled_and_what_was_begun(desk: Parked
     assert told(await desk.acquire(3, THIRD)) == (40, ((5, 1),))
 
 
-async def test_nothing_is_suspected_when_the_owner_released(desk: ParkedDesk):
+async def test_release_leaves_no_suspects(desk: ParkedDesk):
     await begin(desk, 1, SESSION, (6, 1))
     await desk.release(1)
     assert told(await desk.acquire(2, OTHER)) == (0, ())
     assert told(await desk.again().acquired(3)) == (0, ()), "that is durable"
 
 
-async def test_nothing_is_suspected_when_the_same_session_gets_a_new_token(desk: ParkedDesk):
+async def test_session_that_gets_a_new_token_has_no_suspects(desk: ParkedDesk):
     await begin(desk, 1, SESSION, (6, 1))
     assert told(await desk.acquire(2, SESSION)) == (0, ())
 

@@ -66,7 +66,7 @@ def test_crashes_count_as_tries():
     assert steps(queue, 2) == [(0, SET_ASIDE), (1, CAREFUL)]
 
 
-def test_nothing_is_set_aside_when_the_policy_is_block():
+def test_accused_message_is_tried_on_when_the_policy_is_block():
     queue = queue_of(1, (0, 9), keys="a", policy=FailurePolicy.BLOCK)
     assert steps(queue, 1) == [(0, CAREFUL)]
 
@@ -90,7 +90,7 @@ def test_message_behind_a_failed_one_of_its_key_waits_for_it():
 
 
 def test_careful_part_is_short():
-    """It ends after so many messages, and after so long; but not before an accused message."""
+    """It ends after a number of messages, and after a time; but not before an accused message."""
     many = queue_of(10 * CAREFUL_MAX, keys="a" * (CAREFUL_MAX + 1))
     assert len(steps(many, CAREFUL_MAX + 1)) == CAREFUL_MAX
     late, accused = queue_of(9, keys="abc"), queue_of(9, (1, 1), keys="abc")
