@@ -112,10 +112,9 @@ class Assignments:
         """The clients whose partition is being handed over, by partition id."""
         return [self._ending[key] for key in sorted(self._ending)]
 
-    @property
-    def runs_handlers(self) -> bool:
-        """True if messages go to handlers."""
-        return isinstance(self._dispatch, Workers)
+    async def takes_messages(self) -> bool:
+        """Wait until it is known how the program takes what is pulled; False: as Arrow data."""
+        return not isinstance(self._dispatch, Stream) or await self._dispatch.takes_messages()
 
     @property
     def redrives(self) -> bool:

@@ -78,6 +78,8 @@ class Stream:
         self._ordered = ordered
         self._manner = ""
         """How messages are taken: for people."""
+        self._begun = asyncio.Event()
+        """Set once that is known."""
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[Any] | None = None
         """The task that iterates: the last one that asked for a message."""
@@ -188,6 +190,11 @@ class Stream:
         """True while the user takes Arrow batches."""
         return self._manner == "batches()"
 
+    async def takes_messages(self) -> bool:
+        """Wait until the user takes something; False if it is Arrow data."""
+        await self._begun.wait()
+        return not self.takes_batches
+
     async def take_arrow(self) -> ArrowBatch:
         """The next batch as Arrow columns.  Raises as `next` does."""
         self._begin_waiting("batches()")
@@ -218,6 +225,7 @@ class Stream:
                     f"{manner} of a consumer that gives its messages by {self._manner}"
                 )
             self._manner = manner
+            self._begun.set()
         self._asked.set()
         self._iterated = True
         self._current = None

@@ -8,6 +8,7 @@ While this goes on, no other message of the partition is handed out; other parti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -17,14 +18,20 @@ from ...protocol.frames import Acquired
 from ...protocol.message import Message
 from ...protocol.parked import Failure, crash_of
 from ...protocol.text import counted, key_digest
+from ..delivery.pulled_batch import PulledBatch
 from ..delivery.user_acks import UserAcks
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings, FailurePolicy
 from .ack_sender import AckSender
 from .pull_gate import PullGate
+from .pull_owner import PullOwner
 from .suspects import SuspectQueue, SuspectStep
 
 log = logging.getLogger("keylane.consumer")
+
+
+LONG_MS = 1_000
+"""A suspect is waited for until the careful part ends, and for this at least."""
 
 
 class CarefulClient(Protocol):
@@ -38,6 +45,7 @@ class CarefulClient(Protocol):
     exclusive: bool
     codec: Any
     gate: PullGate
+    owner: PullOwner
     parking: KeyParking
 
     @property
@@ -94,8 +102,10 @@ class CarefulHandOut(UserAcks):
         "_clock",
         "_ended",
         "_offset",
+        "_opens",
         "_queue",
         "_settings",
+        "_stored",
         "client",
         "is_over",
     )
@@ -128,6 +138,9 @@ class CarefulHandOut(UserAcks):
         """Set when the message that was begun last is handled, has failed, or is set aside."""
         self._offset = -1
         """Of that message."""
+        self._stored: list[PulledBatch] = []
+        self._opens = False
+        """It is known that the program takes messages; until then batches are kept as they were stored."""
         self.is_over = False
         """Messages may be handed out as they are pulled."""
 
@@ -141,8 +154,24 @@ class CarefulHandOut(UserAcks):
         self._queue.put(messages)
         self._arrived.set()
 
+    def put_batch(self, batch: PulledBatch) -> None:
+        """Take a batch that was just pulled, and is not opened."""
+        if self._opens:
+            self.put(batch.messages())
+        else:
+            self._stored.append(batch)
+
     async def run(self) -> None:
         """Hand everything out until no suspect is left."""
+        self._opens = await self.client.owner.takes_messages()
+        stored, self._stored = self._stored, []
+        if not self._opens:
+            self.is_over = True
+            for batch in stored:
+                self.client.owner.hand_out_batch(batch)
+            return
+        for batch in stored:
+            self.put(batch.messages())
         self._acks.hurries = True
         try:
             while not self._queue.is_over(self.client.next_offset, self._clock.boot_ms()):
@@ -160,7 +189,8 @@ class CarefulHandOut(UserAcks):
     def stop(self) -> None:
         """Hand nothing more out; the task is cancelled."""
         self.is_over = True
-        self.client.forget(len(self._queue.rest()))
+        stored = sum(batch.count for batch in self._stored)
+        self.client.forget(stored + len(self._queue.rest()))
 
     async def _take(self, message: Message, step: SuspectStep) -> None:
         crashes = self._queue.crashes.get(message.offset, 0)
@@ -193,7 +223,10 @@ class CarefulHandOut(UserAcks):
         finally:
             if not handed:
                 client.forget(1)
-        await self._ended.wait()
+        left_ms = self._queue.until_ms - self._clock.boot_ms()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(left_ms, LONG_MS) / 1000):
+                await self._ended.wait()
 
     def _set_aside(self, message: Message, crashes: int) -> None:
         times, now_ms = counted(crashes, "time"), self._clock.wall_ms()

@@ -398,7 +398,7 @@ class PullClient(UserAcks):
         if not self._offsets.begun:
             self._offsets.begin(answer.cursor, answer.ranges)
             self._tries.begin(answer.attempts)
-            if CarefulHandOut.has_suspects(answer) and self.owner.runs_handlers:
+            if CarefulHandOut.has_suspects(answer):
                 self._begin_carefully(answer)
         if answer.sealed:
             self._sealed_at(answer.next_offset)
@@ -489,7 +489,10 @@ class PullClient(UserAcks):
                 ranges = self._without_parked(payload, start, header, ranges)
             batch = PulledBatch(self, record, header, ranges)
             self._in_flight.count += batch.count
-            self.owner.hand_out_batch(batch)
+            if self._careful is not None and not self._careful.is_over:
+                self._careful.put_batch(batch)
+            else:
+                self.owner.hand_out_batch(batch)
             return
         messages = self._offsets.unseen(self._decode(payload, start, header, self), header)
         self._tries.count_on(messages)

@@ -17,9 +17,8 @@ class PullOwner(Protocol):
     keeps_batches: bool
     """It takes batches that are not opened."""
 
-    @property
-    def runs_handlers(self) -> bool:
-        """Whether messages go to handlers: those begin as soon as they get one."""
+    async def takes_messages(self) -> bool:
+        """Wait until it is known how the program takes what is pulled; False: as Arrow data."""
         ...
 
     @property

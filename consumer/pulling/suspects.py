@@ -59,7 +59,8 @@ class SuspectQueue:
         self.crashes = dict(begun)
         """By offset of an accused message."""
         self._last_accused = max(self.crashes, default=-1)
-        self._until_ms = now_ms + CAREFUL_MS
+        self.until_ms = now_ms + CAREFUL_MS
+        """Then the careful part ends, but for accused messages."""
         self._sets_aside = policy is not FailurePolicy.BLOCK
         self._tries_max = tries_max
         self._waiting: deque[Message] = deque()
@@ -81,7 +82,7 @@ class SuspectQueue:
     def is_over(self, next_offset: int, now_ms: int) -> bool:
         """True if no careful step is left; `next_offset` is the first one that is not pulled."""
         first = self._waiting[0].offset if self._waiting else next_offset
-        enough = first >= self._upto or self._count >= CAREFUL_MAX or now_ms >= self._until_ms
+        enough = first >= self._upto or self._count >= CAREFUL_MAX or now_ms >= self.until_ms
         return enough and first > self._last_accused
 
     def next(self) -> tuple[Message, SuspectStep] | None:

@@ -1,6 +1,6 @@
 """A consumer process for tests that ends when a handler gets a message of the key `bad`.
 
-Run as `python crasher.py META SUBJECT FILE MANNER [on_failure]`.  MANNER: "one" or "batch".  One line of the file per message
+Run as `python crasher.py META SUBJECT FILE MANNER`.  MANNER: "one", "batch" or "iterated".  One line of the file per message
 that a handler gets: KEY VALUE ATTEMPT.
 """
 
@@ -12,7 +12,7 @@ from keylane import Consumer, Message
 
 
 async def main() -> None:
-    meta, subject, path, manner, *policy = sys.argv[1:]
+    meta, subject, path, manner = sys.argv[1:]
     with open(path, "a", buffering=1) as out:
 
         async def handle(message: Message) -> None:
@@ -25,15 +25,22 @@ async def main() -> None:
             for message in messages:
                 await handle(message)
 
-        handlers = {"handler": handle} if manner == "one" else {"batch_handler": handle_all}
-        await Consumer(
+        handlers = {"one": {"handler": handle}, "batch": {"batch_handler": handle_all}}
+        consumer = Consumer(
             meta,
             subject=subject,
             group="g",
             ttl_ms=1_000,
-            on_failure=policy[0] if policy else "park",
-            **handlers,
-        ).run()
+            on_failure="park",
+            **handlers.get(manner, {}),
+        )
+        if manner != "iterated":
+            await consumer.run()
+            return
+        async with consumer:
+            async for message in consumer:
+                await handle(message)
+                await message.ack()
 
 
 asyncio.run(main())

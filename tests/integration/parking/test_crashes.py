@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from integration.parking.test_parked_keys import brokers_of, send
+from integration.parking.test_parked_keys import Handler, brokers_of, consumer_of, send
 from keylane import Producer
 from support.cluster import Cluster, eventually
+from support.server_process import run_keylane
 from support.written_lines import written_lines
 
 CRASHER = Path(__file__).with_name("crasher.py")
@@ -39,7 +40,7 @@ def handed(path: Path, key: str) -> list[tuple[int, int]]:
     return [(int(value), int(attempt)) for name, value, attempt in lines if name == key]
 
 
-@pytest.mark.parametrize("manner", ["one", "batch"])
+@pytest.mark.parametrize("manner", ["one", "batch", "iterated"])
 async def test_message_that_ends_its_process_is_parked(
     shared_cluster: Cluster, tmp_path: Path, manner: str
 ):
@@ -72,5 +73,44 @@ async def test_message_that_ends_its_process_is_parked(
         assert view.failure is not None
         assert (view.failure.kind, view.failure.attempts) == ("crashed", 2)
         assert "2 times" in view.failure.text
+        listed = await asyncio.to_thread(
+            run_keylane, "parked", "list", subject, "g", "--meta", shared_cluster.meta
+        )
+        assert "crashed: the process of its consumer ended" in " ".join(listed.stdout.split())
     assert handed(path, "bad") == [(0, 1), (0, 1), (0, 2)]
     assert [value for value, _ in handed(path, "b")][-1] == 3
+
+
+async def test_redriven_message_that_ends_its_process_is_parked_again(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """By the second process: it parks the key before it begins; the third one handles everything else."""
+    subject, path, handler = "crash-redriven", tmp_path / "handed", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad", b"worse"}
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        await send(producer, subject, b"worse", 0)
+        async with consumer_of(shared_cluster, subject, handler):
+            while await brokers.count() < 3:
+                await asyncio.sleep(0.02)
+        await brokers.redrive(b"bad")
+        for _ in range(2):
+            with crasher(shared_cluster, subject, path, "one") as process:
+                await eventually(lambda process=process: process.poll() is not None)
+        await brokers.redrive(b"worse")
+        with crasher(shared_cluster, subject, path, "one"):
+            await eventually(lambda: handed(path, "worse"))
+            await send(producer, subject, b"a", 0)
+            await eventually(lambda: handed(path, "a"))
+            while await brokers.count() > 2:
+                await asyncio.sleep(0.02)
+            ((_, page),) = (await brokers.parked()).items()
+        assert [(view.key_hex, view.failure.kind) for view in page.keys] == [
+            (b"bad".hex(), "crashed")
+        ]
+    assert handed(path, "bad") == [(0, 1), (0, 1)]

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from keylane.consumer import ConsumerSettings
+from keylane.consumer.delivery.pulled_batch import PulledBatch
+from keylane.consumer.pulling import careful, suspects
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.backoff import Backoff
@@ -53,8 +55,10 @@ def _fields(answer: Acquired) -> tuple[Any, ...]:
 
 
 class HandlingOwner(NotingOwner):
-    runs_handlers = True
     redrives = True
+
+    async def takes_messages(self) -> bool:
+        return True
 
     def offsets(self) -> list[int]:
         return [message.offset for message in self.messages]
@@ -180,10 +184,59 @@ async def test_suspect_that_is_set_aside_lets_the_next_one_begin():
         await eventually(lambda: owner.offsets() == [0, 1, 2])
 
 
-async def test_program_without_handlers_gets_everything_at_once():
-    """An iteration has messages in hand for as long as it wants."""
-    broker, owner = SuspectingBroker(6), HandlingOwner()
-    owner.runs_handlers = False
+class KeepingOwner(HandlingOwner):
+    """As an iteration: batches are not opened before it is known how they are taken."""
+
+    keeps_batches = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.batches: list[PulledBatch] = []
+
+    async def takes_messages(self) -> bool:
+        return await asyncio.shield(self.known)
+
+    def hand_out_batch(self, batch: PulledBatch) -> None:
+        self.batches.append(batch)
+
+
+async def test_iteration_gets_suspects_one_at_a_time_once_it_begins():
+    broker, owner = SuspectingBroker(3), KeepingOwner()
+    async with pulling(broker, owner) as client:
+        await eventually(lambda: client.outstanding == 6)
+        assert not owner.messages
+        owner.known.set_result(True)
+        for count in (1, 2, 3):
+            await eventually(lambda count=count: len(owner.messages) == count)
+            owner.done(count - 1)
+        await eventually(lambda: owner.offsets() == list(range(6)))
+        assert [offset for offset, _ in broker.begun] == [0, 1, 2]
+        assert not owner.batches
+
+
+async def test_arrow_data_has_no_suspects():
+    broker, owner = SuspectingBroker(6), KeepingOwner()
+    async with pulling(broker, owner) as client:
+        await eventually(lambda: client.outstanding == 6)
+        owner.known.set_result(False)
+        await eventually(lambda: [batch.count for batch in owner.batches] == [2, 2, 2])
+        assert not broker.begun
+
+
+async def test_batches_that_wait_are_forgotten_at_a_hand_over():
+    broker, owner = SuspectingBroker(6), KeepingOwner()
+    async with pulling(broker, owner) as client:
+        await eventually(lambda: client.outstanding == 6)
+        client.stop()
+        await client.wait_handled()
+
+
+async def test_suspect_that_runs_for_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    """When the careful part has ended, the rest is handed out beside it."""
+    monkeypatch.setattr(suspects, "CAREFUL_MS", 0)
+    monkeypatch.setattr(careful, "LONG_MS", 20)
+    broker, owner = SuspectingBroker(6, (1, 1)), HandlingOwner()
     async with pulling(broker, owner):
         await eventually(lambda: owner.offsets() == list(range(6)))
-        assert broker.begun == []
+        assert broker.begun == [(0, 1), (1, 2)]
