@@ -168,9 +168,8 @@ class BrokerService:
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
-        group.suspects.pulled(
-            request.offset
-        )  # also what was pulled before a restart of this broker
+        # Also what was pulled before a restart of this broker.
+        group.suspects.pulled(request.offset)
         drained = partition.ended and request.offset == partition.next_offset
         if request.wait_ms and request.offset == partition.readable_offset and not drained:
             await self._waiting.wait(partition.partition_id, request.wait_ms)

@@ -13,9 +13,10 @@
      forgotten: [[name, token], …],
      message_bytes_max]                             msgpack; later fields come last
 
-A group's row ends with [[offset, tries], …], the image of what it has parked, and [[offset, crashes], …] of begun suspects,
-up to the last of these three that is not empty.  `removed_unread` is written only if it is not 0, or these are.  The array ends behind the last of `static`, `producers_all`,
-`body_crcs`, `groups_told`, `forgotten` and `message_bytes_max` that is not its default.  `producers_before` and `producers_all` are written in parts only:
+A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any, and behind them, if there
+are any, [[offset, crashes], …] of begun suspects.  `removed_unread` is written only if it is not 0, or these are.  The array
+ends behind the last of `static`, `producers_all`, `body_crcs`, `groups_told`, `forgotten` and `message_bytes_max` that is not
+its default.  `producers_before` and `producers_all` are written in parts only:
 a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
 checksums of the remembered batches, by producer in the order of `producers`.
 

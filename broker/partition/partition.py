@@ -170,15 +170,13 @@ class Group:
         acked = self.acked
         attempts = [pair for pair in self.attempts.items() if pair[0] not in acked]
         return CursorBody(
-            *(
-                self.name,
-                self.lock.fence,
-                acked.cursor,
-                acked.ranges,
-                self.removed_unread,
-                attempts,
-            ),
-            self.suspects.left(acked),
+            self.name,
+            self.lock.fence,
+            acked.cursor,
+            acked.ranges,
+            removed_unread=self.removed_unread,
+            attempts=attempts,
+            begun=self.suspects.left(acked),
         )
 
     def drained(self, end_offset: int) -> bool:

@@ -107,10 +107,10 @@ def encode_body(partition_id: int, body: Body) -> bytes:
         del said["partition"]["logic_start"]  # brokers do not store it
     elif isinstance(body, CursorBody) and not body.begun:
         said = (body.group, body.token, body.cursor, body.ranges)
-        if body.removed_unread or body.attempts:
-            said += (
-                (body.removed_unread, body.attempts) if body.attempts else (body.removed_unread,)
-            )
+        if body.attempts:
+            said += (body.removed_unread, body.attempts)
+        elif body.removed_unread:
+            said += (body.removed_unread,)
     return encode_record(_encode(said), kind=_KINDS[type(body)], partition_id=partition_id)
 
 

@@ -15,23 +15,15 @@ from typing import Any, Protocol
 from ...protocol.message import Message
 
 
-class BatchDelivery(Protocol):
-    """The delivery of messages of a batch: their pull client, or a part of what it handed out."""
-
-    def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
-        ...
-
-    def forget(self, count: int) -> None:
-        """Note that `count` messages will not be handled here."""
-        ...
-
-
-class BatchClient(BatchDelivery, Protocol):
+class BatchClient(Protocol):
     """The pull client of the messages of a batch."""
 
     def done_all(self, messages: list[Message[Any]]) -> None:
         """Note that the messages are handled."""
+        ...
+
+    def forget(self, count: int) -> None:
+        """Note that `count` messages will not be handled here."""
         ...
 
 
@@ -48,11 +40,12 @@ class Batch:
     Args:
         messages: by offset; at least one.
         keys: those of the messages, without b""; empty if they have no order.
-        one_delivery: all messages have the same delivery; else all have the same pull client, and are its own to ack.
+        one_delivery: all messages end with the same lease.
+        acked_each: messages are acked and forgotten at their deliveries; False: together, at their pull client.
         attempt: how often the batch was tried, its next time included.
     """
 
-    __slots__ = ("_apart", "_attempt", "_deliveries", "client", "key", "keys", "messages")
+    __slots__ = ("_attempt", "_deliveries", "acked_each", "client", "key", "keys", "messages")
 
     def __init__(
         self,
@@ -60,6 +53,7 @@ class Batch:
         keys: set[bytes],
         *,
         one_delivery: bool = True,
+        acked_each: bool = False,
         attempt: int = 1,
     ) -> None:
         first = messages[0].delivery
@@ -67,10 +61,7 @@ class Batch:
         self._deliveries: Iterable[Any] = (
             (first,) if one_delivery else {message.delivery for message in messages}
         )
-        self._apart: BatchDelivery | None = None
-        """The delivery of the messages, if it keeps an account of its own."""
-        if one_delivery and first is not self.client:
-            self._apart = first  # type: ignore[assignment]
+        self.acked_each = acked_each
         self.messages = messages
         self.keys = keys
         self.key = BatchKey(messages[0].key)
@@ -120,11 +111,11 @@ class Batch:
 
     def done(self, _offset: int) -> None:
         """Note that all messages are handled."""
-        if self._apart is None:
+        if not self.acked_each:
             self.client.done_all(self.messages)
             return
         for message in self.messages:
-            self._apart.done(message.offset)
+            message.delivery.done(message.offset)  # type: ignore[union-attr]
 
     def note_failed(self, _message: Message) -> None:
         """Have the broker keep how often each message has failed."""
@@ -133,7 +124,11 @@ class Batch:
 
     def forget(self, _count: int) -> None:
         """Note that no message will be handled here."""
-        (self._apart or self.client).forget(len(self.messages))
+        if not self.acked_each:
+            self.client.forget(len(self.messages))
+            return
+        for message in self.messages:
+            message.delivery.forget(1)  # type: ignore[union-attr]
 
     # ── smaller batches ──────────────────────────────────────────────────────────────────────────────
     def split(self) -> list[Message]:

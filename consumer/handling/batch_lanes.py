@@ -1,6 +1,6 @@
 """Lanes for batches decide which messages a handler gets together next.  Pure.
 
-    put ─▶ ready, by delivery ──take───▶ a running batch ──finish─▶ what was held for its keys is ready again
+    put ─▶ ready, by partition ──take──▶ a running batch ──finish─▶ what was held for its keys is ready again
              ▲        │                        ╰─ fail: waits in `Retries`, and its keys stay busy ─▶ put_first
              │        ╰─▶ held, if their key is in a running or failed batch
              ╰─ finish, release, drop: the keys are free again
@@ -8,8 +8,8 @@
 Invariants
     Two batches never have messages of the same key, and messages of a key run in the order they were put: the keys of a
     batch are busy from `take` until `finish` or `release`.
-    A batch has messages of one partition, by offset, and at most `max_records` of them; all have the same delivery, unless
-    they have no order.
+    A batch has messages of one partition, by offset, and at most `max_records` of them.  Redriven ones are in batches of
+    their own.
     Messages without a key (b"") have no order and never wait for each other.
     While a batch's worth of messages is held for running batches of a partition, no further batch of it is begun; what is
     held for failed ones does not count.
@@ -27,19 +27,30 @@ from ...protocol.message import Message
 from .batch import Batch, BatchKey
 
 _QueueKey = tuple[int, Any]
-"""Partition and delivery."""
+"""Partition, and the delivery of redriven messages; None: of all others."""
 _by_offset = attrgetter("offset")
 
 
 class _Queue:
-    """The messages of one partition and delivery that no batch has and no busy key holds back."""
+    """The messages of one partition that no batch has and no busy key holds back; redriven ones have queues of their own."""
 
-    __slots__ = ("held", "lasts", "number", "partition_id", "ready", "ripe", "unsorted")
+    __slots__ = (
+        "acked_each",
+        "held",
+        "lasts",
+        "number",
+        "partition_id",
+        "ready",
+        "ripe",
+        "unsorted",
+    )
 
     def __init__(self, partition_id: int, *, lasts: bool) -> None:
         self.partition_id = partition_id
         self.lasts = lasts
         """More messages will come; False: it ends when it is empty."""
+        self.acked_each = False
+        """Some messages may have a delivery other than their pull client."""
         self.ready: deque[Message] = deque()
         self.held = 0
         """Messages that wait for running batches."""
@@ -110,7 +121,9 @@ class BatchLanes:
         queue = self._queue(messages[0])
         begins = not queue.ready
         queue.ready.extend(messages)
-        if not (self._waits and queue.lasts):
+        alone = self._ordered and not _is_plain(messages[0])
+        queue.acked_each |= alone
+        if not self._waits or alone:
             queue.ripe = True
         elif begins and len(queue.ready) < self._max:
             queue.number += 1
@@ -118,15 +131,15 @@ class BatchLanes:
         return 0
 
     def _key(self, message: Message) -> _QueueKey:
-        return message.partition_id, message.delivery if self._ordered else None
+        delivery: Any = message.delivery
+        apart = self._ordered and delivery.is_apart
+        return message.partition_id, delivery if apart else None
 
     def _queue(self, message: Message) -> _Queue:
         key = self._key(message)
         queue = self._queues.get(key)
         if queue is None:
-            delivery = key[1]
-            lasts = delivery is None or delivery.client is delivery
-            queue = self._queues[key] = _Queue(message.partition_id, lasts=lasts)
+            queue = self._queues[key] = _Queue(message.partition_id, lasts=key[1] is None)
             self._turns.append(key)
         return queue
 
@@ -187,7 +200,9 @@ class BatchLanes:
             keys = {message.key for message in chunk}
         keys.discard(b"")
         self._busy |= keys
-        return Batch(chunk, keys)
+        each = queue.acked_each
+        queue.acked_each = each and bool(queue.ready or queue.held or not queue.lasts)
+        return Batch(chunk, keys, one_delivery=not each, acked_each=each)
 
     def _free_of(self, messages: list[Message], queue: _Queue) -> list[Message]:
         """Hold the messages whose keys are busy, and return the others."""
@@ -236,6 +251,7 @@ class BatchLanes:
             queue = self._queue(message)
             queue.ready.appendleft(message)
             queue.ripe = queue.unsorted = True
+            queue.acked_each |= not _is_plain(message)
 
     def fail(self, batch: Batch) -> None:
         """Note that a batch failed: its keys are busy until it is handled, and other keys do not wait for it."""
@@ -255,7 +271,9 @@ class BatchLanes:
             if key not in self._failed:
                 self._count_held(rest, 1)
             return None
-        return Batch(rest, keys, one_delivery=self._ordered, attempt=batch.attempt)
+        each = batch.acked_each
+        alike = self._ordered and not each
+        return Batch(rest, keys, one_delivery=alike, acked_each=each, attempt=batch.attempt)
 
     def collect(self, failed: Batch, ours: Callable[[Message], bool]) -> list[Message]:
         """Take out the messages that are `ours` and wait behind a failed batch of one key, which is not tried again here."""
@@ -313,3 +331,9 @@ class BatchLanes:
     def __len__(self) -> int:
         ready = sum(len(queue.ready) for queue in self._queues.values())
         return ready + sum(map(len, self._held.values())) + sum(map(len, self._again))
+
+
+def _is_plain(message: Message) -> bool:
+    """True if the message's delivery is its pull client."""
+    delivery: Any = message.delivery
+    return delivery.client is delivery

@@ -109,7 +109,12 @@ class AckSender:
         return await waiter
 
     async def begin(self, offset: int, crashes: int) -> None:
-        """Wait until the broker has it durably that a suspect begins, and the number of crashes it is accused of if this process ends."""
+        """
+        Wait until the broker has it durably that a suspect begins.
+
+        Args:
+            crashes: what it is accused of if this process ends before it does.
+        """
         self._begun[offset] = crashes
         while offset in self._begun:
             self.send_soon()

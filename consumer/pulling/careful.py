@@ -189,8 +189,9 @@ class CarefulHandOut(UserAcks):
     def stop(self) -> None:
         """Hand nothing more out; the task is cancelled."""
         self.is_over = True
-        stored = sum(batch.count for batch in self._stored)
-        self.client.forget(stored + len(self._queue.rest()))
+        stored, self._stored = self._stored, []
+        waiting = sum(batch.count for batch in stored) + len(self._queue.rest())
+        self.client.forget(waiting)
 
     async def _take(self, message: Message, step: SuspectStep) -> None:
         crashes = self._queue.crashes.get(message.offset, 0)
