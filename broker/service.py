@@ -63,6 +63,7 @@ from .partition.pull_lock import (
     renew,
     take,
 )
+from .partition.suspects import BEGUN_MAX
 from .standing import Standing, check_standing
 from .store.store import DURABLE, Store
 from .waiting import LongPolls
@@ -135,7 +136,10 @@ class BrokerService:
         if 0 < token <= self._store.fence_floor:
             raise FencedError(token=token, current_token=self._store.fence_floor)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
+            ended_well = group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
+            if group.suspects.next_owner(released=ended_well):
+                group.changed()
         else:
             durable = self._store.commit.flushed()
         group.skip_to(partition.first_offset)
@@ -148,6 +152,8 @@ class BrokerService:
             tuple(pair for pair in group.attempts.items() if pair[0] not in group.acked),
             group.parked_version,
             () if group.parked is None else tuple(group.parked.adopted),
+            group.suspects.upto,
+            tuple(group.suspects.left(group.acked)),
         )
         saved = self._save(partition, group)
         await durable
@@ -164,15 +170,18 @@ class BrokerService:
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
+        # Also what was pulled before a restart of this broker.
+        group.suspects.pulled(request.offset)
         drained = partition.ended and request.offset == partition.next_offset
         if request.wait_ms and request.offset == partition.readable_offset and not drained:
             await self._waiting.wait(partition.partition_id, request.wait_ms)
             partition, group = self.owned(request)
-        answer = await self._batches(
+        answer, data = await self._batches(
             request, partition, bytes_max, parked_version=group.parked_version
         )
         check_holder(group.lock, token=request.token, session=request.session)
-        return answer
+        group.suspects.pulled(answer.upto)
+        return answer, data
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
         partition, group = self.owned(request)
@@ -235,7 +244,7 @@ class BrokerService:
         bytes_max: int,
         *,
         parked_version: int = 0,
-    ) -> Handled:
+    ) -> tuple[Batches, bytes]:
         data, upto = b"", request.offset
         if request.offset < partition.readable_offset:
             await take_room(bytes_max)
@@ -268,6 +277,10 @@ class BrokerService:
         if request.failing is not None:
             _check_failing(request.failing, partition)
             group.note_failing(request.failing)
+        if request.begun:
+            _check_begun(request, partition)
+            self._store.commit.check_room(0, own=True)
+            group.begins(request.begun)
         cursor = group.acked.cursor
         saved = self._save(partition, group)
         if saved is not None:
@@ -296,6 +309,10 @@ class BrokerService:
         else:
             release(group.lock)
         self._waiting.wake(partition.partition_id)
+        if group.suspects.released():
+            group.changed()
+            if (saved := self._save(partition, group)) is not None:
+                await saved
         return Released(), b""
 
     def owned(self, request: OwnersRequest) -> tuple[HostedPartition, Group]:
@@ -340,6 +357,15 @@ def _check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
     """Raises InvalidRequestError: the message is not stored."""
     if not 0 <= failing.offset < partition.readable_offset:
         raise InvalidRequestError(f"no failing message: offset {failing.offset}")
+
+
+def _check_begun(request: Ack, partition: HostedPartition) -> None:
+    """Raises InvalidRequestError, OverloadedError: no messages that an owner could begin."""
+    if len(request.begun) > BEGUN_MAX:
+        raise OverloadedError(f"more than {BEGUN_MAX} begun messages in one ack")
+    for offset, crashes in request.begun:
+        if not (0 <= offset < partition.readable_offset and 1 <= crashes <= MAX_I64):
+            raise InvalidRequestError(f"no message to begin: offset {offset}, {crashes} crashes")
 
 
 def _check_shared(request: PullShared) -> int:

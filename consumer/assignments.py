@@ -28,7 +28,6 @@ from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
 from .delivery.pulled_batch import PulledBatch
-from .handling.batch_workers import BatchWorkers
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
@@ -116,6 +115,10 @@ class Assignments:
         """The clients whose partition is being handed over, by partition id."""
         return [self._ending[key] for key in sorted(self._ending)]
 
+    async def takes_messages(self) -> bool:
+        """Wait until it is known how the program takes what is pulled; False: as Arrow data."""
+        return not isinstance(self._dispatch, Stream) or await self._dispatch.takes_messages()
+
     @property
     def waiting_for(self) -> str:
         """For people: who has suspended the consumer, so that it is granted nothing; else ""."""
@@ -124,11 +127,8 @@ class Assignments:
 
     @property
     def redrives(self) -> bool:
-        """Parked messages are handled again one by one, not in batches."""
-        dispatch = self._dispatch
-        if isinstance(dispatch, Stream):
-            return not dispatch.takes_batches
-        return not isinstance(dispatch, BatchWorkers)
+        """Parked messages are handled again, but not as Arrow data."""
+        return not (isinstance(self._dispatch, Stream) and self._dispatch.takes_batches)
 
     # ── called by the membership: GrantHolder ────────────────────────────────────────────────────────
     def granted(self, grants: Grants, deadline_ms: int) -> None:
@@ -136,8 +136,7 @@ class Assignments:
         self._deadline_ms = deadline_ms
         if self._told.take(grants):
             self._settings = self._told.settings
-            if isinstance(self._dispatch, Workers):
-                self._dispatch.adopt(self._settings)
+            self._dispatch.adopt(self._settings)
         for client in self.ending:
             if client.session == self._membership.session:
                 client.renew(deadline_ms, None)

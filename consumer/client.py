@@ -100,8 +100,9 @@ class Consumer(Resident, Owned, Taking[V]):
         consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
             partition, in no order, each at least once.  The group's first consumer decides.
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts.
-        on_failure: what becomes of a message whose handler has failed `tries_max` times: "block", the default: it is tried
-            on; "park": its key is set aside at the broker with all that follows, in order; "dead": the message alone is.
+        on_failure: what becomes of a message that has failed `tries_max` times, or has ended its process: "block", the
+            default: it is tried on; "park": its key is set aside at the broker with all that follows, in order; "dead": the
+            message alone is.
         tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default.  What `keylane group set`
             has stored for the group counts more than `on_failure`, `tries_max` and `handler_backoff`.
         start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
@@ -161,7 +162,7 @@ class Consumer(Resident, Owned, Taking[V]):
             ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
             on_failure=on_failure, tries_max=tries_max,
         )  # fmt: skip
-        self._calls.check(concurrency=concurrency, on_failure=self._settings.on_failure)
+        self._calls.check(concurrency=concurrency)
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name

@@ -18,7 +18,7 @@ from .handling.handlers import BatchHandler, Handler, check_handler, is_async
 from .handling.stream import Stream
 from .handling.threads import HandlerThreads
 from .handling.workers import Workers
-from .settings import AckMode, ConsumerSettings, FailurePolicy
+from .settings import AckMode, ConsumerSettings
 
 THREADS_MAX = 1_000
 
@@ -38,18 +38,14 @@ class Calls:
     batch_handler: BatchHandler[Any] | None = None
     threads: int = 0
 
-    def check(self, *, concurrency: int | None, on_failure: FailurePolicy) -> None:
+    def check(self, *, concurrency: int | None) -> None:
         """
         Check that they can be called; `concurrency` is what the user gave.
 
         Raises:
             HandlerTypeError: one cannot, or there are two.
-            ConfigError: `threads` cannot be right, or the policy does not fit the handler.
+            ConfigError: `threads` cannot be right.
         """
-        if on_failure is not FailurePolicy.BLOCK and self.handler is None:
-            raise ConfigError(
-                f"on_failure={on_failure.value!r} is for a handler of one message: batches and iterations are tried on"
-            )
         if self.handler is not None and self.batch_handler is not None:
             raise HandlerTypeError("a consumer has a handler or a batch_handler, not both")
         if self.handler is not None:
@@ -97,12 +93,19 @@ class Dispatches:
         """The dispatch of a new opening; `client` is the name of the consumer, for people."""
         calls, settings = self._calls, self._settings
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
+        failing = Failing(
+            policy=settings.on_failure,
+            tries_max=settings.tries_max,
+            client=client,
+            wall_ms=self._clock.wall_ms,
+        )
         if calls.one is None:
             return Stream(
                 clock=self._clock,
                 handover_ms=settings.handover_ms,
                 check=self._home.check_not_elsewhere,
                 ordered=ordered,
+                failing=failing,
             )
         handler, threads = calls.one, None
         if calls.threads:
@@ -119,6 +122,7 @@ class Dispatches:
             "on_crash": on_crash,
             "ordered": ordered,
             "acks_each": settings.ack is AckMode.EACH,
+            "failing": failing,
         }
         known["failing"] = Failing(
             policy=settings.on_failure,

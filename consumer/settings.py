@@ -89,7 +89,8 @@ class ConsumerSettings:
             partition is handed over, within the lease; then they are cancelled.  A handler that ignores the
             cancellation keeps its partition here until it ends.  Iteration: the time for acks of messages
             passed over; a running loop body is waited for.
-        on_failure: what becomes of a message whose handler has failed `tries_max` times, also as text.  "block", the
+        on_failure: what becomes of a message that has failed `tries_max` times, or has ended its process, also as text.
+            It fails if its handler raises, of a batch handler for it alone, or if the program gives it back (`nack`).  "block", the
             default: it is tried on, and later messages of its key wait.  "park": its key is set aside at the broker
             with all its messages, in their order, until an operator has them handled again or skips some; everything
             else goes on.  "dead": the message is set aside alone, and later ones of its key go on.  Messages without a

@@ -15,7 +15,7 @@ from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.stream import Stream
 from .handling.taken import ack_all, nack_all
 from .handling.workers import Workers
-from .settings import RECORDS_MAX, ConsumerSettings
+from .settings import RECORDS_MAX, ConsumerSettings, FailurePolicy
 
 GETMANY_MS_MAX = 600_000
 
@@ -94,11 +94,16 @@ class Taking(Generic[V]):
         Of each partition one batch at a time is in hand: the next one comes once it is acked.
 
         Raises:
-            ConfigError: pyarrow is not installed, or the group is shared.
+            ConfigError: pyarrow is not installed, the group is shared, or `on_failure` is not "block".
             ClosedError, MixedUseError, OtherTaskError, KeylaneError: as of `getmany`.
         """
         if self._settings.consume_strategy is ConsumeStrategy.SHARED:
             raise ConfigError("batches() are of exclusive groups; a shared one has no ranges")
+        if self._settings.on_failure is not FailurePolicy.BLOCK:
+            raise ConfigError(
+                f"on_failure={self._settings.on_failure.value!r} is of messages: what is wrong with one of a batch of "
+                "Arrow data only its reader knows"
+            )
         check_arrow()
         stream = self._stream
         while True:

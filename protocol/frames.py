@@ -82,6 +82,12 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
     """(offset, tries that failed so far) of messages that failed since the last ack."""
     failing: FailingMessage | None = None
     """The oldest message that failed and is not handled, as long as there is one."""
+    begun: tuple[tuple[int, int], ...] = ()
+    """
+    (offset, crashes) of suspects that a handler gets once this is durable.
+
+    If the owner ends before it acks them, tells that they failed, or releases, the next owner learns of them.
+    """
 
 
 class Release(Frame, frozen=True, array_like=True, tag=5):
@@ -268,6 +274,10 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     """Changes when an operator changes what is parked; 0: nothing is."""
     adopted: tuple[int, ...] = ()
     """Parents whose parked messages the partition has."""
+    suspects_upto: int = 0
+    """What is not acked below this may have been with handlers when an earlier owner ended without a release."""
+    begun: tuple[tuple[int, int], ...] = ()
+    """(offset, crashes) of messages that earlier owners had begun when they ended so."""
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):

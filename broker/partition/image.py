@@ -13,9 +13,10 @@
      forgotten: [[name, token], …],
      message_bytes_max]                             msgpack; later fields come last
 
-A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any.  `removed_unread` is
-written only if it is not 0, or these are.  The array ends behind the last of `static`, `producers_all`,
-`body_crcs`, `groups_told`, `forgotten` and `message_bytes_max` that is not its default.  `producers_before` and `producers_all` are written in parts only:
+A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any, and behind them, if there
+are any, [[offset, crashes], …] of begun suspects.  `removed_unread` is written only if it is not 0, or these are.  The array
+ends behind the last of `static`, `producers_all`, `body_crcs`, `groups_told`, `forgotten` and `message_bytes_max` that is not
+its default.  `producers_before` and `producers_all` are written in parts only:
 a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
 checksums of the remembered batches, by producer in the order of `producers`.
 
@@ -50,6 +51,7 @@ class _GroupImage(msgspec.Struct, frozen=True, array_like=True):
     removed_unread: int = 0
     attempts: list[tuple[int, int]] = []
     parked: bytes = b""
+    begun: list[tuple[int, int]] = []
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
@@ -199,6 +201,9 @@ def _group_image(group: Group) -> tuple[Any, ...]:
     row = (group.name, lock.fence, lock.session, acked.cursor, acked.ranges)
     parked = b"" if group.parked is None else group.parked.image()
     attempts = [pair for pair in group.attempts.items() if pair[0] not in acked]
+    begun = group.suspects.left(acked)
+    if begun:
+        return (*row, group.removed_unread, attempts, parked, begun)
     if parked or attempts:
         return (*row, group.removed_unread, attempts, parked)
     return (*row, group.removed_unread) if group.removed_unread else row
@@ -263,7 +268,7 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         group.acked = AckedOffsets(row.cursor, row.ranges)
         group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
         group.removed_unread = row.removed_unread
-        group.attempts = dict(row.attempts)
+        group.attempts, group.suspects.begun = dict(row.attempts), dict(row.begun)
         if row.parked:
             group.parked = _parked_of(partition_id, row.parked)
         group.kept = True

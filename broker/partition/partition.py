@@ -8,7 +8,7 @@ Until the record is durable, the state is ahead of the disk: `next_offset` is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ from .in_flight import InFlight
 from .parked import Parked
 from .pull_lock import PullLock, raise_fence
 from .records import CursorBody, FenceBody, ForgetBody, ParkedBody
+from .suspects import Begun, Suspects
 
 ATTEMPTS_MAX = 1_000
 """Messages of a group on a partition whose failed tries are kept; those of the lowest offsets."""
@@ -57,7 +58,7 @@ class Group:
 
     __slots__ = (
         "_failing", "_saved_version", "_version", "acked", "attempts", "changing", "durable_cursor", "durable_fence", "durable_ranges",
-        "in_flight", "kept", "lock", "name", "parked", "removed_unread",
+        "in_flight", "kept", "lock", "name", "parked", "removed_unread", "suspects",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -82,6 +83,8 @@ class Group:
         """The messages in flight of a shared group; in memory only."""
         self.attempts: dict[int, int] = {}
         """Offset → tries that failed, of messages that are not acked."""
+        self.suspects = Suspects()
+        """Messages that may have ended the process of an owner."""
         self.parked: Parked | None = None
         """What the group has set aside; None: it never did."""
         self._failing: FailingMessage | None = None
@@ -111,9 +114,10 @@ class Group:
         first = None if self.parked is None else self.parked.first_own()
         return self.acked.cursor if first is None else min(first, self.acked.cursor)
 
-    def failed(self, attempts: Iterable[tuple[int, int]]) -> None:
+    def failed(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Note the failed tries of messages; of the lowest ATTEMPTS_MAX offsets that are not acked."""
         self.attempts.update(attempts)
+        self.suspects.failed(offset for offset, _ in attempts)
         kept = sorted(offset for offset in self.attempts if offset not in self.acked)
         self.attempts = {offset: self.attempts[offset] for offset in kept[:ATTEMPTS_MAX]}
         self.changed()
@@ -130,6 +134,11 @@ class Group:
         """The oldest message that fails and is not acked."""
         known = self._failing
         return None if known is None or known.offset in self.acked else known
+
+    def begins(self, begun: Sequence[Begun]) -> None:
+        """Note suspects that their owner begins."""
+        self.suspects.begin(begun, self.acked)
+        self.changed()
 
     def handed_out(self) -> InFlight:
         """The messages in flight under the present token, which a shared group has acquired."""
@@ -178,7 +187,13 @@ class Group:
         acked = self.acked
         attempts = [pair for pair in self.attempts.items() if pair[0] not in acked]
         return CursorBody(
-            self.name, self.lock.fence, acked.cursor, acked.ranges, self.removed_unread, attempts
+            self.name,
+            self.lock.fence,
+            acked.cursor,
+            acked.ranges,
+            removed_unread=self.removed_unread,
+            attempts=attempts,
+            begun=self.suspects.left(acked),
         )
 
     def drained(self, end_offset: int) -> bool:
@@ -442,6 +457,7 @@ class HostedPartition:
         group.durable_cursor, group.durable_ranges = body.cursor, body.ranges
         group.removed_unread = max(group.removed_unread, body.removed_unread)
         group.attempts = dict(body.attempts)
+        group.suspects.begun = dict(body.begun)
         group.kept = True
 
     def apply_parked(self, body: ParkedBody) -> None:

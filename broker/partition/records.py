@@ -2,8 +2,8 @@
 
     PARTITION  {subject, partition}                       map, so that facts can be added
     FENCE      [group, token, session]
-    CURSOR     [group, token, cursor, [[start, end], …], removed_unread, [[offset, tries], …]]
-               token: the fence when it was written; the last two fields are written only if they are not 0 and empty
+    CURSOR     [group, token, cursor, [[start, end], …], removed_unread, [[offset, tries], …], [[offset, crashes], …]]
+               token: the fence when it was written; the last three fields are written only if they are not 0 and empty
     FORGET     [group, token]
     PARKED     [group, token, at_ms, [change, …]]    changes as in protocol/parked/changes.py
     DROPPED    [[[first id, one past the last id], …], {subject: highest partition id}]
@@ -46,6 +46,8 @@ class CursorBody(msgspec.Struct, frozen=True, array_like=True):
     """Messages that retention removed before the group had acked them."""
     attempts: list[tuple[int, int]] = []
     """(offset, tries that failed) of messages that are not acked."""
+    begun: list[tuple[int, int]] = []
+    """(offset, crashes) of suspects that were begun, and have not ended."""
 
 
 class ParkedBody(msgspec.Struct, frozen=True, array_like=True):
@@ -103,9 +105,12 @@ def encode_body(partition_id: int, body: Body) -> bytes:
     if isinstance(body, HostPartition):
         said = msgspec.to_builtins(body)
         del said["partition"]["logic_start"]  # brokers do not store it
-    elif isinstance(body, CursorBody) and not body.attempts:
+    elif isinstance(body, CursorBody) and not body.begun:
         said = (body.group, body.token, body.cursor, body.ranges)
-        said += (body.removed_unread,) if body.removed_unread else ()
+        if body.attempts:
+            said += (body.removed_unread, body.attempts)
+        elif body.removed_unread:
+            said += (body.removed_unread,)
     return encode_record(_encode(said), kind=_KINDS[type(body)], partition_id=partition_id)
 
 

@@ -19,6 +19,7 @@ from ...protocol.parked import Clear
 from ...protocol.progress import SetCursor
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
+from ..partition.suspects import Suspects
 from .parking import change_parked
 from .store import OWN_RECORD_BYTES, Store
 
@@ -65,13 +66,13 @@ def _submit(
 ) -> asyncio.Future[None]:
     # The group may need older messages than before.
     store.firsts.grouped.add(partition.partition_id)
-    before = group.acked, group.attempts
-    group.acked, group.attempts = AckedOffsets(cursor), {}
+    before = group.acked, group.attempts, group.suspects
+    group.acked, group.attempts, group.suspects = AckedOffsets(cursor), {}, Suspects()
     group.note_failing(None)
     group.changed()
 
     def undo() -> None:
-        group.acked, group.attempts = before
+        group.acked, group.attempts, group.suspects = before
         group.changed()  # a record with the new cursor may be durable, so the old cursor must be written again
 
     return store.save_now(partition, group, undo=undo)

@@ -22,6 +22,10 @@ class UserAcks(ABC):
 
     client: Any
     """The pull client whose messages end together."""
+    is_apart = False
+    """Messages are of another account than what the client has pulled: they were parked, and are handled again."""
+    is_loose = False
+    """Each message is for itself, whatever its key is."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()

@@ -44,10 +44,11 @@ class Batch:
         messages: by offset; at least one.
         keys: those of the messages, without b""; empty if they have no order.
         one_delivery: all messages end with the same lease.
+        acked_each: messages are acked and forgotten at their deliveries; False: together, at their pull client.
         attempt: how often the batch was tried, its next time included.
     """
 
-    __slots__ = ("_attempt", "_deliveries", "client", "key", "keys", "messages")
+    __slots__ = ("_attempt", "_deliveries", "acked_each", "client", "key", "keys", "messages")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Batch:
         keys: set[bytes],
         *,
         one_delivery: bool = True,
+        acked_each: bool = False,
         attempt: int = 1,
     ) -> None:
         first = messages[0].delivery
@@ -62,6 +64,7 @@ class Batch:
         self._deliveries: Iterable[Any] = (
             (first,) if one_delivery else {message.delivery for message in messages}
         )
+        self.acked_each = acked_each
         self.messages = messages
         self.keys = keys
         self.key = BatchKey(messages[0].key)
@@ -111,7 +114,11 @@ class Batch:
 
     def done(self, _offset: int) -> None:
         """Note that all messages are handled."""
-        self.client.done_all(self.messages)
+        if not self.acked_each:
+            self.client.done_all(self.messages)
+            return
+        for message in self.messages:
+            message.delivery.done(message.offset)  # type: ignore[union-attr]
 
     def note_failed(self, _message: Message, failure: Failure) -> None:
         """Have the broker keep how often each message has failed, and show why."""
@@ -121,7 +128,11 @@ class Batch:
 
     def forget(self, _count: int) -> None:
         """Note that no message will be handled here."""
-        self.client.forget(len(self.messages))
+        if not self.acked_each:
+            self.client.forget(len(self.messages))
+            return
+        for message in self.messages:
+            message.delivery.forget(1)  # type: ignore[union-attr]
 
     # ── smaller batches ──────────────────────────────────────────────────────────────────────────────
     def split(self) -> list[Message]:

@@ -8,7 +8,8 @@
 Invariants
     Two batches never have messages of the same key, and messages of a key run in the order they were put: the keys of a
     batch are busy from `take` until `finish` or `release`.
-    A batch has messages of one partition, by offset, and at most `max_records` of them.
+    A batch has messages of one partition, by offset, and at most `max_records` of them.  Redriven ones are in batches of
+    their own.
     Messages without a key (b"") have no order and never wait for each other.
     While a batch's worth of messages is held for running batches of a partition, no further batch of it is begun; what is
     held for failed ones does not count.
@@ -20,23 +21,39 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from operator import attrgetter
+from typing import Any
 
 from ...protocol.message import Message
 from .batch import Batch, BatchKey
 
+_QueueKey = tuple[int, Any]
+"""Partition, and the delivery of redriven messages; None: of all others."""
 _by_offset = attrgetter("offset")
 
 
 class _Queue:
-    """The messages of one partition that no batch has and no busy key holds back."""
+    """The messages of one partition that no batch has and no busy key holds back; redriven ones have queues of their own."""
 
-    __slots__ = ("held", "number", "paused", "ready", "ripe", "unsorted")
+    __slots__ = (
+        "acked_each",
+        "held",
+        "lasts",
+        "number",
+        "partition_id",
+        "ready",
+        "ripe",
+        "unsorted",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, partition_id: int, *, lasts: bool) -> None:
+        self.partition_id = partition_id
+        self.lasts = lasts
+        """More messages will come; False: it ends when it is empty."""
+        self.acked_each = False
+        """Some messages may have a delivery other than their pull client."""
         self.ready: deque[Message] = deque()
         self.held = 0
         """Messages that wait for running batches."""
-        self.paused = False
         self.ripe = False
         """A batch may be smaller than `max_records`: the oldest message has waited for long enough."""
         self.number = 0
@@ -70,9 +87,11 @@ class BatchLanes:
         self._max = max_records
         self._waits = waits
         self._ordered = ordered
-        self._queues: dict[int, _Queue] = {}
-        self._turns: deque[int] = deque()
-        """The partitions, the one whose turn is next first."""
+        self._queues: dict[_QueueKey, _Queue] = {}
+        self._turns: deque[_QueueKey] = deque()
+        """Those of the queues, the one whose turn is next first."""
+        self._paused: set[int] = set()
+        """Partitions whose messages do not run."""
         self._again: deque[Batch] = deque()
         """Failed batches whose next try is due."""
         self._busy: set[bytes] = set()
@@ -92,7 +111,8 @@ class BatchLanes:
 
     def _is_due(self, queue: _Queue) -> bool:
         enough = queue.ripe or len(queue.ready) >= self._max
-        return bool(queue.ready) and enough and queue.held < self._max and not queue.paused
+        may = queue.held < self._max and queue.partition_id not in self._paused
+        return bool(queue.ready) and enough and may
 
     def put(self, messages: list[Message]) -> int:
         """
@@ -103,38 +123,47 @@ class BatchLanes:
         """
         if not messages:
             return 0
-        queue = self._queue(messages[0].partition_id)
+        queue = self._queue(messages[0])
         begins = not queue.ready
         queue.ready.extend(messages)
-        if not self._waits:
+        alone = self._ordered and not _is_plain(messages[0])
+        queue.acked_each |= alone
+        if not self._waits or alone:
             queue.ripe = True
         elif begins and len(queue.ready) < self._max:
             queue.number += 1
             return queue.number
         return 0
 
-    def _queue(self, partition_id: int) -> _Queue:
-        queue = self._queues.get(partition_id)
+    def _key(self, message: Message) -> _QueueKey:
+        delivery: Any = message.delivery
+        apart = self._ordered and delivery.is_apart
+        return message.partition_id, delivery if apart else None
+
+    def _queue(self, message: Message) -> _Queue:
+        key = self._key(message)
+        queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[partition_id] = _Queue()
-            self._turns.append(partition_id)
+            queue = self._queues[key] = _Queue(message.partition_id, lasts=key[1] is None)
+            self._turns.append(key)
         return queue
 
-    def ripen(self, partition_id: int, number: int) -> None:
-        """End a wait: what is ready of the partition may be taken now, however little it is."""
-        queue = self._queues.get(partition_id)
+    def ripen(self, message: Message, number: int) -> None:
+        """End a wait: what is ready beside `message`, which began it, may be taken now, however little it is."""
+        queue = self._queues.get(self._key(message))
         if queue is not None and queue.number == number and queue.ready:
             queue.ripe = True
 
     def pause(self, partition_id: int) -> None:
         """Let no message of a partition run until `resume`, but for those that failed."""
-        self._queue(partition_id).paused = True
+        self._paused.add(partition_id)
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; True if any waits."""
-        queue = self._queue(partition_id)
-        queue.paused = False
-        return bool(queue.ready)
+        self._paused.discard(partition_id)
+        return any(
+            queue.ready for queue in self._queues.values() if queue.partition_id == partition_id
+        )
 
     def put_first(self, batches: Iterable[Batch]) -> None:
         """Put failed batches whose next try is due before everything else; their keys are busy."""
@@ -145,8 +174,13 @@ class BatchLanes:
         if self._again:
             return self._again.popleft()
         for _ in range(len(self._turns)):
-            queue = self._queues[self._turns[0]]
+            key = self._turns[0]
+            queue = self._queues[key]
             self._turns.rotate(-1)
+            if not (queue.lasts or queue.ready or queue.held):
+                del self._queues[key]
+                self._turns.pop()
+                continue
             while self._is_due(queue):
                 batch = self._fill(queue)
                 if batch is not None:
@@ -171,7 +205,9 @@ class BatchLanes:
             keys = {message.key for message in chunk}
         keys.discard(b"")
         self._busy |= keys
-        return Batch(chunk, keys)
+        each = queue.acked_each
+        queue.acked_each = each and bool(queue.ready or queue.held or not queue.lasts)
+        return Batch(chunk, keys, one_delivery=not each, acked_each=each)
 
     def _free_of(self, messages: list[Message], queue: _Queue) -> list[Message]:
         """Hold the messages whose keys are busy, and return the others."""
@@ -211,15 +247,16 @@ class BatchLanes:
 
     def _count_held(self, messages: list[Message], sign: int) -> None:
         for message in messages:
-            self._queue(message.partition_id).held += sign
+            self._queue(message).held += sign
 
     def _put_back(self, messages: list[Message]) -> None:
         """Put messages that were held before all that is ready."""
         messages.sort(key=_by_offset)
         for message in reversed(messages):
-            queue = self._queue(message.partition_id)
+            queue = self._queue(message)
             queue.ready.appendleft(message)
             queue.ripe = queue.unsorted = True
+            queue.acked_each |= not _is_plain(message)
 
     def fail(self, batch: Batch) -> None:
         """Note that a batch failed: its keys are busy until it is handled, and other keys do not wait for it."""
@@ -239,29 +276,59 @@ class BatchLanes:
             if key not in self._failed:
                 self._count_held(rest, 1)
             return None
-        return Batch(rest, keys, one_delivery=self._ordered, attempt=batch.attempt)
+        each = batch.acked_each
+        alike = self._ordered and not each
+        return Batch(rest, keys, one_delivery=alike, acked_each=each, attempt=batch.attempt)
 
-    def drop(self, partition_id: int) -> tuple[int, list[Batch]]:
+    def collect(self, failed: Batch, ours: Callable[[Message], bool]) -> list[Message]:
+        """Take out the messages that are `ours` and wait behind a failed batch of one key, which is not tried again here."""
+        (key,) = failed.keys
+
+        def behind(message: Message) -> bool:
+            return message.key == key and ours(message)
+
+        lane = self._held.get(key, [])
+        waiting = [message for message in lane if behind(message)]
+        if waiting and key not in self._failed:
+            self._count_held(waiting, -1)
+        self._held[key] = [message for message in lane if not behind(message)]
+        for queue in self._queues.values():
+            if any(behind(message) for message in queue.ready):
+                waiting += [message for message in queue.ready if behind(message)]
+                queue.ready = deque(message for message in queue.ready if not behind(message))
+        self.release(failed)
+        return sorted(waiting, key=_by_offset)
+
+    def drop(self, partition_id: int, ours: Callable[[Message], bool]) -> tuple[int, list[Batch]]:
         """
-        Forget the waiting messages of a partition; running batches are not affected.
+        Forget the waiting messages that are `ours`; running batches are not affected.
+
+        Args:
+            partition_id: a partition that is paused no longer; `ours` may be of others as well.
 
         Returns:
             The number of messages that no batch had, and the failed batches that were due.
         """
         count = 0
-        queue = self._queues.pop(partition_id, None)
-        if queue is not None:
-            count = len(queue.ready)
-            self._turns.remove(partition_id)
+        self._paused.discard(partition_id)
+        for queue in self._queues.values():
+            kept = deque(message for message in queue.ready if not ours(message))
+            count += len(queue.ready) - len(kept)
+            queue.ready = kept
+            if queue.partition_id == partition_id:
+                queue.lasts = False
         for key, lane in list(self._held.items()):
-            kept = [message for message in lane if message.partition_id != partition_id]
-            count += len(lane) - len(kept)
-            if kept:
-                self._held[key] = kept
+            ending = [message for message in lane if ours(message)]
+            count += len(ending)
+            if key not in self._failed:
+                self._count_held(ending, -1)
+            left = [message for message in lane if not ours(message)]
+            if left:
+                self._held[key] = left
             else:
                 del self._held[key]
-        due = [batch for batch in self._again if batch.partition_id == partition_id]
-        self._again = deque(batch for batch in self._again if batch.partition_id != partition_id)
+        due = [batch for batch in self._again if ours(batch.messages[0])]
+        self._again = deque(batch for batch in self._again if not ours(batch.messages[0]))
         for batch in due:
             self.release(batch)
         return count, due
@@ -269,3 +336,9 @@ class BatchLanes:
     def __len__(self) -> int:
         ready = sum(len(queue.ready) for queue in self._queues.values())
         return ready + sum(map(len, self._held.values())) + sum(map(len, self._again))
+
+
+def _is_plain(message: Message) -> bool:
+    """True if the message's delivery is its pull client."""
+    delivery: Any = message.delivery
+    return delivery.client is delivery

@@ -1,6 +1,7 @@
 """Runs batch handlers: workers that take batches in place of messages, and try failed ones again, whole or in halves.
 
     batch fails ─▶ once more, whole ─▶ fails again ─▶ two halves, by key ─▶ … ─▶ one message
+         │                                                                       ╰─ failed too often: set aside
          ╰─ asks for another try (`Retry`, NACK): always whole
 
 Invariants
@@ -20,7 +21,6 @@ from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
 from ...protocol.message import Message
 from ..pulling.pull_client import PullClient
-from ..settings import ConsumerSettings
 from .batch import Batch
 from .batch_lanes import BatchLanes
 from .failing import Failing
@@ -86,39 +86,35 @@ class BatchWorkers(Workers):
         self._lanes = cast(Lanes, self._batch_lanes)  # it takes and gives batches as messages
         self._log_throttle = LogThrottle(runner="handler of batches")
 
-    def adopt(self, settings: ConsumerSettings) -> None:
-        """Take the pauses of these settings; batches are tried on, whatever the policy."""
-        self._backoff = settings.handler_backoff
-
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
         number = self._batch_lanes.put(messages)
         if number:
-            partition_id = messages[0].partition_id
             loop = asyncio.get_running_loop()
-            loop.call_later(self._max_wait_s, self._ripen, partition_id, number)
+            loop.call_later(self._max_wait_s, self._ripen, messages[0], number)
         self._work.set()
 
-    def _ripen(self, partition_id: int, number: int) -> None:
-        self._batch_lanes.ripen(partition_id, number)
+    def _ripen(self, message: Message, number: int) -> None:
+        self._batch_lanes.ripen(message, number)
         self._work.set()
 
-    def _tried_again_later(self, message: Message, error: BaseException) -> bool:
+    def _wait_for_try(self, message: Message, error: BaseException, now_ns: int) -> None:
         batch = cast(Batch, message)
         asked = isinstance(only_retry(error) or error, Retry)
         other = None
-        if batch.attempt >= WHOLE_TRIES and not asked and self._boot_ns() < batch.deadline_ns:
+        if batch.attempt >= WHOLE_TRIES and not asked:
             other = self._batch_lanes.split(batch)
-        waits = super()._tried_again_later(message, error)
-        if waits:
-            self._batch_lanes.fail(batch)
-        if other is not None and waits:
+        super()._wait_for_try(message, error, now_ns)
+        self._batch_lanes.fail(batch)
+        if other is not None:
+            failure = self._failing.failure(only_retry(error) or error, other.attempt)
+            other.note_failed(cast(Message, other), failure)
             self._batch_lanes.fail(other)
             self._try_soon(other)
-        elif other is not None:
-            other.forget(len(other))
-            self._batch_lanes.release(other)
-        return waits
+
+    def _failed_message(self, message: Message) -> Message | None:
+        batch = cast(Batch, message)
+        return batch.messages[0] if len(batch) == 1 else None
 
     def _try_soon(self, batch: Batch) -> None:
         """Have the other half of a failed batch tried again after the shortest pause."""
@@ -136,7 +132,7 @@ class BatchWorkers(Workers):
     def _drop(self, client: PullClient) -> None:
         now_ms = self._now_ms()
         failed = self._retries.drop(lambda batch: cast(Batch, batch).client is client)
-        count, due = self._batch_lanes.drop(client.partition_id)
+        count, due = self._batch_lanes.drop(client.partition_id, client.is_of)
         for message in failed:
             self._count_retrying(message, -1)
             self._batch_lanes.release(cast(Batch, message))

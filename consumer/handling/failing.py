@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...protocol.message import Message
-from ...protocol.parked import Failure, failure_of
+from ...protocol.parked import Failure, failure_of, nack_of
 from ..settings import ConsumerSettings, FailurePolicy
 from .not_acked import Retry, only_retry
 
@@ -37,10 +37,24 @@ class Failing:
 
     def is_last(self, message: Message, error: BaseException) -> bool:
         """True if `message`, which just failed with `error`, is set aside; a handler that asks for another try gets it."""
-        if self.policy is FailurePolicy.BLOCK or message.attempt < self.tries_max:
-            return False
-        return not isinstance(only_retry(error) or error, Retry)
+        return self.is_last_try(message) and not isinstance(only_retry(error) or error, Retry)
+
+    def is_last_try(self, message: Message) -> bool:
+        """True if `message` is set aside if its present try fails."""
+        return self.policy is not FailurePolicy.BLOCK and message.attempt >= self.tries_max
+
+    def parks(self, message: Message) -> bool:
+        """True if later messages of its key are set aside with a message of an exclusive group; False: it is alone."""
+        return (
+            self.policy is FailurePolicy.PARK
+            and bool(message.key)
+            and not message.delivery.is_loose  # type: ignore[union-attr]
+        )
 
     def failure(self, error: BaseException, attempts: int) -> Failure:
         """What is kept of the error."""
         return failure_of(error, client=self.client, at_ms=self.wall_ms(), attempts=attempts)
+
+    def given_back(self, attempts: int) -> Failure:
+        """What is kept of a message that the program gave back too often."""
+        return nack_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)

@@ -79,6 +79,32 @@ class InHand:
         self._push(key, lane)
         return back
 
+    def take_out(
+        self, failed: Message, ours: Callable[[Message], bool]
+    ) -> tuple[list[Message], list[Message]]:
+        """
+        Take a message out that is not handed out again, with the later ones of its lane that are `ours`.
+
+        Returns:
+            Those that are in hand, the failed one first, and those that wait.
+        """
+        key = _key(failed)
+        if key not in self._lanes:
+            return [failed], []
+        lane = self._lane(key)
+        lane.out.pop(id(failed), None)
+        later = [each for each in lane.out.values() if each.offset > failed.offset and ours(each)]
+        for each in later:
+            del lane.out[id(each)]
+        waiting = [each for each in lane.messages if ours(each)]
+        lane.messages = [each for each in lane.messages if not ours(each)]
+        self.waiting -= len(waiting)
+        if lane.messages:
+            self._push(key, lane)
+        elif not lane.out:
+            del self._lanes[key]
+        return [failed, *later], waiting
+
     def take(self, now_ns: int) -> Message | None:
         """The next message that is due; None if there is none.  It counts as in hand until `acked` or `give_back`."""
         while self._due and self._due[0][0] <= now_ns:

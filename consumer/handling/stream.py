@@ -33,9 +33,11 @@ from ...protocol.message import Message
 from ...protocol.text import counted
 from ...rpc.race import Race
 from ..delivery.pulled_batch import PulledBatch
-from ..pulling.pull_client import PullClient
+from ..pulling.pull_client import PullClient, are_parked_together
+from ..settings import ConsumerSettings, FailurePolicy
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
+from .failing import Failing
 from .in_hand import InHand
 from .log_throttle import LogThrottle, name_of
 from .not_acked import wait_ms_of
@@ -60,6 +62,7 @@ class Stream:
         handover_ms: the time that acks of taken messages have in any case when their partition is handed over.
         check: raises if the caller runs in another event loop than the consumer.
         ordered: False: only a message that was given back makes later ones of its key wait.
+        failing: when a message that is given back does not come again.
     """
 
     def __init__(
@@ -69,11 +72,15 @@ class Stream:
         handover_ms: int,
         check: Callable[[], None],
         ordered: bool = True,
+        failing: Failing | None = None,
     ) -> None:
         self._check = check
+        self._failing = failing or Failing()
         self._ordered = ordered
         self._manner = ""
         """How messages are taken: for people."""
+        self._begun = asyncio.Event()
+        """Set once that is known."""
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[Any] | None = None
         """The task that iterates: the last one that asked for a message."""
@@ -108,6 +115,10 @@ class Stream:
         """The boot milliseconds since which the user waits for messages that wait for acks."""
         self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()
+
+    def adopt(self, settings: ConsumerSettings) -> None:
+        """Follow the failure policy of these settings from now on."""
+        self._failing.adopt(settings)
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition."""
@@ -193,6 +204,11 @@ class Stream:
         """True while the user takes Arrow batches."""
         return self._manner == "batches()"
 
+    async def takes_messages(self) -> bool:
+        """Wait until the user takes something; False if it is Arrow data."""
+        await self._begun.wait()
+        return not self.takes_batches
+
     async def take_arrow(self) -> ArrowBatch:
         """The next batch as Arrow columns.  Raises as `next` does."""
         self._begin_waiting("batches()")
@@ -223,6 +239,7 @@ class Stream:
                     f"{manner} of a consumer that gives its messages by {self._manner}"
                 )
             self._manner = manner
+            self._begun.set()
         self._asked.set()
         self._iterated = True
         self._current = None
@@ -236,7 +253,7 @@ class Stream:
     def _take_one(self) -> Message | None:
         """A message that the user may have now; None: what was looked at has to wait."""
         if not self._waiting and self._stored:
-            self._waiting.extend(self._stored.popleft().messages())
+            self._open_stored()
         now_ns = self._boot_ns()
         while (
             message := self._in_hand.first(self._waiting, now_ns, ordered=self._ordered)
@@ -249,10 +266,19 @@ class Stream:
                 return message
         return None
 
+    def _open_stored(self) -> None:
+        """Open the next batch; messages whose key was parked meanwhile are parked too."""
+        batch = self._stored.popleft()
+        messages = batch.messages()
+        if self._failing.policy is FailurePolicy.PARK:
+            client: PullClient = batch.client  # type: ignore[assignment]
+            messages = client.divert(messages)
+        self._waiting.extend(messages)
+
     def _take(self, count: int) -> list[Message] | None:
         """Up to `count` messages that the user may have now; None: something has to happen first."""
         while self._stored and len(self._waiting) < count:
-            self._waiting.extend(self._stored.popleft().messages())
+            self._open_stored()
         now_ns = self._boot_ns()
         messages = self._in_hand.collect(self._waiting, count, now_ns, ordered=self._ordered)
         taken: list[Message] = []
@@ -285,18 +311,49 @@ class Stream:
     # ── messages given back ──────────────────────────────────────────────────────────────────────────
     def nack(self, message: Message, after_s: float) -> list[Message]:
         """
-        Hand a message out again in `after_s`, and later ones of its key only once it is acked.
+        Hand a message out again in `after_s`, and later ones of its key only once it is acked; or set it aside.
 
         Returns:
-            The message, and the later ones of its key that the user has: they come again with it.
+            The message, and the later ones of its key that the user has: they come again with it, or are parked.
 
         Raises:
             ConfigError
         """
         wait_ms = wait_ms_of(after_s)
+        if self._failing.is_last_try(message):
+            return self._set_aside(message)
+        failure = self._failing.given_back(message.attempt)
+        message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
         back = self._in_hand.give_back(message, self._boot_ns() + wait_ms * 1_000_000)
         for each in back:
             each.attempt += 1
+        self._work.set()
+        return back
+
+    def _set_aside(self, message: Message) -> list[Message]:
+        """Park a message that was given back too often, or bury it; returns it and those that the user has no longer."""
+        client: PullClient = message.delivery  # type: ignore[assignment]
+        failure = self._failing.given_back(message.attempt)
+        parks = self._ordered and self._failing.parks(message)
+        now_ms = self._boot_ns() // 1_000_000
+        line = self._log_throttle.set_aside(message, failure.kind, now_ms, with_key=parks)
+        if line is not None:
+            log.warning("%s", line.text)
+        if not parks:
+            client.bury(message, failure)
+            self.acked_again([message])
+            return [message]
+
+        def behind(other: Message) -> bool:
+            return other.key == message.key and are_parked_together(message, other)
+
+        back, waiting = self._in_hand.take_out(message, behind)
+        waiting += [each for each in self._waiting if behind(each)]
+        self._waiting = deque(each for each in self._waiting if not behind(each))
+        for partition_id, held in self._paused.items():
+            waiting += [each for each in held if behind(each)]
+            self._paused[partition_id] = [each for each in held if not behind(each)]
+        client.park(message, failure, sorted([*back[1:], *waiting], key=_by_offset))
         self._work.set()
         return back
 

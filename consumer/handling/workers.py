@@ -28,8 +28,8 @@ from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
-from ..pulling.pull_client import PullClient, client_of
-from ..settings import ConsumerSettings, FailurePolicy
+from ..pulling.pull_client import PullClient, are_parked_together, client_of
+from ..settings import ConsumerSettings
 from .failing import Failing
 from .handlers import Handler, await_result, is_async
 from .lanes import Lanes
@@ -318,8 +318,14 @@ class Workers:
         if now_ns >= client.deadline_ns:
             self._give_up(message)
             return False
-        if self._failing.is_last(message, error):
+        if self._is_last(message, error):
             return self._set_aside(message, error)
+        self._wait_for_try(message, error, now_ns)
+        return True
+
+    def _wait_for_try(self, message: Message, error: BaseException, now_ns: int) -> None:
+        """Have a message that failed with `error` tried again."""
+        client: PullClient = message.delivery  # type: ignore[assignment]
         error = only_retry(error) or error
         failure = self._failing.failure(error, message.attempt)
         client.note_failed(message, failure)
@@ -339,20 +345,31 @@ class Workers:
         self._retries.wait(message, due_ns)
         self._count_retrying(message, 1)
         self._wake_at(due_ns, now_ns)
-        return True
+
+    def _failed_message(self, message: Message) -> Message | None:
+        """The message that alone has failed, None: it is one of several."""
+        return message
+
+    def _is_last(self, message: Message, error: BaseException) -> bool:
+        """True if `message`, whose try failed with `error`, is not tried again."""
+        failed = self._failed_message(message)
+        return failed is not None and self._failing.is_last(failed, error)
 
     def _set_aside(self, message: Message, error: BaseException) -> bool:
         """Park a message that failed too often, or bury it; True if no message of its lane may run now."""
-        client: PullClient = message.delivery  # type: ignore[assignment]
-        failure = self._failing.failure(error, message.attempt)
+        failed = self._failed_message(message)
+        assert failed is not None
+        client: PullClient = failed.delivery  # type: ignore[assignment]
+        failure = self._failing.failure(error, failed.attempt)
         kind = type(error).__qualname__
-        parks = self._ordered and bool(message.key) and self._failing.policy is FailurePolicy.PARK
-        line = self._log_throttle.set_aside(message, kind, self._now_ms(), with_key=parks)
+        parks = self._ordered and self._failing.parks(failed)
+        line = self._log_throttle.set_aside(failed, kind, self._now_ms(), with_key=parks)
         self._log_line(line, error)
         if not parks:
-            client.bury(message, failure)
+            client.bury(failed, failure)
             return False
-        client.park(message, failure, self._lanes.collect(message, client_of(message).is_of))
+        waiting = self._lanes.collect(message, lambda other: are_parked_together(failed, other))
+        client.park(failed, failure, waiting)
         if self._lanes.arrived:
             self._work.set()
         return True

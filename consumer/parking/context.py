@@ -47,6 +47,10 @@ class ParkingClient(Protocol):
         """Note that `count` of the messages handed out will not be handled here."""
         ...
 
+    def wall_ms(self) -> int:
+        """The calendar, in milliseconds since 1970."""
+        ...
+
     def settled(self) -> None:
         """Take note that a change is durable, or a redrive ended."""
         ...

@@ -22,6 +22,7 @@ from ...protocol.parked import (
     ParkState,
     decode_key_rows,
 )
+from ..settings import FailurePolicy
 from .ancestors import Ancestors
 from .context import ParkContext
 from .park_sender import ParkSender
@@ -61,6 +62,8 @@ class KeyParking:
     # ── what the broker has ──────────────────────────────────────────────────────────────────────────
     async def begin(self, answer: Acquired) -> None:
         """Take over what the parents have parked, if that is not done, and learn which keys are parked."""
+        blocks = self._context.settings.on_failure is FailurePolicy.BLOCK
+        self._redrives.careful = answer.suspects_upto > 0 and not blocks
         if await self._ancestors.adopt_all(answer):
             await self.refresh()
         if self._ancestors.unneeded:

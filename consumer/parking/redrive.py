@@ -6,6 +6,9 @@
 Messages that are stored no longer are given up, with a warning.  Messages without a key, and dead letters, are handed
 out as they are: each by itself, and those that fail again stay.
 
+After the end of an owner that did not release, a redriven message may have ended its process.  Then one key at a time is
+redriven, and it is parked again before its messages are handed out: if the process ends again, it stays parked.
+
 Invariants
     Of a key the messages of one window are with handlers at a time, and they are all that is with handlers.
     A drained partition begins no window: its children have, or will have, what is left.
@@ -27,7 +30,7 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import Batches, Read
 from ...protocol.message import Message
-from ...protocol.parked import LOOSE, Failure, ParkKey
+from ...protocol.parked import LOOSE, Failure, Park, ParkKey, crash_of
 from ...rpc.client import BrokerClient
 from ..delivery.decode import decode_messages
 from ..delivery.user_acks import UserAcks
@@ -52,6 +55,7 @@ class RedriveDelivery(UserAcks):
     )
 
     client: ParkingClient
+    is_apart = True
 
     def __init__(
         self,
@@ -81,6 +85,11 @@ class RedriveDelivery(UserAcks):
         """True when all are handled, and that is durable; False when the key is parked again, or handed over."""
         self.unsaved = 0
         """Messages whose handling is not durable."""
+
+    @property
+    def is_loose(self) -> bool:  # type: ignore[override]
+        """True if the messages have no key, or are dead letters."""
+        return self._key in LOOSE
 
     @property
     def deadline_ns(self) -> int:
@@ -156,6 +165,9 @@ class Redrives:
         self._client = context.client
         self._sender = sender
         self._free = free
+        self.careful = False
+        """The owner before ended without a release."""
+        self._alone = asyncio.Lock()
         self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
         self._sources: dict[int, tuple[str | None, int]] = {}
@@ -177,9 +189,13 @@ class Redrives:
     async def _redrive(self, key: ParkKey) -> None:
         try:
             failures = 0
-            async with self._turns:
+            careful = self.careful
+            async with self._alone if careful else self._turns:
                 while not self._client.acked_to_end:
                     try:
+                        if careful:
+                            await self._park_again(key)
+                            careful = False
                         if not await self._next_window(key):
                             return
                         failures = 0
@@ -197,6 +213,11 @@ class Redrives:
         finally:
             del self._tasks[key]
             self._client.settled()
+
+    async def _park_again(self, key: ParkKey) -> None:
+        """Have a key stay parked if this process ends while its messages are handled."""
+        now_ms = self._client.wall_ms()
+        await self._sender.send_now([Park(key, (), crash_of("again", at_ms=now_ms, attempts=1))])
 
     async def _next_window(self, key: ParkKey) -> bool:
         """Have the first messages of a key handled; False if there are none, or the key is parked again."""

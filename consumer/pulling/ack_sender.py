@@ -1,8 +1,8 @@
 """Tells a partition's broker which offsets are handled, and how often the others failed.
 
-    done, failed ─▶ due ─▶ linger ─▶ ACK ─▶ durable: the cursor rises, waiters go on
-                     ▲                │ failed: again, after a pause
-                     ╰── every third of the ttl, with nothing, to renew the pull lock
+    done, failed, begin ─▶ due ─▶ linger ─▶ ACK ─▶ durable: the cursor rises, waiters go on
+                            ▲                │ failed: again, after a pause
+                            ╰── every third of the ttl, with nothing, to renew the pull lock
 
 A request that fails loses nothing: its acks are in the next one.
 """
@@ -75,6 +75,10 @@ class AckSender:
         """True while `_due` is set; cheaper to read for every handled message."""
         self.each = settings.ack is AckMode.EACH
         """The next message of a key waits for the ack of the one before."""
+        self.hurries = False
+        """Requests are sent without a linger."""
+        self._begun: dict[int, int] = {}
+        """By offset of a suspect that begins, its crashes, until the broker has them."""
         self._partition = partition
         self._who = who
         self._in_flight = in_flight
@@ -105,6 +109,19 @@ class AckSender:
         self._waiters.append(waiter)
         return await waiter
 
+    async def begin(self, offset: int, crashes: int) -> None:
+        """
+        Wait until the broker has it durably that a suspect begins.
+
+        Args:
+            crashes: what it is accused of if this process ends before it does.
+        """
+        self._begun[offset] = crashes
+        while offset in self._begun:
+            self.send_soon()
+            if not await self.durable():
+                await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
+
     async def run(self) -> None:
         """Send acks until cancelled.  Raises FencedError."""
         pauses = self._settings.backoff.pauses(self._rng)
@@ -113,7 +130,8 @@ class AckSender:
             try:
                 async with asyncio.timeout(idle_s):
                     await self._due.wait()
-                await asyncio.sleep(0 if self.each else self._settings.ack_linger_ms / 1000)
+                at_once = self.each or self.hurries
+                await asyncio.sleep(0 if at_once else self._settings.ack_linger_ms / 1000)
             except TimeoutError:
                 if not self._partition.holds_fence:
                     continue
@@ -148,8 +166,9 @@ class AckSender:
         left_over = self.handled.left_over
         waiters, self._waiters = self._waiters, []
         failed = self.tries.next()
+        begun = tuple(self._begun.items()) if self._begun else ()
         self.tries.ended(ranges)
-        ack = Ack(*self._who, ranges, failed, self.tries.oldest())
+        ack = Ack(*self._who, ranges, failed, self.tries.oldest(), begun)
         try:
             answer, _ = await self._partition.broker.call(ack)
         except OverloadedError as error:
@@ -162,6 +181,8 @@ class AckSender:
         assert isinstance(answer, Acked)
         self.handled.confirmed()
         self.tries.told(failed)
+        for offset, _ in begun:
+            del self._begun[offset]
         if not self.handled.at_range_limit:
             self._in_flight.unblock()
         if self.handled or self.tries:

@@ -42,6 +42,7 @@ from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings
 from .ack_sender import AckSender
+from .careful import CarefulHandOut
 from .fetch_offsets import FetchOffsets
 from .lifetime import Lifetime, PullEvent, PullState
 from .messages_in_flight import MessagesInFlight
@@ -108,6 +109,7 @@ class PullClient(UserAcks):
         self._broker = connections.broker_at(grant.partition.address)
         self._settings = settings
         self._clock, self._rng = clock, rng
+        self.wall_ms = clock.wall_ms
         self.owner = owner
         super().__init__()
         self.parking = KeyParking(
@@ -140,6 +142,9 @@ class PullClient(UserAcks):
         """Waits until the acks of all that was handled before are durable; False if they are not."""
         self.note_failed = sender.failed
         """Has the broker keep how often a message has failed, and show why."""
+        self._careful: CarefulHandOut | None = None
+        """Hands out what is pulled, while some of it may have ended the process of an earlier owner."""
+        self._carefully: asyncio.Task[None] | None = None
         self._pulling = asyncio.create_task(self.run(self._pull), name=f"pull {self.partition_id}")
         self._acking = asyncio.create_task(self.run(sender.run), name=f"ack {self.partition_id}")
 
@@ -180,6 +185,9 @@ class PullClient(UserAcks):
         """Start no handler and pull nothing from now on."""
         self._on(PullEvent.STOPPED)
         self._pulling.cancel()
+        if self._careful is not None and self._carefully is not None:
+            self._carefully.cancel()
+            self._careful.stop()
 
     def _note_deadlines(self) -> None:
         self.deadline_ns = self.life.deadline_ns
@@ -219,6 +227,16 @@ class PullClient(UserAcks):
         """Count messages as handed out, and give them to handlers or the iteration."""
         self._in_flight.count += len(messages)
         self.owner.hand_out(messages)
+
+    def give(self, messages: list[Message]) -> None:
+        """Give messages to handlers that are counted as handed out already."""
+        self.owner.hand_out(messages)
+
+    def divert(self, messages: list[Message]) -> list[Message]:
+        """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
+        left = self.parking.divert(messages) if self.parking.keys else messages
+        self.forget(len(messages) - len(left))
+        return left
 
     def settled(self) -> None:
         """Report that the partition is drained, if only parked messages were in the way."""
@@ -312,6 +330,11 @@ class PullClient(UserAcks):
         return self._progress.position(offsets.next_offset, offsets.cursor, self._clock.wall_ns())
 
     @property
+    def next_offset(self) -> int:
+        """The first offset that is not pulled."""
+        return self._offsets.next_offset
+
+    @property
     def missed(self) -> int:
         """As `FetchOffsets.missed`."""
         return self._offsets.missed
@@ -387,8 +410,17 @@ class PullClient(UserAcks):
         if not self._offsets.begun:
             self._offsets.begin(answer.cursor, answer.ranges)
             self._tries.begin(answer.attempts)
+            if CarefulHandOut.has_suspects(answer):
+                self._begin_carefully(answer)
         if answer.sealed:
             self._sealed_at(answer.next_offset)
+
+    def _begin_carefully(self, answer: Acquired) -> None:
+        """Find out which message ends the process of its consumer, if any does."""
+        clock, settings = self._clock, self._settings
+        self._careful = CarefulHandOut(self, self._acks, answer, settings=settings, clock=clock)
+        body = self.run(self._careful.run)
+        self._carefully = asyncio.create_task(body, name=f"careful {self.partition_id}")
 
     def _sealed_at(self, end_offset: int) -> None:
         """Note that the partition ends at `end_offset`."""
@@ -474,10 +506,17 @@ class PullClient(UserAcks):
                 ranges = self._without_parked(payload, start, header, ranges)
             batch = PulledBatch(self, record, header, ranges)
             self._in_flight.count += batch.count
-            self.owner.hand_out_batch(batch)
+            if self._careful is not None and not self._careful.is_over:
+                self._careful.put_batch(batch)
+            else:
+                self.owner.hand_out_batch(batch)
             return
         messages = self._offsets.unseen(self._decode(payload, start, header, self), header)
         self._tries.count_on(messages)
+        if self._careful is not None and not self._careful.is_over:
+            self._in_flight.count += len(messages)
+            self._careful.put(messages)
+            return
         if self.parking.keys:
             messages = self.parking.divert(messages)
         self.hand_out(messages)
@@ -503,6 +542,8 @@ class PullClient(UserAcks):
         if self._offsets.next_offset >= first_offset:
             raise error
         missed = self._offsets.skip_removed(first_offset)
+        if self._careful is not None:
+            self._careful.put([])  # there is no suspect among them any more
         log.warning(
             "partition %d: %s removed before group %s got them; it continues at offset %d",
             self.partition_id, counted(missed, "message was", "messages were"), self.group, first_offset,
@@ -510,7 +551,9 @@ class PullClient(UserAcks):
 
     def decode(self, record: memoryview, header: Header) -> list[Message]:
         """Every message of a batch that the owner keeps."""
-        return self._decode(record, 0, header, self)
+        messages = self._decode(record, 0, header, self)
+        self._tries.count_on(messages)
+        return messages
 
     def _decode(
         self, payload: memoryview, start: int, header: Header, delivery: Delivery
@@ -524,6 +567,7 @@ class PullClient(UserAcks):
         self._on(PullEvent.CLOSED)
         self._acking.cancel()
         ending = [self._pulling, self._acking, *self.parking.stop()]
+        ending += [self._carefully] if self._carefully is not None else []
         await asyncio.gather(*ending, return_exceptions=True)
         try:
             if self.fenced:
@@ -538,6 +582,15 @@ class PullClient(UserAcks):
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")
         finally:
             self._acks.end()
+
+
+def are_parked_together(failed: Message, other: Message) -> bool:
+    """True if `other`, of the same key, is set aside with a failed message: it was handed out in the same way."""
+    first: UserAcks = failed.delivery  # type: ignore[assignment]
+    second: UserAcks = other.delivery  # type: ignore[assignment]
+    if first is second:
+        return True
+    return first.client is second.client and not (first.is_apart or second.is_apart)
 
 
 def client_of(message: Message) -> PullClient:

@@ -18,6 +18,10 @@ class PullOwner(Protocol):
     keeps_batches: bool
     """It takes batches that are not opened."""
 
+    async def takes_messages(self) -> bool:
+        """Wait until it is known how the program takes what is pulled; False: as Arrow data."""
+        ...
+
     @property
     def redrives(self) -> bool:
         """Whether it takes parked messages that are handled again."""

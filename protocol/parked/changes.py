@@ -197,3 +197,19 @@ def failure_of(error: BaseException, *, client: str, at_ms: int, attempts: int) 
         at_ms,
         attempts,
     )
+
+
+CRASHED = "crashed"
+"""The type of the failure of a message that ended the processes of its consumers."""
+
+
+def crash_of(times: str, *, at_ms: int, attempts: int) -> Failure:
+    """What is kept of a message that ended the process of its consumer; no consumer could say more."""
+    text = f"the process of its consumer ended while the message was handled, {times}"
+    return Failure(CRASHED, text, "", at_ms, attempts)
+
+
+def nack_of(*, client: str, at_ms: int, attempts: int) -> Failure:
+    """What is kept of a message that a program without a handler gave back."""
+    text = "the program gave the message back"
+    return Failure("nack", text, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)

@@ -50,7 +50,13 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (1, frames.Append(7)),
     (2, frames.Acquire(7, "audit", "0123456789abcdef", 5, 30_000)),
     (3, frames.Pull(7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000)),
-    (4, frames.Ack(7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40)), ((4, 7),), FAILING)),
+    (
+        4,
+        frames.Ack(
+            *(7, "audit", "0123456789abcdef", 5),
+            *(((0, 3), (5, 2**40)), ((4, 7),), FAILING, ((3, 2),)),
+        ),
+    ),
     (5, frames.Release(7, "audit", "0123456789abcdef", 5)),
     (6, frames.Read(7, 2**40, 1 << 20)),
     (7, frames.AcquireShared(7, "audit", "0123456789abcdef", 5, 30_000)),
@@ -65,7 +71,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (20, frames.EditParked(7, "audit", b"N14228", 3, 2**40, b"\x81\xa1a\xa1b")),
     (21, frames.ReadEdited(7, "audit", None, 3, 2**40)),
     (1, frames.Appended(-1, "fsync", True)),
-    (2, frames.Acquired(3, ((5, 9),), 12, False, ((4, 7),), 2, (3, 4))),
+    (2, frames.Acquired(3, ((5, 9),), 12, False, ((4, 7),), 2, (3, 4), 12, ((3, 2),))),
     (3, frames.Batches(0, 12, 9, True, 2)),
     (4, frames.Acked(2**40, 2)),
     (5, frames.Released()),

@@ -33,6 +33,8 @@ class Client:
         self.client = self
         self.handled: list[int] = []
         self.in_flight = MessagesInFlight(retrying_max=retrying_max)
+        self.set_aside: list[tuple[str, int, list[int], Failure]] = []
+        self.is_loose = self.is_apart = False
 
     def is_of(self, message: Message) -> bool:
         """True if the message is of this client."""
@@ -42,6 +44,15 @@ class Client:
 
     def note_failed(self, message: Message, failure: Failure) -> None:
         """Take a failed try."""
+
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        behind = [each.offset for each in waiting]
+        self.set_aside.append(("parked", message.offset, behind, failure))
+        self.in_flight.remove(1 + len(waiting))
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        self.set_aside.append(("buried", message.offset, [], failure))
+        self.in_flight.remove(1)
 
     def done(self, offset: int) -> None:
         self.handled.append(offset)

@@ -56,6 +56,7 @@ KEY_ROWS = [
 BODIES = {
     "parked": ParkedBody("audit", 5, 1_800_000_000_456, CHANGES),
     "cursor": CursorBody("audit", 5, 3, [(5, 6)], 0, [(4, 7)]),
+    "cursor with crashes": CursorBody("audit", 5, 3, [(5, 6)], 0, [], [(3, 2)]),
 }
 
 

@@ -85,6 +85,7 @@ CATCHES: dict[str, int] = {
     "moved_broker_not_followed": 18,
     "names_are_free_before_brokers_dropped": 2_000_000_000,
     "never_told_counts_as_told": 3,
+    "new_messages_overtake_suspects": 2_000_000_010,
     "newer_do_not_wait": 31,
     "newer_go_before_older": 0,
     "no_drain_rule": 0,

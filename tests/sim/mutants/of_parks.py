@@ -11,6 +11,7 @@ from keylane.consumer.parking.ancestors import Ancestors
 from keylane.consumer.parking.key_parking import KeyParking
 from keylane.consumer.parking.park_sender import ParkSender
 from keylane.consumer.parking.redrive import Redrives
+from keylane.consumer.pulling.careful import CarefulHandOut
 from keylane.metaserver.groups import lease_rows
 from keylane.protocol.parked import LOOSE, Free
 from sim.mutants.mutant import Breaks, Patches
@@ -19,6 +20,17 @@ from sim.mutants.mutant import Breaks, Patches
 def later_messages_pass_a_parked_key(patches: Patches) -> None:
     """A consumer parks what failed, and hands later messages of the key out."""
     patches.set(KeyParking, "divert", lambda _self, messages: messages)
+
+
+def new_messages_overtake_suspects(patches: Patches) -> None:
+    """What may have ended a process waits for its turn, and later messages are handed out at once."""
+
+    def put(self: Any, messages: Any) -> None:
+        upto = self._queue._upto
+        real(self, [message for message in messages if message.offset < upto])
+        self._give([message for message in messages if message.offset >= upto])
+
+    real = patches.set(CarefulHandOut, "put", put)
 
 
 def parked_is_forgotten_at_restart(patches: Patches) -> None:
@@ -105,6 +117,7 @@ def parked_parents_are_not_told(patches: Patches) -> None:
 
 BREAKS: tuple[Breaks, ...] = (
     later_messages_pass_a_parked_key,
+    new_messages_overtake_suspects,
     parked_is_forgotten_at_restart,
     redriven_messages_run_backwards,
     redriven_messages_are_done_at_once,

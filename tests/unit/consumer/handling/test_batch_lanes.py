@@ -13,6 +13,15 @@ KEYS = [b"", b"a", b"b", b"c", b"d"]
 MAX = 4
 
 
+class SideDelivery:
+    """As of messages that may have ended a process: they are of their client's queue, and acked here."""
+
+    is_apart = False
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+
 class BatchLanesMachine(RuleBasedStateMachine):
     """Workers take, end, fail and halve batches of two partitions in any order."""
 
@@ -20,18 +29,27 @@ class BatchLanesMachine(RuleBasedStateMachine):
         super().__init__()
         self.lanes = BatchLanes(max_records=MAX)
         self.clients = [Client(0), Client(1)]
+        self.careful = [SideDelivery(client) for client in self.clients]
         self.put_count = [0, 0]
         self.running: list[Batch] = []
         self.failed: list[Batch] = []
         self.ended: dict[bytes, list[tuple[int, int]]] = {}
         self.count = 0
 
-    @rule(partition=st.integers(0, 1), keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=9))
-    def put(self, partition: int, keys: list[bytes]) -> None:
+    @rule(
+        partition=st.integers(0, 1),
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=9),
+        careful=st.booleans(),
+    )
+    def put(self, partition: int, keys: list[bytes], careful: bool) -> None:
         start = self.put_count[partition]
         self.put_count[partition] += len(keys)
         own = [key and key + b"%d" % partition for key in keys]
-        self.lanes.put(self.clients[partition].messages(*own, start=start))
+        messages = self.clients[partition].messages(*own, start=start)
+        if careful:
+            for message in messages:
+                message.delivery = self.careful[partition]
+        self.lanes.put(messages)
 
     @rule()
     def take(self) -> None:
@@ -44,6 +62,8 @@ class BatchLanesMachine(RuleBasedStateMachine):
         offsets = [message.offset for message in batch.messages]
         assert offsets == sorted(set(offsets))
         assert batch.keys == {message.key for message in batch.messages} - {b""}
+        plain = all(message.delivery is message.delivery.client for message in batch.messages)
+        assert plain or batch.acked_each
         for other in self.running + self.failed:
             assert not other.keys & batch.keys
         self.running.append(batch)
@@ -119,9 +139,9 @@ def test_batch_waits_until_it_is_full_or_ripe():
     assert number
     assert not lanes.arrived
     assert lanes.take() is None
-    lanes.ripen(1, number - 1)
+    lanes.ripen(client.messages(b"a")[0], number - 1)
     assert lanes.take() is None, "the end of an earlier wait"
-    lanes.ripen(1, number)
+    lanes.ripen(client.messages(b"a")[0], number)
     assert len(lanes.take()) == 2
     assert lanes.put(client.messages(b"c", b"d", b"e", start=2)) == 0, "it is full at once"
     assert len(lanes.take()) == 3
@@ -148,7 +168,7 @@ def test_dropped_partition_leaves_nothing_behind():
     running = lanes.take()
     assert lanes.take() is not None
     lanes.put(other.messages(b"x"))
-    count, due = lanes.drop(1)
+    count, due = lanes.drop(1, client.is_of)
     assert (count, due) == (1, [])
     lanes.finish(running.key)
     assert [message.key for message in lanes.take().messages] == [b"x"]

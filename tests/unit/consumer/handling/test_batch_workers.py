@@ -11,6 +11,8 @@ import pytest
 
 from keylane import NACK, Message, Retry
 from keylane.consumer.handling.batch_workers import BatchWorkers
+from keylane.consumer.handling.failing import Failing
+from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from support.cluster import eventually
@@ -24,6 +26,8 @@ def workers_of(
     concurrency: int = 4,
     max_records: int = 8,
     max_wait_ms: int = 0,
+    failing: Failing | None = None,
+    ordered: bool = True,
 ) -> BatchWorkers:
     return BatchWorkers(
         handler,
@@ -35,6 +39,8 @@ def workers_of(
         clock=SystemClock(),
         rng=random.Random(1),
         on_crash=(crashed if crashed is not None else []).append,
+        failing=failing,
+        ordered=ordered,
     )
 
 
@@ -190,3 +196,97 @@ async def test_crash_in_a_batch_handler_ends_the_consumer():
     assert client.in_flight.count == 0
     assert client.handled == []
     await workers.close()
+
+
+# ── messages that fail too often ──────────────────────────────────────────────────────────────────────
+def refuse(*values: int) -> Callable[[list[Message]], None]:
+    """A handler that cannot take these offsets."""
+
+    def handle(messages: list[Message]) -> None:
+        if any(message.offset in values for message in messages):
+            raise ValueError("no")
+
+    return handle
+
+
+@pytest.mark.parametrize("tries_max", [1, 4])
+async def test_message_that_fails_alone_is_parked_with_those_behind_it(tries_max: int):
+    """The others of its batch are handled, and those of its key before it; what waits behind it is not."""
+    client = Client()
+    failing = Failing(policy=FailurePolicy.PARK, tries_max=tries_max, client="c")
+    workers = workers_of(refuse(3), failing=failing)
+    keys = [b"a", b"b", b"bad", b"bad", b"bad", b"c", b"d", b"e", b"bad", b"f"]
+    client.give(workers, *keys)
+    await eventually(lambda: client.set_aside and len(client.handled) == 7)
+    ((how, offset, behind, failure),) = client.set_aside
+    assert (how, offset, behind) == ("parked", 3, [4, 8])
+    assert (failure.kind, failure.client) == ("ValueError", "c")
+    assert failure.attempts >= tries_max
+    assert sorted(client.handled) == [0, 1, 2, 5, 6, 7, 9]
+    client.give(workers, b"bad", start=10)
+    await eventually(lambda: 10 in client.handled)
+    assert client.in_flight.count == 0
+    await workers.close()
+
+
+@pytest.mark.parametrize(
+    ("policy", "ordered"), [(FailurePolicy.DEAD, True), (FailurePolicy.PARK, False)]
+)
+async def test_message_that_fails_alone_is_buried(policy: FailurePolicy, ordered: bool):
+    """As a dead letter, or of a shared group: later ones of its key are handled."""
+    client = Client()
+    failing = Failing(policy=policy, tries_max=3)
+    workers = workers_of(refuse(1), failing=failing, ordered=ordered)
+    client.give(workers, b"a", b"a", b"a", b"b")
+    await eventually(lambda: client.set_aside and len(client.handled) == 3)
+    assert [each[:3] for each in client.set_aside] == [("buried", 1, [])]
+    assert sorted(client.handled) == [0, 2, 3]
+    assert client.in_flight.count == 0
+    await workers.close()
+
+
+async def test_batch_that_asks_for_another_try_is_never_set_aside():
+    client, calls = Client(), 0
+
+    def handle(_messages: list[Message]) -> object:
+        nonlocal calls
+        calls += 1
+        return NACK if calls < 20 else None
+
+    workers = workers_of(handle, failing=Failing(policy=FailurePolicy.PARK, tries_max=1))
+    client.give(workers, b"a")
+    await eventually(lambda: client.handled)
+    assert client.set_aside == []
+    await workers.close()
+
+
+async def test_messages_of_another_delivery_are_a_batch_of_their_own():
+    """As those that are redriven: they are acked and forgotten at their delivery, also those of other partitions."""
+    client, window, batches = Client(), Window(), []
+
+    async def handle(messages: list[Message]) -> None:
+        batches.append({message.delivery for message in messages})
+        await asyncio.sleep(0)
+
+    workers = workers_of(handle, max_wait_ms=20)
+    window.client = client
+    client.in_flight.count += 4
+    for start in (0, 2):
+        workers.put([Message("s", b"w", b"", start + n, 9, 0, delivery=window) for n in (0, 1)])
+    client.give(workers, b"a", b"b")
+    await eventually(lambda: len(window.handled) == 4 and len(client.handled) == 2)
+    assert all(len(deliveries) == 1 for deliveries in batches)
+    assert window.handled == [0, 1, 2, 3]
+    assert len(workers._batch_lanes._queues) <= 2
+    workers.put([Message("s", b"w", b"", 4, 9, 0, delivery=window)])
+    await eventually(lambda: 4 in window.handled)
+    await workers.close()
+
+
+class Window(Client):
+    """A delivery beside its client."""
+
+    is_apart = True
+
+    def done(self, offset: int) -> None:
+        self.handled.append(offset)

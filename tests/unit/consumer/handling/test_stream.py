@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
 from keylane.consumer.handling import stream as stream_module
+from keylane.consumer.handling.failing import Failing
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
+from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import MixedUseError, OtherTaskError
 from keylane.protocol.message import Message
+from keylane.protocol.parked import Failure
 from sim.machines.clock import ManualClock
 from support import handling
 from support.cluster import eventually
@@ -29,6 +33,21 @@ class StreamClient:
         self.client = self
         self.left_ms = left_ms
         self.in_flight = MessagesInFlight()
+        self.failed: list[tuple[int, int]] = []
+        self.set_aside: list[tuple[str, int, list[int], Failure]] = []
+        self.is_loose = self.is_apart = False
+
+    def note_failed(self, message: Message, _failure: Failure) -> None:
+        self.failed.append((message.offset, message.attempt))
+
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        behind = [each.offset for each in waiting]
+        self.set_aside.append(("parked", message.offset, behind, failure))
+        self.forget(1 + len(waiting))
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        self.set_aside.append(("buried", message.offset, [], failure))
+        self.forget(1)
 
     @property
     def outstanding(self) -> int:
@@ -254,9 +273,12 @@ async def test_step_of_another_task_is_taken_after_the_hand_over_of_unacked_mess
     assert await asyncio.create_task(offset_of_next(stream)) == 7
 
 
-def keyed(client: StreamClient, *keys: bytes) -> Stream:
-    """A stream with a message of each key, which a test acks with `acked`."""
-    stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None)
+PARKING = Failing(policy=FailurePolicy.PARK, tries_max=2, client="c")
+
+
+def keyed(client: StreamClient, *keys: bytes, **given: Any) -> Stream:
+    """A stream with a message of each key, which a test acks with `acked_again`."""
+    stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None, **given)
     client.in_flight.count += len(keys)
     stream.put([Message("s", key, b"", at, 1, 0, delivery=client) for at, key in enumerate(keys)])
     return stream
@@ -321,3 +343,51 @@ async def test_wait_for_messages_behind_unacked_ones_is_logged(caplog):
     (record,) = caplog.records
     assert "async for waits for acks: 2 messages wait" in record.message
     assert "s partition 1 offset 0" in record.message
+
+
+async def test_message_that_is_given_back_too_often_is_parked_with_those_behind_it():
+    """In hand, waiting for it, or just arrived; other keys go on, and each earlier try is told to the broker."""
+    client = StreamClient()
+    stream = keyed(client, b"a", b"a", b"b", b"a", b"b", failing=PARKING)
+    taken = await stream.take_many(3, 1_000)
+    assert await stream.take_many(10, 10) == [], "one waits for the messages in hand"
+    stream.nack(taken[0], 0)
+    again = await stream.take_many(2, 1_000)
+    assert [message.offset for message in again] == [0, 1]
+    stream.put([Message("s", b"a", b"", 5, 1, 0, delivery=client)])
+    client.in_flight.count += 1
+    back = stream.nack(again[0], 0)
+    assert [message.offset for message in back] == [0, 1]
+    ((how, offset, behind, failure),) = client.set_aside
+    assert (how, offset, behind) == ("parked", 0, [1, 3, 5])
+    assert (failure.kind, failure.attempts, failure.client) == ("nack", 2, "c")
+    assert client.failed == [(0, 1)]
+    stream.acked_again([taken[2]])
+    assert [message.offset for message in await stream.take_many(10, 1_000)] == [4]
+    assert client.outstanding == 2
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_message_that_is_given_back_too_often_is_buried_alone(ordered: bool):
+    """As a dead letter, or of a shared group: later ones of its key go on."""
+    policy = FailurePolicy.PARK if not ordered else FailurePolicy.DEAD
+    client = StreamClient()
+    failing = Failing(policy=policy, tries_max=1)
+    stream = keyed(client, b"a", b"a", failing=failing, ordered=ordered)
+    first = await stream.next()
+    stream.nack(first, 0)
+    assert [each[:3] for each in client.set_aside] == [("buried", 0, [])]
+    assert (await stream.next()).offset == 1
+
+
+async def test_paused_messages_are_parked_behind_a_message_that_is_given_back_too_often():
+    client = StreamClient()
+    stream = keyed(
+        client, b"a", b"b", b"a", failing=Failing(policy=FailurePolicy.PARK, tries_max=1)
+    )
+    (first,) = await stream.take_many(1, 1_000)
+    stream.pause(1)
+    stream.nack(first, 0)
+    assert [each[:3] for each in client.set_aside] == [("parked", 0, [2])]
+    stream.resume(1)
+    assert [message.offset for message in await stream.take_many(10, 1_000)] == [1]

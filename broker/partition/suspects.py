@@ -1,0 +1,74 @@
+"""Messages that may have ended the process that handled them, as the broker of their partition knows them.  Pure.
+
+    pulls of an owner ─▶ pulled_to ─ the next owner acquires, and there was no release ─▶ upto: suspects are all below it
+    an owner begins a suspect, alone ─▶ begun, durable ─┬─ acked, or its try failed: no suspect any more
+                                                        ├─ released: the owner has ended well
+                                                        ╰─ the next owner acquires: it is accused
+
+`pulled_to` and `upto` are in memory only: behind a restart of the broker they are known again from the next pull, which
+says how far its owner has come.  What is begun is written with the group's progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...protocol.offsets import AckedOffsets
+
+BEGUN_MAX = 1_000
+"""Messages of a group on a partition that are remembered as begun; those of the lowest offsets."""
+
+Begun = tuple[int, int]
+"""Offset, and how often the process of an owner ended while the message was begun, the present time included."""
+
+
+class Suspects:
+    """The suspects of one group on one partition."""
+
+    __slots__ = ("_pulled_to", "begun", "upto")
+
+    def __init__(self, begun: Iterable[Begun] = ()) -> None:
+        self.begun: dict[int, int] = dict(begun)
+        """Offset → crashes, of messages that are begun and have not ended."""
+        self.upto = 0
+        """What is not acked below this may have been with handlers of an owner that ended without a release."""
+        self._pulled_to = 0
+        """One past the highest offset that was pulled under the present token."""
+
+    def pulled(self, upto: int) -> None:
+        """Note that the owner may have all messages below `upto`."""
+        self._pulled_to = max(self._pulled_to, upto)
+
+    def next_owner(self, *, released: bool) -> bool:
+        """
+        Note that a new token is acquired; True if that changes what is begun.
+
+        Args:
+            released: the owner before has given the partition back, or is the session that acquires it again.
+        """
+        if released:
+            return self.released()
+        self.upto = max(self.upto, self._pulled_to)
+        self._pulled_to = 0
+        return False
+
+    def begin(self, begun: Iterable[Begun], acked: AckedOffsets) -> None:
+        """Note messages that may be with a handler from when this is durable."""
+        self.begun.update(begun)
+        self.begun = dict(sorted(self.left(acked))[:BEGUN_MAX])
+
+    def failed(self, offsets: Iterable[int]) -> None:
+        """Note that tries of messages failed: the process did not end."""
+        for offset in offsets:
+            self.begun.pop(offset, None)
+
+    def released(self) -> bool:
+        """Note that the owner has given the partition back; True if that changes what is begun."""
+        self.upto = self._pulled_to = 0
+        changed = bool(self.begun)
+        self.begun = {}
+        return changed
+
+    def left(self, acked: AckedOffsets) -> list[Begun]:
+        """What is begun, and not acked."""
+        return [pair for pair in self.begun.items() if pair[0] not in acked] if self.begun else []

@@ -1,0 +1,317 @@
+"""Hands suspects out one at a time, each once its broker has it durably that it begins: a crash then accuses one message.
+
+    pulled ─▶ SuspectQueue ─▶ begun, durable ─▶ handed out ─▶ acked, failed, or set aside ─▶ the next one ─▶ … ─▶ the rest, at once
+
+While this goes on, no other message of the partition is handed out; other partitions are not concerned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ...protocol.clock import Clock
+from ...protocol.frames import Acquired
+from ...protocol.message import Message
+from ...protocol.parked import Failure, crash_of
+from ...protocol.text import counted, key_digest
+from ..delivery.pulled_batch import PulledBatch
+from ..delivery.user_acks import UserAcks
+from ..parking.key_parking import KeyParking
+from ..settings import ConsumerSettings, FailurePolicy
+from .ack_sender import AckSender
+from .pull_gate import PullGate
+from .pull_owner import PullOwner
+from .suspects import SuspectQueue, SuspectStep
+
+log = logging.getLogger("keylane.consumer")
+
+
+LONG_MS = 1_000
+"""A suspect is waited for until the careful part ends, and for this at least."""
+
+
+class CarefulClient(Protocol):
+    """What this needs of its pull client."""
+
+    deadline_ns: int
+    group: str
+    queue: int
+    logic_start: int
+    partition_id: int
+    exclusive: bool
+    codec: Any
+    gate: PullGate
+    owner: PullOwner
+    parking: KeyParking
+
+    @property
+    def cursor(self) -> int:
+        """The group's cursor."""
+        ...
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is not pulled."""
+        ...
+
+    @property
+    def note_failed(self) -> Callable[[Message, Failure], None]:
+        """Has the broker keep how often a message has failed, and why."""
+        ...
+
+    def done(self, offset: int) -> None:
+        """Note that the message at `offset` is handled."""
+        ...
+
+    def forget(self, count: int) -> None:
+        """Note that `count` of the messages will not be handled here."""
+        ...
+
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        """Set a message aside, with those of its key that wait behind it."""
+        ...
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        """Set a message aside alone."""
+        ...
+
+    def divert(self, messages: list[Message]) -> list[Message]:
+        """Park those whose keys are parked; returns the others."""
+        ...
+
+    def give(self, messages: list[Message]) -> None:
+        """Give messages to handlers that are counted as handed out already."""
+        ...
+
+
+class CarefulHandOut(UserAcks):
+    """
+    The messages of one partition until those that may have ended a process are handled.
+
+    Args:
+        acks: tell the broker which message begins.
+    """
+
+    __slots__ = (
+        "_acks",
+        "_arrived",
+        "_clock",
+        "_ended",
+        "_offset",
+        "_opens",
+        "_queue",
+        "_settings",
+        "_stored",
+        "client",
+        "is_over",
+    )
+
+    client: CarefulClient
+
+    def __init__(
+        self,
+        client: CarefulClient,
+        acks: AckSender,
+        answer: Acquired,
+        *,
+        settings: ConsumerSettings,
+        clock: Clock,
+    ) -> None:
+        super().__init__()
+        self.client = client
+        self._acks = acks
+        self._settings = settings
+        self._clock = clock
+        self._queue = SuspectQueue(
+            answer.suspects_upto,
+            answer.begun,
+            now_ms=clock.boot_ms(),
+            policy=settings.on_failure,
+            tries_max=settings.tries_max,
+        )
+        self._arrived = asyncio.Event()
+        self._ended = asyncio.Event()
+        """Set when the message that was begun last is handled, has failed, or is set aside."""
+        self._offset = -1
+        """Of that message."""
+        self._stored: list[PulledBatch] = []
+        self._opens = False
+        """It is known that the program takes messages; until then batches are kept as they were stored."""
+        self.is_over = False
+        """Messages may be handed out as they are pulled."""
+
+    @staticmethod
+    def has_suspects(answer: Acquired) -> bool:
+        """True if a partition that is acquired has to be handled carefully."""
+        return answer.suspects_upto > answer.cursor or bool(answer.begun)
+
+    def put(self, messages: list[Message]) -> None:
+        """Take messages that were just pulled."""
+        self._queue.put(messages)
+        self._arrived.set()
+
+    def put_batch(self, batch: PulledBatch) -> None:
+        """Take a batch that was just pulled, and is not opened."""
+        if self._opens:
+            self.put(batch.messages())
+        else:
+            self._stored.append(batch)
+
+    async def run(self) -> None:
+        """Hand everything out until no suspect is left."""
+        self._opens = await self.client.owner.takes_messages()
+        stored, self._stored = self._stored, []
+        if not self._opens:
+            self.is_over = True
+            for batch in stored:
+                self.client.owner.hand_out_batch(batch)
+            return
+        for batch in stored:
+            self.put(batch.messages())
+        self._acks.hurries = True
+        try:
+            while not self._queue.is_over(self.client.next_offset, self._clock.boot_ms()):
+                self._arrived.clear()
+                step = self._queue.next()
+                if step is None:
+                    await self._arrived.wait()
+                else:
+                    await self._take(*step)
+        finally:
+            self._acks.hurries = False
+        self.is_over = True
+        self._give(self._queue.rest())
+
+    def stop(self) -> None:
+        """Hand nothing more out; the task is cancelled."""
+        self.is_over = True
+        stored, self._stored = self._stored, []
+        waiting = sum(batch.count for batch in stored) + len(self._queue.rest())
+        self.client.forget(waiting)
+
+    async def _take(self, message: Message, step: SuspectStep) -> None:
+        crashes = self._queue.crashes.get(message.offset, 0)
+        if crashes:
+            log.warning(
+                "partition %d offset %d, %s: the process of its consumer ended while it was handled, %s%s",
+                self.client.partition_id, message.offset, key_digest(message.key), counted(crashes, "time"),
+                "; it is set aside" if step is SuspectStep.SET_ASIDE else "",
+            )  # fmt: skip
+        if step is SuspectStep.SET_ASIDE:
+            self._set_aside(message, crashes)
+        elif step is SuspectStep.PLAIN or message.key in self.client.parking.keys:
+            message.delivery = self  # its end lets a later one of its key begin carefully
+            self._give([message])
+        else:
+            await self._try_alone(message, crashes)
+
+    async def _try_alone(self, message: Message, crashes: int) -> None:
+        client = self.client
+        message.delivery = self
+        handed = False
+        try:
+            if client.gate.reasons:
+                await client.gate.passed()
+            await self._acks.begin(message.offset, crashes + 1)
+            self._ended.clear()
+            self._offset = message.offset
+            handed = True
+            client.give([message])
+        finally:
+            if not handed:
+                client.forget(1)
+        left_ms = self._queue.until_ms - self._clock.boot_ms()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(left_ms, LONG_MS) / 1000):
+                await self._ended.wait()
+
+    def _set_aside(self, message: Message, crashes: int) -> None:
+        times, now_ms = counted(crashes, "time"), self._clock.wall_ms()
+        failure = crash_of(times, at_ms=now_ms, attempts=message.attempt - 1)
+        if message.key and self._settings.on_failure is FailurePolicy.PARK:
+            self.client.park(message, failure, [])
+        else:
+            self.client.bury(message, failure)
+
+    def _give(self, messages: list[Message]) -> None:
+        """Hand messages out as any others; those of parked keys are parked."""
+        left = self.client.divert(messages)
+        if left:
+            self.client.give(left)
+
+    # ── as a delivery of messages ────────────────────────────────────────────────────────────────────
+    @property
+    def deadline_ns(self) -> int:
+        """No handler starts after it."""
+        return self.client.deadline_ns
+
+    @property
+    def queue(self) -> int:
+        """The number of the logic queue."""
+        return self.client.queue
+
+    @property
+    def logic_start(self) -> int:
+        """The logic offset of offset 0."""
+        return self.client.logic_start
+
+    @property
+    def codec(self) -> Any:
+        """Decodes values."""
+        return self.client.codec
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self.client.group
+
+    @property
+    def cursor(self) -> int:
+        """The offset below which the broker has an ack of every message."""
+        return self.client.cursor
+
+    @property
+    def leased_id(self) -> int:
+        """The partition whose lease the messages are handled under."""
+        return self.client.partition_id
+
+    @property
+    def exclusive(self) -> bool:
+        """True: no other session has a message under the same token."""
+        return self.client.exclusive
+
+    def done(self, offset: int) -> None:
+        """Note that the message at `offset` is handled."""
+        self.client.done(offset)
+        self._end(offset)
+
+    def forget(self, count: int) -> None:
+        """Note that `count` of the messages will not be handled here: the lease ends."""
+        self.client.forget(count)
+        self._ended.set()
+
+    def note_failed(self, message: Message, failure: Failure) -> None:
+        """Have the broker keep how often a message has failed: it did not end its process."""
+        self.client.note_failed(message, failure)
+        self._queue.failed(message)
+        if message.offset == self._offset:
+            self._ended.set()
+
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        """Set a message aside that failed too often, with those of its key that wait behind it."""
+        self.client.park(message, failure, waiting)
+        self._end(message.offset)
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        """Set a message aside alone: later ones of its key go on."""
+        self.client.bury(message, failure)
+        self._end(message.offset)
+
+    def _end(self, offset: int) -> None:
+        self._queue.ended(offset)
+        if offset == self._offset:
+            self._ended.set()

@@ -1,0 +1,117 @@
+"""Messages that may have ended the process of an earlier owner: which of them is handled next, and how.  Pure.
+
+    put ─▶ waiting, by offset ─▶ next ─┬─ CAREFUL     begun durably, alone, and waited for
+                                       ├─ PLAIN       it waits behind a failed message of its key anyway
+                                       ╰─ SET_ASIDE   its process ended too often while it was begun
+    is_over ─▶ rest: handed out as any other
+
+Invariants
+    Messages leave in the order of their offsets, and nothing overtakes a suspect.
+    Only a message that was begun durably, with no other suspect beside it, is accused when a process ends.
+    The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused message.  What was not
+    reached is a suspect again after a further crash, nearer to the front.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable
+
+from ...protocol.message import Message
+from ..settings import FailurePolicy
+
+CRASHES_MAX = 2
+"""A message is set aside when this number of processes ended while it was begun alone."""
+CAREFUL_MAX = 1_000
+CAREFUL_MS = 30_000
+
+
+class SuspectStep(enum.Enum):
+    """How a message is handled."""
+
+    CAREFUL = enum.auto()
+    PLAIN = enum.auto()
+    SET_ASIDE = enum.auto()
+
+
+class SuspectQueue:
+    """
+    The messages of one partition while some of them may be suspects; every time is milliseconds of the boot clock.
+
+    Args:
+        upto: suspects are all messages below it.
+        begun: (offset, crashes) of the accused.
+        policy: what becomes of a message that failed, or ended its process, too often.
+        tries_max: the number of failed tries and crashes, together, after which a crash is the last one.
+    """
+
+    def __init__(
+        self,
+        upto: int,
+        begun: Iterable[tuple[int, int]],
+        *,
+        now_ms: int,
+        policy: FailurePolicy,
+        tries_max: int,
+    ) -> None:
+        self._upto = upto
+        self.crashes = dict(begun)
+        """By offset of an accused message."""
+        self._last_accused = max(self.crashes, default=-1)
+        self.until_ms = now_ms + CAREFUL_MS
+        """Then the careful part ends, but for accused messages."""
+        self._sets_aside = policy is not FailurePolicy.BLOCK
+        self._tries_max = tries_max
+        self._waiting: deque[Message] = deque()
+        self._count = 0
+        self._failed: dict[bytes, int] = {}
+        """By key of a message that failed, and waits for its next try: the offset of the last one of the key that left."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, messages: Iterable[Message]) -> None:
+        """Add messages, by offset."""
+        for message in messages:
+            crashes = self.crashes.get(message.offset, 0)
+            if crashes:
+                message.attempt += crashes
+            self._waiting.append(message)
+
+    def is_over(self, next_offset: int, now_ms: int) -> bool:
+        """True if no careful step is left; `next_offset` is the first one that is not pulled."""
+        first = self._waiting[0].offset if self._waiting else next_offset
+        enough = first >= self._upto or self._count >= CAREFUL_MAX or now_ms >= self.until_ms
+        return enough and first > self._last_accused
+
+    def next(self) -> tuple[Message, SuspectStep] | None:
+        """Take the next message; None: it is not pulled yet."""
+        if not self._waiting:
+            return None
+        message = self._waiting.popleft()
+        crashes = self.crashes.get(message.offset, 0)
+        too_often = crashes >= CRASHES_MAX or message.attempt > self._tries_max
+        if self._sets_aside and crashes and too_often:
+            return message, SuspectStep.SET_ASIDE
+        if message.key and message.key in self._failed:
+            self._failed[message.key] = message.offset
+            return message, SuspectStep.PLAIN
+        self._count += 1
+        return message, SuspectStep.CAREFUL
+
+    def failed(self, message: Message) -> None:
+        """Note that a message waits for its next try: later ones of its key wait for it."""
+        if message.key:
+            self._failed.setdefault(message.key, message.offset)
+
+    def ended(self, offset: int) -> None:
+        """Note that a message is handled, or set aside."""
+        if self._failed:
+            self._failed = {key: last for key, last in self._failed.items() if last != offset}
+
+    def rest(self) -> list[Message]:
+        """Take all messages that are left."""
+        messages = list(self._waiting)
+        self._waiting.clear()
+        return messages

@@ -1,0 +1,46 @@
+"""A consumer process for tests that ends when a handler gets a message of the key `bad`.
+
+Run as `python crasher.py META SUBJECT FILE MANNER`.  MANNER: "one", "batch" or "iterated".  One line of the file per message
+that a handler gets: KEY VALUE ATTEMPT.
+"""
+
+import asyncio
+import os
+import sys
+
+from keylane import Consumer, Message
+
+
+async def main() -> None:
+    meta, subject, path, manner = sys.argv[1:]
+    with open(path, "a", buffering=1) as out:
+
+        async def handle(message: Message) -> None:
+            out.write(f"{message.key.decode()} {message.value.decode()} {message.attempt}\n")
+            await asyncio.sleep(0.01)
+            if message.key == b"bad":
+                os._exit(9)  # as the kernel does when there is no memory left
+
+        async def handle_all(messages: list[Message]) -> None:
+            for message in messages:
+                await handle(message)
+
+        handlers = {"one": {"handler": handle}, "batch": {"batch_handler": handle_all}}
+        consumer = Consumer(
+            meta,
+            subject=subject,
+            group="g",
+            ttl_ms=1_000,
+            on_failure="park",
+            **handlers.get(manner, {}),
+        )
+        if manner != "iterated":
+            await consumer.run()
+            return
+        async with consumer:
+            async for message in consumer:
+                await handle(message)
+                await message.ack()
+
+
+asyncio.run(main())

@@ -1,0 +1,116 @@
+"""A message that ends the process of its consumer is found, and set aside; everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from integration.parking.test_parked_keys import Handler, brokers_of, consumer_of, send
+from keylane import Producer
+from support.cluster import Cluster, eventually
+from support.server_process import run_keylane
+from support.written_lines import written_lines
+
+CRASHER = Path(__file__).with_name("crasher.py")
+
+
+@contextmanager
+def crasher(cluster: Cluster, subject: str, path: Path, *how: str) -> Iterator[subprocess.Popen]:
+    arguments = [cluster.meta, subject, str(path), *how]
+    process = subprocess.Popen(
+        [sys.executable, str(CRASHER), *arguments], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def handed(path: Path, key: str) -> list[tuple[int, int]]:
+    """The values and attempts of a key's messages, as handlers got them."""
+    lines = [line.split() for line in written_lines(path)] if path.exists() else []
+    return [(int(value), int(attempt)) for name, value, attempt in lines if name == key]
+
+
+@pytest.mark.parametrize("manner", ["one", "batch", "iterated"])
+async def test_message_that_ends_its_process_is_parked(
+    shared_cluster: Cluster, tmp_path: Path, manner: str
+):
+    """Three processes end: one unawares, two with the message alone; the fourth handles everything else."""
+    subject, path = f"crash-{manner}", tmp_path / "handed"
+    await shared_cluster.create(subject, partitions=1)
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        for number in range(4):
+            await send(producer, subject, b"a", number)
+            await send(producer, subject, b"b", number)
+        await send(producer, subject, b"bad", 0, 1)
+        await send(producer, subject, b"a", 4)
+        for _ in range(3):
+            with crasher(shared_cluster, subject, path, manner) as process:
+                await eventually(lambda process=process: process.poll() is not None)
+                assert process.returncode == 9, process.stderr.read()
+        with crasher(shared_cluster, subject, path, manner):
+            while await brokers.count() < 2:
+                await asyncio.sleep(0.02)
+            await eventually(lambda: (4, 1) in handed(path, "a"))
+            await send(producer, subject, b"a", 5)
+            await eventually(lambda: (5, 1) in handed(path, "a"))
+            ((_, page),) = (await brokers.parked()).items()
+        (view,) = page.keys
+        assert view.key_hex == b"bad".hex()
+        assert view.failure is not None
+        assert (view.failure.kind, view.failure.attempts) == ("crashed", 2)
+        assert "2 times" in view.failure.text
+        listed = await asyncio.to_thread(
+            run_keylane, "parked", "list", subject, "g", "--meta", shared_cluster.meta
+        )
+        assert "crashed: the process of its consumer ended" in " ".join(listed.stdout.split())
+    assert handed(path, "bad") == [(0, 1), (0, 1), (0, 2)]
+    assert [value for value, _ in handed(path, "b")][-1] == 3
+
+
+async def test_redriven_message_that_ends_its_process_is_parked_again(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """By the second process: it parks the key before it begins; the third one handles everything else."""
+    subject, path, handler = "crash-redriven", tmp_path / "handed", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad", b"worse"}
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        await send(producer, subject, b"worse", 0)
+        async with consumer_of(shared_cluster, subject, handler):
+            while await brokers.count() < 3:
+                await asyncio.sleep(0.02)
+        await brokers.redrive(b"bad")
+        for _ in range(2):
+            with crasher(shared_cluster, subject, path, "one") as process:
+                await eventually(lambda process=process: process.poll() is not None)
+        await brokers.redrive(b"worse")
+        with crasher(shared_cluster, subject, path, "one"):
+            await eventually(lambda: handed(path, "worse"))
+            await send(producer, subject, b"a", 0)
+            await eventually(lambda: handed(path, "a"))
+            while await brokers.count() > 2:
+                await asyncio.sleep(0.02)
+            ((_, page),) = (await brokers.parked()).items()
+        assert [(view.key_hex, view.failure.kind) for view in page.keys] == [
+            (b"bad".hex(), "crashed")
+        ]
+    assert handed(path, "bad") == [(0, 1), (0, 1)]

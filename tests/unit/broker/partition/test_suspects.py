@@ -1,0 +1,51 @@
+"""What a broker suspects of having ended the process of an owner."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.broker.partition.suspects import BEGUN_MAX, Suspects
+from keylane.protocol.offsets import AckedOffsets
+
+
+def test_pulled_messages_are_suspects_when_their_owner_ends_without_a_release():
+    suspects = Suspects()
+    suspects.pulled(20)
+    suspects.pulled(10)
+    assert suspects.upto == 0, "while it lives"
+    assert not suspects.next_owner(released=False)
+    assert suspects.upto == 20
+
+
+def test_suspects_stay_when_the_next_owner_ends_before_it_has_pulled_them_all():
+    suspects = Suspects()
+    suspects.pulled(20)
+    suspects.next_owner(released=False)
+    suspects.pulled(5)
+    suspects.next_owner(released=False)
+    assert suspects.upto == 20
+
+
+@pytest.mark.parametrize("begun", [[], [(3, 1)]])
+def test_release_ends_every_suspicion(begun: list[tuple[int, int]]):
+    """Also that of the owner before."""
+    suspects = Suspects(begun)
+    suspects.pulled(20)
+    suspects.next_owner(released=False)
+    assert suspects.next_owner(released=True) is bool(begun)
+    assert (suspects.upto, suspects.left(AckedOffsets())) == (0, [])
+
+
+def test_begun_message_is_no_suspect_when_it_is_acked_or_has_failed():
+    suspects = Suspects()
+    acked = AckedOffsets(0, [(4, 5)])
+    suspects.begin([(3, 1), (4, 1), (7, 2)], acked)
+    assert suspects.left(acked) == [(3, 1), (7, 2)]
+    suspects.failed([3, 99])
+    assert suspects.left(acked) == [(7, 2)]
+
+
+def test_lowest_begun_messages_are_kept():
+    suspects = Suspects()
+    suspects.begin([(offset, 1) for offset in range(BEGUN_MAX + 5, 0, -1)], AckedOffsets())
+    assert sorted(suspects.begun) == list(range(1, BEGUN_MAX + 1))

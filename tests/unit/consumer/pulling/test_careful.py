@@ -1,0 +1,242 @@
+"""Suspects are handed out one at a time, each once its broker knows of it; a pull client does the rest as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from keylane.consumer import ConsumerSettings
+from keylane.consumer.delivery.pulled_batch import PulledBatch
+from keylane.consumer.pulling import careful, suspects
+from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.settings import FailurePolicy
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.control import Grant
+from keylane.protocol.errors import OverloadedError
+from keylane.protocol.frames import Ack, Acquire, Acquired, ChangeParked, ParkedChanged, Request
+from keylane.protocol.message import Message
+from keylane.protocol.parked import Failure, Park, decode_changes, failure_of
+from sim.machines.clock import ManualClock
+from sim.machines.store import SESSION, facts
+from support.cluster import eventually
+from unit.consumer.pulling.test_pull_client import NotingOwner, ScriptedBroker, ToBroker
+
+
+class SuspectingBroker(ScriptedBroker):
+    """An earlier owner ended without a release."""
+
+    def __init__(self, upto: int, *begun: tuple[int, int], batches: int = 3) -> None:
+        super().__init__(batches=batches)
+        self._told = upto, begun
+        self.begun: list[tuple[int, int]] = []
+        self.parks: list[Park] = []
+
+    async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+        match request:
+            case Acquire():
+                upto, begun = self._told
+                plain = Acquired(self.cursor, (), self.end, self.sealed)
+                return Acquired(*_fields(plain)[:7], upto, begun), b""
+            case ChangeParked():
+                self.parks += decode_changes(payload)
+                return ParkedChanged(1), b""
+            case Ack(begun=begun) if not self.acks:
+                self.begun += begun
+        return await super().call(request, wait_ms=wait_ms)
+
+
+def _fields(answer: Acquired) -> tuple[Any, ...]:
+    return tuple(getattr(answer, name) for name in answer.__struct_fields__)
+
+
+class HandlingOwner(NotingOwner):
+    redrives = True
+
+    async def takes_messages(self) -> bool:
+        return True
+
+    def offsets(self) -> list[int]:
+        return [message.offset for message in self.messages]
+
+    def done(self, index: int) -> None:
+        """Handle a message that was handed out."""
+        message = self.messages[index]
+        message.delivery.done(message.offset)
+
+
+@asynccontextmanager
+async def pulling(
+    broker: ScriptedBroker, owner: NotingOwner, policy: FailurePolicy = FailurePolicy.PARK
+) -> AsyncIterator[PullClient]:
+    clock = ManualClock()
+    fast = Backoff(first_ms=1, max_ms=1)
+    client = PullClient(
+        subject="s",
+        group="g",
+        session=SESSION,
+        grant=Grant(partition=facts(address=broker.address).partition, token=5),
+        connections=ToBroker(broker),
+        deadline_ms=clock.now_ms + 60_000,
+        settings=ConsumerSettings(backoff=fast, on_failure=policy),
+        clock=clock,
+        rng=random.Random(1),
+        owner=owner,
+    )
+    try:
+        yield client
+    finally:
+        client.stop()
+        await client.hand_over(flush_ms=1_000)
+
+
+async def test_suspect_is_handed_out_once_its_broker_knows_and_the_next_one_when_it_is_done():
+    """The acks of those before are in the same request; when no suspect is left, the rest comes at once."""
+    broker, owner = SuspectingBroker(2), HandlingOwner()
+    broker.acks = [OverloadedError("no room")]
+    async with pulling(broker, owner):
+        await eventually(lambda: owner.offsets() == [0])
+        assert broker.begun == [(0, 1)]
+        await asyncio.sleep(0.02)
+        assert owner.offsets() == [0]
+        owner.done(0)
+        await eventually(lambda: owner.offsets() == [0, 1])
+        second = broker.asked(Ack)[-1]
+        assert (second.ranges, second.begun) == (((0, 1),), ((1, 1),))
+        owner.done(1)
+        await eventually(lambda: owner.offsets() == list(range(6)))
+        assert broker.begun == [(0, 1), (1, 1)]
+
+
+async def test_failed_suspect_lets_the_next_one_begin():
+    """A message that fails, or is tried again, does not end the wait for another one."""
+    broker, owner = SuspectingBroker(4), HandlingOwner()
+    async with pulling(broker, owner):
+        await eventually(lambda: owner.offsets() == [0])
+        first = owner.messages[0]
+        first.delivery.note_failed(first, Failure("ValueError", "", "host-1", 0, 1))
+        await eventually(lambda: len(owner.messages) == 2)
+        owner.done(0)
+        await asyncio.sleep(0.02)
+        assert len(owner.messages) == 2
+        assert any(ack.failed == ((0, 1),) for ack in broker.asked(Ack))
+
+
+async def test_message_that_ended_two_processes_is_parked_and_never_handed_out(
+    caplog: pytest.LogCaptureFixture,
+):
+    broker, owner = SuspectingBroker(1, (0, 2)), HandlingOwner()
+    async with pulling(broker, owner) as client:
+        await eventually(lambda: broker.parks)
+        (park,) = broker.parks
+        assert park.ranges == ((0, 1),)
+        assert isinstance(park.failure, Failure)
+        assert (park.failure.kind, park.failure.attempts) == ("crashed", 2)
+        await eventually(lambda: owner.offsets() == [1, 2, 3, 4, 5])
+        assert client.outstanding == 5
+    assert "offset 0" in caplog.text
+    assert "2 times; it is set aside" in caplog.text
+
+
+async def test_message_that_ends_processes_is_named_when_the_policy_is_block(
+    caplog: pytest.LogCaptureFixture,
+):
+    """And it is handed out: later messages of its key wait for it."""
+    broker, owner = SuspectingBroker(1, (0, 7)), HandlingOwner()
+    async with pulling(broker, owner, FailurePolicy.BLOCK):
+        await eventually(lambda: owner.offsets() == [0])
+        assert owner.messages[0].attempt == 8
+        assert broker.begun == [(0, 8)]
+    assert "the process of its consumer ended while it was handled, 7 times" in caplog.text
+
+
+async def test_suspects_that_wait_are_forgotten_at_a_hand_over():
+    """Only what is with a handler is outstanding."""
+    broker, owner = SuspectingBroker(6), HandlingOwner()
+    async with pulling(broker, owner) as client:
+        await eventually(lambda: owner.offsets() == [0] and client.outstanding == 6)
+        client.stop()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert client.outstanding == 1
+        owner.done(0)
+        await client.wait_handled()
+
+
+async def test_suspect_that_is_set_aside_lets_the_next_one_begin():
+    """Whether it is buried alone, or parked with its key."""
+    broker, owner = SuspectingBroker(3), HandlingOwner()
+    failure = failure_of(ValueError("x"), client="c", at_ms=1, attempts=3)
+    async with pulling(broker, owner):
+        await eventually(lambda: owner.messages)
+        message: Message = owner.messages[0]
+        message.delivery.bury(message, failure)
+        await eventually(lambda: [park.key for park in broker.parks] == [None])
+        await eventually(lambda: len(owner.messages) == 2)
+        second = owner.messages[1]
+        second.delivery.park(second, failure, [])
+        await eventually(lambda: len(broker.parks) > 1)
+        assert broker.parks[1].key == second.key
+        await eventually(lambda: owner.offsets() == [0, 1, 2])
+
+
+class KeepingOwner(HandlingOwner):
+    """As an iteration: batches are not opened before it is known how they are taken."""
+
+    keeps_batches = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.batches: list[PulledBatch] = []
+
+    async def takes_messages(self) -> bool:
+        return await asyncio.shield(self.known)
+
+    def hand_out_batch(self, batch: PulledBatch) -> None:
+        self.batches.append(batch)
+
+
+async def test_iteration_gets_suspects_one_at_a_time_once_it_begins():
+    broker, owner = SuspectingBroker(3), KeepingOwner()
+    async with pulling(broker, owner) as client:
+        await eventually(lambda: client.outstanding == 6)
+        assert not owner.messages
+        owner.known.set_result(True)
+        for count in (1, 2, 3):
+            await eventually(lambda count=count: len(owner.messages) == count)
+            owner.done(count - 1)
+        await eventually(lambda: owner.offsets() == list(range(6)))
+        assert [offset for offset, _ in broker.begun] == [0, 1, 2]
+        assert not owner.batches
+
+
+async def test_arrow_data_has_no_suspects():
+    broker, owner = SuspectingBroker(6), KeepingOwner()
+    async with pulling(broker, owner) as client:
+        await eventually(lambda: client.outstanding == 6)
+        owner.known.set_result(False)
+        await eventually(lambda: [batch.count for batch in owner.batches] == [2, 2, 2])
+        assert not broker.begun
+
+
+async def test_batches_that_wait_are_forgotten_at_a_hand_over():
+    broker, owner = SuspectingBroker(6), KeepingOwner()
+    async with pulling(broker, owner) as client:
+        await eventually(lambda: client.outstanding == 6)
+        client.stop()
+        await client.wait_handled()
+
+
+async def test_suspect_that_runs_for_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    """When the careful part has ended, the rest is handed out beside it."""
+    monkeypatch.setattr(suspects, "CAREFUL_MS", 0)
+    monkeypatch.setattr(careful, "LONG_MS", 20)
+    broker, owner = SuspectingBroker(6, (1, 1)), HandlingOwner()
+    async with pulling(broker, owner):
+        await eventually(lambda: owner.offsets() == list(range(6)))
+        assert broker.begun == [(0, 1), (1, 2)]
