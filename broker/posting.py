@@ -62,6 +62,8 @@ class _Post:
     subject_id: int | None = None
     """The only subject of the name that gets them, 0 if it is not known; None: the one that has the name, which is
     created where the metaserver allows it."""
+    static: bool = False
+    """Whether the subject is static, by the route that was followed last."""
     receipts: list[PostReceipt | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -216,6 +218,7 @@ class MessagePosting:
 
     async def _try(self, post: _Post, route: Route) -> list[KeylaneError]:
         """Store what is pending by this route; the errors of the partitions that did not."""
+        post.static = route.static
         if post.keyed:
             earlier = [
                 (partition, indices)
@@ -298,9 +301,9 @@ class MessagePosting:
         for offset, index in enumerate(indices, answer.base_offset):
             post.receipts[index] = PostReceipt(
                 partition_id=partition.partition_id,
-                queue=partition.queue,
+                queue=partition.queue if post.static else None,
                 offset=offset,
-                logic_offset=partition.logic_start + offset,
+                logic_offset=partition.logic_start + offset if post.static else None,
                 durable=answer.durable,
                 duplicate=answer.duplicate,
             )

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Transaction
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 POLL_S = 0.001
 """SQLAlchemy has an event before the commit of a connection and none after it."""
@@ -35,7 +35,7 @@ class CommitWatch:
             return
         if isinstance(target, Session):
             event.listen(target, "after_commit", self._committed)
-            event.listen(target, "after_rollback", self._rolled_back)
+            event.listen(target, "after_soft_rollback", self._session_rolled_back)
         else:
             event.listen(target, "commit", self._committing)
             event.listen(target, "rollback", self._rolled_back)
@@ -45,8 +45,12 @@ class CommitWatch:
             self._noted[session] = False
             self._call(self._wake)
 
-    def _rolled_back(self, target: Session | Connection) -> None:
-        self._noted[target] = False
+    def _session_rolled_back(self, session: Session, ended: SessionTransaction) -> None:
+        if not ended.nested:  # rows that were added before a savepoint stay
+            self._noted[session] = False
+
+    def _rolled_back(self, connection: Connection) -> None:
+        self._noted[connection] = False
 
     def _committing(self, connection: Connection) -> None:
         transaction = connection.get_transaction()

@@ -303,7 +303,8 @@ class Producer(Sending[V], Generic[V]):
         """
         List the messages that are neither stored nor given up, by key: since when, why, and what helps.
 
-        It takes about a second for a million messages; nothing is sent meanwhile.
+        Messages for a later delivery that no broker keeps yet are listed too.  It takes about a second for a million
+        messages; nothing is sent meanwhile.
 
         Args:
             limit: list at most this many keys, those that wait longest.
@@ -315,7 +316,8 @@ class Producer(Sending[V], Generic[V]):
         self._home.check_not_elsewhere()
         if type(limit) is not int or limit < 1:
             raise InvalidRequestError(f"limit is 1 or more, not {limit!r:.40}")
-        return waiting_messages(self._senders.values(), limit)
+        later = () if self._scheduled is None else self._scheduled.waiting()
+        return waiting_messages(self._senders.values(), limit, later=later)
 
     async def close(self, *, flush: bool = True) -> None:
         """

@@ -1,7 +1,7 @@
 """Lists the keys whose messages wait at a producer: how many, since when, why, and what helps; and its counts.
 
 A key has one entry, at the partition for which its oldest message waits.  Messages without a key have no order, and
-have one entry for each partition.
+have one entry for each partition; those for a later delivery have entries of their own.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class WaitingKey:
     sent_at_ns: int
     """The time of the oldest message's `send`, in nanoseconds since 1970 by this machine's calendar."""
     partition: str | None
-    """Name of the partition for which the oldest message waits; None while the route has none for it."""
+    """Name of the partition for which the oldest message waits; None while the route has none for it, and for messages
+    for a later delivery."""
     broker_group: str | None
-    """Of that partition."""
+    """Of that partition; of messages for a later delivery the one that may keep them already."""
     reason: str
     """Why the oldest message waits, for people."""
     advice: str
@@ -106,9 +107,16 @@ def _blocking(executors: Iterable[Executor], key: bytes) -> Executor | None:
     return None
 
 
-def waiting_messages(senders: Iterable[SubjectSender], limit: int) -> WaitingMessages:
-    """Count the messages of all `senders` by key, and list the `limit` keys that wait longest."""
-    entries: list[_Entry] = []
+def waiting_messages(
+    senders: Iterable[SubjectSender], limit: int, *, later: Iterable[WaitingKey] = ()
+) -> WaitingMessages:
+    """
+    Count the messages of all `senders` by key, and list the `limit` keys that wait longest.
+
+    Args:
+        later: entries of messages for a later delivery, which have no sender.
+    """
+    entries: list[_Entry | WaitingKey] = [*later]
     for sender in senders:
         keyed: dict[bytes, _Entry] = {}
         keyless: dict[Executor | None, _Entry] = {}
@@ -133,7 +141,7 @@ def waiting_messages(senders: Iterable[SubjectSender], limit: int) -> WaitingMes
     return WaitingMessages(
         messages=sum(entry.messages for entry in entries),
         size_bytes=sum(entry.size_bytes for entry in entries),
-        keys=tuple(entry.waiting_key() for entry in oldest),
+        keys=tuple(entry.waiting_key() if isinstance(entry, _Entry) else entry for entry in oldest),
         more_keys=len(entries) - len(oldest),
     )
 

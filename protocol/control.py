@@ -518,11 +518,11 @@ class PostReceipt(Struct, frozen=True, kw_only=True):
     """Where a posted message is stored, and how durably."""
 
     partition_id: int
-    queue: int
-    """Number of the logic queue."""
+    queue: int | None
+    """Number of the logic queue; None if the subject is not static."""
     offset: int
-    logic_offset: int
-    """Offset in the logic queue of a static subject."""
+    logic_offset: int | None
+    """Offset in the logic queue; None if the subject is not static."""
     durable: str
     """"fsync": on the broker's disk."""
     duplicate: bool = False

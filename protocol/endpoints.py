@@ -479,9 +479,10 @@ SCHEDULE_MESSAGES = Endpoint(
     ScheduledList,
     Rights.PRODUCE,
     "Keep messages without keys durably, and store them in the subject at the time deliver_at: milliseconds since 1970, "
-    "or ISO 8601 with a zone.  A repeat at the same broker with the same Idempotency-Key is kept once.",
-    query=("deliver_at",),
-    headers=(CONTENT_TYPE, IDEMPOTENCY_KEY),
+    "or ISO 8601 with a zone.  A message with a key is refused.  A repeat at the same broker with the same Idempotency-Key "
+    "is kept once.",
+    query=("deliver_at", "key", "key_base64"),
+    headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
     content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),
 )
 CANCEL_SCHEDULED = Endpoint(

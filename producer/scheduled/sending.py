@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping
 from datetime import datetime
 from typing import Any
@@ -40,6 +41,8 @@ from ...rpc.home import Home, Resident
 from ...rpc.identity import DrawBits
 from ..arguments import checked_timeout, refuse_text
 from ..settings import ProducerSettings
+from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
+from ..waiting_keys import WaitingKey
 
 ID_BYTES = 16
 
@@ -118,7 +121,7 @@ class LaterSending:
         """The last question for the route of each subject, while its brokers answer."""
         self._bytes = 0
         """Bytes of messages that no broker keeps yet."""
-        self._pending: set[ScheduledFuture] = set()
+        self._pending: dict[ScheduledFuture, _Attempt] = {}
         self._failed: list[ScheduledFuture] = []
         """Messages that were given up since the last `unreported`."""
 
@@ -162,16 +165,19 @@ class LaterSending:
         check_message_size(0, len(data), len(packed))
         if self._bytes >= self._settings.queue_bytes:
             raise QueueFullError(queued_bytes=self._bytes)
-        batch = _batch_of(data, packed, self._clock.wall_ns())
+        attempt = _Attempt(subject, len(data) + len(packed), self._clock.wall_ns())
+        batch = _batch_of(data, packed, attempt.sent_at_ns)
         request = Schedule(subject, at_ms, self._draw(8 * ID_BYTES).to_bytes(ID_BYTES))
-        task = asyncio.create_task(self._keep(request, batch, limit_ms), name="later delivery")
+        task = asyncio.create_task(
+            self._keep(request, batch, limit_ms, attempt), name="later delivery"
+        )
         future = ScheduledFuture(task)
         self._bytes += len(batch)
-        self._pending.add(future)
+        self._pending[future] = attempt
 
         def ended(task: asyncio.Task[ScheduledReceipt]) -> None:
             self._bytes -= len(batch)
-            self._pending.discard(future)
+            del self._pending[future]
             if not task.cancelled() and task.exception() is not None:
                 self._failed.append(future)
 
@@ -179,9 +185,8 @@ class LaterSending:
         return future
 
     async def _keep(
-        self, request: Schedule, batch: bytes, timeout_ms: int | None
+        self, request: Schedule, batch: bytes, timeout_ms: int | None, attempt: _Attempt
     ) -> ScheduledReceipt:
-        attempt = _Attempt()
         began_ms = self._clock.boot_ms()
         try:
             async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
@@ -189,18 +194,21 @@ class LaterSending:
         except TimeoutError:
             waited = seconds(self._clock.boot_ms() - began_ms)
             error: KeylaneError = DeliveryTimeoutError(
-                f"no broker keeps the message for {request.subject} after {waited}: {attempt.why}",
+                f"no broker keeps the message for {request.subject} after {waited}: {attempt.cause.reason}",
                 subject=request.subject,
             )
         except KeylaneError as refusal:
             error = refusal
         except asyncio.CancelledError:
-            error = ClosedError(f"the producer was closed before a broker kept it: {attempt.why}")
+            error = ClosedError(
+                f"the producer was closed before a broker kept it: {attempt.cause.reason}"
+            )
         raise error.copy(Fate.UNKNOWN) if attempt.doubtful else error
 
     async def _try(self, request: Schedule, batch: bytes, attempt: _Attempt) -> ScheduledReceipt:
         pauses = self._settings.backoff.pauses(self._rng)
         while True:
+            group = ""
             try:
                 group, address = await self._broker(request.subject, attempt.doubtful)
                 settled, attempt.doubtful = attempt.doubtful, group
@@ -223,7 +231,8 @@ class LaterSending:
                 again = isinstance(error, UnreachableError) or error.retry is not RetryRule.NEVER
                 if not again or isinstance(error, ScheduleFullError):
                     raise
-                attempt.why = error.message
+                group = group or error.details.get("broker_group", "")
+                attempt.cause = broker_cause(error, group) if group else route_cause(error)
             await asyncio.sleep(pauses.next_ms() / 1000)
 
     async def _broker(self, subject: str, doubtful: str) -> tuple[str, str]:
@@ -240,13 +249,17 @@ class LaterSending:
             call = self._meta.route_to_send(subject, order_strategy=self._order_strategy)
             asked = self._routes[subject] = asyncio.create_task(call)
         route = await asyncio.shield(asked)
+        still_open = route.open_partitions()
         available = [
             (partition.broker_group, partition.address)
-            for partition in route.open_partitions()
+            for partition in still_open
             if partition.address is not None
         ]
         if not available:
-            raise NotSentError(f"no broker of subject {subject!r} is available now")
+            group = still_open[0].broker_group if still_open else ""
+            raise NotSentError(
+                f"no broker of subject {subject!r} is available now", broker_group=group
+            )
         return self._rng.choice(available)
 
     async def _address(self, broker_group: str) -> str:
@@ -276,6 +289,13 @@ class LaterSending:
         answer, _ = await broker.call(CancelScheduled(scheduled_id))
         assert isinstance(answer, ScheduledCanceled)
         return CancelOutcome(answer.outcome)
+
+    def waiting(self) -> list[WaitingKey]:
+        """The messages that no broker keeps yet: an entry for each subject, and one for each broker that may keep some."""
+        entries: defaultdict[tuple[str, str], list[_Attempt]] = defaultdict(list)
+        for attempt in self._pending.values():
+            entries[attempt.subject, attempt.doubtful].append(attempt)
+        return [_waiting_key(attempts) for attempts in entries.values()]
 
     async def wait_for_room(self) -> None:
         """Wait until another message is taken: fewer bytes than `queue_bytes` wait for brokers."""
@@ -330,10 +350,29 @@ def _batch_of(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:
 class _Attempt:
     """What is known of a message that is being sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, subject: str, size_bytes: int, sent_at_ns: int) -> None:
+        self.subject = subject
+        self.size_bytes = size_bytes
+        self.sent_at_ns = sent_at_ns
         self.doubtful = ""
         """The broker group that may keep the message; "" if none may."""
-        self.why = "no answer"
+        self.cause = WaitCause(NO_ANSWER)
+
+
+def _waiting_key(attempts: list[_Attempt]) -> WaitingKey:
+    """The entry of messages of one subject; the first was sent first."""
+    oldest = attempts[0]
+    return WaitingKey(
+        oldest.subject,
+        b"",
+        len(attempts),
+        sum(attempt.size_bytes for attempt in attempts),
+        oldest.sent_at_ns,
+        None,
+        oldest.doubtful or None,
+        oldest.cause.reason,
+        oldest.cause.advice,
+    )
 
 
 class ScheduledCancels(Resident):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -121,9 +121,9 @@ class ArrowSource:
             yield self._blocks(batch)
 
     def _blocks(self, batch: Any) -> Iterator[Block]:
-        columns = [batch.column(self._value)]
+        columns = [_without_views(batch.column(self._value))]
         if self._key is not None:
-            columns.append(batch.column(self._key))
+            columns.append(_without_views(batch.column(self._key)))
         rows = len(batch)
         step = max(1, min(BLOCK_ROWS, rows * BLOCK_BYTES // max(1, batch.nbytes)))
         for start in range(0, rows, step):
@@ -201,27 +201,49 @@ def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> An
             f"(polars, pandas and DuckDB have), not {type(source).__name__}"
         )
     try:
+        _refuse_addresses(source, names)
         return pa.table(source)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError) as error:
         # A column of Python objects, as pandas has them, some of which Arrow does not take; maybe a column not asked for.
         try:
-            columns = {name: list(source[name]) for name in names}
+            columns = {name: source[name] for name in names}
+            if any(getattr(column, "ndim", 1) != 1 for column in columns.values()):
+                raise KeyError  # two columns of one name
+            objects = {name: list(column) for name, column in columns.items()}
         except (KeyError, TypeError, IndexError, AttributeError):
             raise InvalidRequestError(f"Arrow does not take this data: {error!s:.300}") from error
-    return pa.table({name: _of_objects(column, wrong) for name, column in columns.items()})
+    return pa.table({name: _of_objects(column, wrong) for name, column in objects.items()})
+
+
+def _refuse_addresses(source: Any, names: tuple[str, ...]) -> None:
+    """Raises TypeError if the source, a frame of polars, would give addresses in place of the Python objects of a column."""
+    schema = getattr(source, "schema", None)
+    if isinstance(schema, Mapping) and any(str(schema.get(name)) == "Object" for name in names):
+        raise TypeError("a column of Python objects")
 
 
 def _of_objects(column: list[Any], wrong: dict[int, str]) -> Any:
     taken: list[bytes | None] = []
     for row, value in enumerate(column):
+        data: object = value
         if isinstance(value, str):
-            taken.append(value.encode())
-            continue
-        missing = value is None or value != value  # noqa: PLR0124 - pandas' NaN
-        if not isinstance(value, bytes) and not missing:
+            try:
+                data = value.encode()
+            except UnicodeEncodeError as error:
+                data = None
+                wrong[row] = f"{value!r:.40} is no text in UTF-8: {error.reason}"
+        elif not isinstance(value, bytes) and not _is_missing(value):
             wrong[row] = f"{value!r:.40} is neither bytes nor text"
-        taken.append(value if isinstance(value, bytes) else None)
+        taken.append(data if isinstance(data, bytes) else None)
     return pa.array(taken, pa.large_binary())
+
+
+def _is_missing(value: object) -> bool:
+    """True of None and of what pandas has in its place: NaN, NaT, NA."""
+    try:
+        return value is None or bool(value != value)  # noqa: PLR0124 - NaN and NaT
+    except (TypeError, ValueError):  # NA compares to nothing; an array has no one answer
+        return type(value).__name__ == "NAType"
 
 
 def _checked(schema: Any, name: str) -> int:
@@ -249,12 +271,26 @@ _BYTES_OR_TEXT = (
 )
 
 
+def _without_views(array: Any) -> Any:
+    """The column; a dictionary of views, which Arrow does not decode, has bytes in their place.  Polars has categories so."""
+    kind = array.type
+    if pa.types.is_dictionary(kind) and (
+        pa.types.is_string_view(kind.value_type) or pa.types.is_binary_view(kind.value_type)
+    ):
+        return pa.DictionaryArray.from_arrays(array.indices, _binary(array.dictionary))
+    return array
+
+
 def _column(array: Any) -> Column:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    return Column(_binary(array))
+
+
+def _binary(array: Any) -> Any:
     if pa.types.is_string_view(array.type):
         array = array.cast(pa.large_string())
-    return Column(array.cast(pa.large_binary()))
+    return array.cast(pa.large_binary())
 
 
 class TableSending:

@@ -12,8 +12,8 @@ class SubjectDeletedError(RefusedError):
     code = 1114
     summary = "the subject was deleted"
     hint = (
-        "Nothing was done.  A subject that is created under this name (keylane subject create NAME) is another "
-        "one: start consumers of it anew, and send what is meant for it."
+        "A subject that is created under this name (keylane subject create NAME) is another one: start consumers "
+        "of it anew, and send what is meant for it."
     )
     subject = Detail(str)
     left = Detail(int)

@@ -1,4 +1,4 @@
-"""Commands in the documents exist, with the options they are given there."""
+"""Commands in the documents exist, with the options they are given there, and so do the pages that they link to."""
 
 import re
 import shlex
@@ -16,6 +16,8 @@ PAGES = (
     "docs/PARKING.md",
     "examples/README.md",
 )
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 COMMAND = re.compile(r"^ {4}(?:\.venv/bin/)?keylane (.+?)(?: +[#<].*)?$", re.MULTILINE)
 
 
@@ -42,3 +44,23 @@ def test_documented_command_is_accepted(page, line):
         command, words = subcommand, words[1:]
         context = command.make_context(command.name, [], parent=context, resilient_parsing=True)
     command.make_context(command.name, words, parent=context.parent)
+
+
+def anchors(text: str) -> set[str]:
+    """The names under which a page's headings are linked to."""
+    plain = (re.sub(r"[^\w\- ]", "", heading).lower() for heading in HEADING.findall(text))
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+def test_links_lead_to_pages_and_headings():
+    """A page or a heading that was renamed fails here."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
+    links = [(page, *link) for page in pages for link in LINK.findall(page.read_text())]
+    assert len(links) > 50
+    broken = [
+        f"{page.relative_to(ROOT)}: {path}#{anchor}"
+        for page, path, anchor in links
+        if not (target := page.parent / path if path else page).exists()
+        or (anchor and anchor not in anchors(target.read_text()))
+    ]
+    assert broken == []

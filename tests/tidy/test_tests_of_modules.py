@@ -156,7 +156,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/producer/test_hold.py": "held",
         "unit/producer/test_time_outs.py": "halts",
     },
-    "producer/tables": {"integration/clients/test_send_arrow.py": "arrow column_batch"},
+    "producer/tables": {"integration/clients/test_send_arrow.py": "column_batch"},
     "protocol": {
         "integration/brokers/test_copied_folder.py": "verification",
         "integration/operations/test_reshape.py": "operations",

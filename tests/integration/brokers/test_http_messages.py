@@ -127,6 +127,7 @@ async def test_posted_messages_are_stored_at_whichever_broker_has_their_partitio
         assert status == 200, answer
         (receipt,) = answer["receipts"]
         assert (receipt["durable"], receipt["duplicate"]) == ("fsync", False)
+        assert (receipt["queue"], receipt["logic_offset"]) == (None, None)
         where = f"?partition={receipt['partition_id']}&offset={receipt['offset']}"
         for broker in (0, 1):
             status, page = await http.get(where, broker=broker)

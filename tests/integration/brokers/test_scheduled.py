@@ -236,7 +236,7 @@ async def test_scheduled_message_for_an_unknown_subject_is_refused(cluster):
 
 
 async def test_messages_are_scheduled_and_canceled_by_http(cluster):
-    """One value, and several objects with one time; a repeat with an Idempotency-Key is kept once."""
+    """One value, and several objects with one time; a repeat is kept once; a key is refused wherever it is given."""
     route = await cluster.create("by-http")
     base = f"http://{cluster.brokers[0].address}/v1"
     due = datetime.now(UTC) + timedelta(seconds=1.5)
@@ -271,6 +271,10 @@ async def test_messages_are_scheduled_and_canceled_by_http(cluster):
         assert await post(delivered) == (200, {"outcome": "delivered"})
         status, error = await post(f"{there}?deliver_at=2000-01-01T00:00:00Z", b"v")
         assert (status, error["name"]) == (400, "DeliverAtError")
+        later = int((due + timedelta(days=1)).timestamp() * 1000)
+        for query, key in (("&key=k", {}), ("&key_base64=aw==", {}), ("", {"Message_Key": "k"})):
+            status, error = await post(f"{there}?deliver_at={later}{query}", b"v", **key)
+            assert (status, error["name"]) == (400, "DeliverAtKeyError")
         status, error = await post(f"scheduled/{'00' * 16}/cancel")
         assert (status, error["name"]) == (404, "ScheduledUnknownError")
         async with session.get(f"{base}/health") as response:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer, QueueReader
+import keylane.sync
+from keylane import Admin, Consumer, Message, Producer, QueueReader, Reader
 from keylane.protocol.errors import NotSentError
 from support.cluster import Cluster, eventually
 
@@ -44,10 +45,15 @@ async def test_clients_wait_when_the_metaserver_is_still_starting(tmp_path: Path
         meta = cluster.meta
         producer = Producer(meta, wait_s=60)
         admin = Admin(meta, wait_s=60)
-        reader = QueueReader(meta, subject="s", wait_s=60)
+        queue_reader = QueueReader(meta, subject="s", wait_s=60)
+        reader = Reader(meta, "s", wait_s=60)
+        script = keylane.sync.Producer(meta, wait_s=60)
         consumer = Consumer(meta, subject="s", group="g", handler=handled.append, wait_s=60)
         running = asyncio.create_task(consumer.run())
-        opening = asyncio.gather(*(client.__aenter__() for client in (producer, admin, reader)))
+        opening = asyncio.gather(
+            *(client.__aenter__() for client in (producer, admin, queue_reader, reader)),
+            asyncio.to_thread(script.open),
+        )
         await asyncio.sleep(0.5)
         assert not opening.done()
         assert not running.done()
@@ -56,8 +62,10 @@ async def test_clients_wait_when_the_metaserver_is_still_starting(tmp_path: Path
         await producer.send("s", b"v", key=b"k")
         await eventually(lambda: handled)
         assert [summary.subject for summary in await admin.list_subjects()] == ["s"]
-        assert [message.value for message in (await reader.read(0, 0)).messages] == [b"v"]
-        for client in (producer, admin, reader, consumer):
+        assert [message.value for message in (await queue_reader.read(0, 0)).messages] == [b"v"]
+        await asyncio.to_thread(script.send_all, "s", [(b"k", b"w")])
+        await asyncio.to_thread(script.close)
+        for client in (producer, admin, queue_reader, reader, consumer):
             await client.close()
         await asyncio.wait_for(running, 60)
     finally:

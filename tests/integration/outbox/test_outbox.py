@@ -93,7 +93,12 @@ async def test_rows_are_sent_at_once_when_a_connection_commits(shared_cluster, e
         async with AsyncSession(engine) as session, session.begin():
             await session.run_sync(lambda sync: outbox.add_sync(sync, subject, b"c", key=b"k"))
         await drained(engine)
-    await shared_cluster.check_history(subject, {b"k": [b"a", b"b", b"c"]})
+        async with AsyncSession(engine) as session, session.begin():
+            await outbox.add(session, subject, b"d", key=b"k")
+            async with session.begin_nested() as savepoint:
+                await savepoint.rollback()
+        await drained(engine)
+    await shared_cluster.check_history(subject, {b"k": [b"a", b"b", b"c", b"d"]})
 
 
 async def test_rows_of_threads_are_sent_from_a_plain_engine(shared_cluster, tmp_path, subject):

@@ -25,7 +25,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from keylane.protocol.http.idempotency import IDEMPOTENCY_KEY
-from keylane.protocol.http.posted import CONTENT_TYPE, JSON
+from keylane.protocol.http.posted import CONTENT_TYPE, JSON, KEY_HEADER
 from keylane.protocol.limits import MESSAGE_BYTES_MAX
 from keylane.protocol.message import pack_properties
 from keylane.protocol.routing import OrderStrategy, Route
@@ -280,7 +280,9 @@ async def test_repeated_post_with_an_idempotency_key_has_the_same_ids():
         ({"deliver_at": "soon"}, b"v", DeliverAtError),
         ({"deliver_at": f"{NOW_MS}"}, b"v", DeliverAtError),
         ({CONTENT_TYPE: JSON}, b'{"key": "k", "value": "v"}', DeliverAtKeyError),
-        ({"key": "k"}, b"v", InvalidRequestError),
+        ({"key": "k"}, b"v", DeliverAtKeyError),
+        ({KEY_HEADER: "k"}, b"v", DeliverAtKeyError),
+        ({"delay": "1"}, b"v", InvalidRequestError),
         ({CONTENT_TYPE: JSON}, b"[]", InvalidRequestError),
         ({"subject": "unknown"}, b"v", SubjectUnknownError),
         ({IDEMPOTENCY_KEY: ""}, b"v", InvalidRequestError),

@@ -60,6 +60,25 @@ async def test_keys_are_listed_with_counts_and_advice_when_a_broker_is_away():
         assert (producer.waiting().messages, producer.waiting().keys) == (0, ())
 
 
+async def test_messages_for_a_later_delivery_are_listed_until_a_broker_keeps_them():
+    network = ScriptedNetwork()
+    network.unreachable.add("broker-1")
+    async with producer_on(network) as producer:
+        at_ms = time.time_ns() // 1_000_000 + 60_000
+        later = [producer.send("s", b"later", deliver_at=at_ms) for _ in range(2)]
+        producer.send("s", b"now", key=b"k")
+        await eventually(lambda: all(each.advice for each in producer.waiting().keys))
+        waiting = producer.waiting()
+        assert (waiting.messages, waiting.more_keys) == (3, 0)
+        assert {(each.key, each.messages, each.partition) for each in waiting.keys} == {
+            (b"", 2, None),
+            (b"k", 1, "p1"),
+        }
+        assert producer.waiting(limit=1).more_keys == 1
+        await producer.close(flush=False)
+    assert all(future.done() for future in later)
+
+
 async def test_list_of_keys_is_bounded_when_many_wait():
     """The oldest keys are listed; the others are counted."""
     network = ScriptedNetwork()

@@ -11,6 +11,7 @@ from keylane.protocol import errors
 from keylane.protocol.control import ErrorBody, encode_json
 from keylane.protocol.errors import (
     TEXT_CHARS_MAX,
+    Fate,
     FencedError,
     FlushFailedError,
     InvalidRequestError,
@@ -19,6 +20,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     RetryRule,
     StaleRouteError,
+    SubjectDeletedError,
     error_from_wire,
 )
 from keylane.protocol.frames import (
@@ -126,6 +128,12 @@ def test_text_of_an_error_names_its_class_code_and_advice():
         "  Stop handling it; what was not acked is with the newer owner."
     )
     assert str(FencedError("an own text", token=5)).startswith("an own text [FencedError 1130]")
+
+
+def test_advice_about_a_deleted_subject_is_right_for_every_fate():
+    """Producers raise it with an unknown fate too: the message may have been stored before the deletion."""
+    error = SubjectDeletedError(subject="orders").copy(Fate.UNKNOWN)
+    assert "Nothing was done" not in str(error)
 
 
 def test_two_errors_cannot_share_a_code():

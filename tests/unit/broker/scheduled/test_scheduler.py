@@ -13,7 +13,7 @@ import pytest
 from keylane.broker.scheduled.journal import segment_path
 from keylane.broker.scheduled.records import Waits, waits_for
 from keylane.broker.scheduled.scheduler import Scheduler, open_agenda
-from keylane.protocol.clock import SystemClock
+from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     CorruptLogError,
@@ -30,6 +30,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.http.posted import PostedMessage
 from keylane.protocol.scheduled.receipt import CancelOutcome
 from sim.machines.disk import SimDisk
+from sim.machines.loop import SimLoop
 
 CLOCK = SystemClock()
 RNG = random.Random(7)
@@ -97,10 +98,10 @@ class ScriptedSubjects:
         assert self.batches.setdefault(key, values) == values, "a repeat has the same messages"
 
 
-def open_scheduler(disk: SimDisk, **limits: int) -> Scheduler:
+def open_scheduler(disk: SimDisk, *, clock: Clock = CLOCK, **limits: int) -> Scheduler:
     return Scheduler.open(
         disk,
-        clock=CLOCK,
+        clock=clock,
         rng=RNG,
         run_blocking=in_place,
         broker_group="g1",
@@ -141,6 +142,46 @@ async def test_messages_are_delivered_at_their_times_and_settled():
         await until(lambda: scheduler.view()["count"] == 0)
         assert subjects.values == [b"b", b"a"]
         assert await scheduler.cancel(b"a".rjust(16, b"-")) is CancelOutcome.DELIVERED
+
+
+def test_messages_are_stored_within_100_ms_of_their_times():
+    """In simulated time, where each store takes 30 ms: single ones far apart, and many that are due together."""
+    loop = SimLoop(random.Random(1))
+    rng = random.Random(2)
+
+    class SimulatedCalendar(SystemClock):
+        def wall_ms(self) -> int:
+            return int(loop.now * 1000)
+
+    class SlowSubjects(ScriptedSubjects):
+        async def store(
+            self, subject: str, messages: Sequence[PostedMessage], **named: Any
+        ) -> None:
+            await asyncio.sleep(0.03)
+            await super().store(subject, messages, **named)
+            late_ms.extend(loop.now * 1000 - int(message.value) for message in messages)
+
+    late_ms: list[float] = []
+    due_ms = sorted([*(rng.randrange(1_000, 600_000) for _ in range(200)), *[60_000] * 300])
+
+    async def main() -> None:
+        subjects, scheduler = SlowSubjects(), open_scheduler(SimDisk(), clock=SimulatedCalendar())
+        async with running(scheduler, subjects):
+            await scheduler.schedule(
+                [
+                    Waits(b"%016d" % number, at_ms, "s", 1, b"%d" % at_ms, b"")
+                    for number, at_ms in enumerate(due_ms)
+                ]
+            )
+            await asyncio.sleep(601)
+
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.dispose()
+    assert len(late_ms) == len(due_ms)
+    assert min(late_ms) >= 0
+    assert max(late_ms) <= 100
 
 
 async def test_repeated_message_is_kept_once():

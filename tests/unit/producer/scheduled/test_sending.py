@@ -10,6 +10,7 @@ import pytest
 
 from keylane.producer import ProducerSettings
 from keylane.producer.scheduled.sending import LaterSending
+from keylane.producer.waiting import META_DOWN, NO_ANSWER
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import Health
@@ -221,6 +222,52 @@ async def test_messages_that_no_broker_keeps_are_given_up_at_close():
         await future
     error = sending.unreported()
     assert error is None, "the future told it"
+
+
+async def test_waiting_messages_are_counted_with_what_helps():
+    """An entry for each subject, and one for those that a broker may keep already, whose answer was lost."""
+    brokers = ScriptedBrokers(OutcomeUnknownError("the answer was lost"))
+    sending = brokers.sending()
+    begun_ns = CLOCK.wall_ns()
+    first = send(sending, b"one", properties={"a": "b"})
+    assert [(each.messages, each.reason, each.advice) for each in sending.waiting()] == [
+        (1, NO_ANSWER, "")
+    ]
+    while not brokers.asked:
+        await asyncio.sleep(0)
+    brokers.available = False
+    others = [send(sending, value) for value in (b"two", b"three")]
+    while not all(each.advice for each in sending.waiting()):
+        await asyncio.sleep(0.001)
+    by_group = {each.broker_group: each for each in sending.waiting()}
+    doubtful, unsent = by_group.pop(brokers.asked[0][0].removesuffix(":1")), by_group.pop(None)
+    assert not by_group
+    assert {(each.subject, each.key) for each in (doubtful, unsent)} == {("s", b"")}
+    assert (doubtful.messages, unsent.messages, unsent.size_bytes) == (1, 2, len(b"twothree"))
+    assert doubtful.size_bytes > len(b"one")
+    assert begun_ns <= doubtful.sent_at_ns <= unsent.sent_at_ns
+    assert f"start broker group {doubtful.broker_group} again" in doubtful.advice
+    assert "no broker of subject 's' is available" in unsent.reason
+    assert "start broker group g1 again" in unsent.advice
+    brokers.available = True
+    await asyncio.gather(first, *others)
+    await sending.settled()
+    assert sending.waiting() == []
+
+
+async def test_waiting_messages_are_told_of_a_silent_metaserver(monkeypatch: pytest.MonkeyPatch):
+    async def silent(*_: object, **__: object) -> Route:
+        raise NotSentError("no metaserver answers")
+
+    brokers = ScriptedBrokers()
+    monkeypatch.setattr(brokers, "route_to_send", silent)
+    sending = brokers.sending()
+    send(sending)
+    while not sending.waiting()[0].advice:
+        await asyncio.sleep(0.001)
+    (entry,) = sending.waiting()
+    assert (entry.reason, entry.advice) == ("no metaserver answers", META_DOWN)
+    await sending.close()
 
 
 async def test_cancel_goes_to_the_broker_of_the_receipt():
