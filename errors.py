@@ -5,6 +5,7 @@ The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those tha
 """
 
 from .protocol.errors.base import Fate, KeylaneError, RetryRule
+from .protocol.errors.consuming import *
 from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
 from .protocol.errors.homes import *
@@ -43,6 +44,7 @@ __all__ = [
     "EffectFencedError",
     "Fate",
     "FencedError",
+    "FilterError",
     "FlushFailedError",
     "FolderBehindError",
     "FolderGivenUpError",
@@ -53,6 +55,7 @@ __all__ = [
     "GivenUpError",
     "GroupBusyError",
     "GroupDeletedError",
+    "GroupFilterError",
     "GroupStrategyError",
     "GroupUnknownError",
     "HandlerTypeError",

@@ -27,6 +27,7 @@ from ..protocol.message import Message
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
+from .delivery.filter import MessageFilter
 from .delivery.pulled_batch import PulledBatch
 from .handling.batch_workers import BatchWorkers
 from .handling.stream import Stream
@@ -54,6 +55,7 @@ class Assignments:
         dispatch: gets the messages, and ends their handlers.
         fail: called with an error that ends the consumer.
         rebalance: tells the user of partitions that come and go.
+        wanted: which messages the user wants; None: all.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Assignments:
         codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
         rebalance: Rebalance | None = None,
+        wanted: MessageFilter | None = None,
     ) -> None:
         self.codec = codec
+        self.wanted = wanted
         self.keeps_batches = isinstance(dispatch, Stream)
         """A consumer without a handler opens batches when it is known how it gives its messages."""
         self._rebalance = rebalance or Rebalance(limit_ms=settings.handover_ms)

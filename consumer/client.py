@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -29,6 +29,7 @@ from ..rpc.home import Resident
 from ..rpc.race import Race
 from ..rpc.stop_signals import StopSignals
 from .assignments import Assignments
+from .delivery.filter import Filter, filter_of
 from .dispatches import Calls, Dispatches
 from .handling.handlers import BatchHandler, Handler
 from .handling.stream import Stream
@@ -100,6 +101,10 @@ class Consumer(Resident, Owned, Taking[V]):
         on_failure: what becomes of a message whose handler has failed `tries_max` times: "block", the default: it is tried
             on; "park": its key is set aside at the broker with all that follows, in order; "dead": the message alone is.
         tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default.
+        tags: only messages with one of these tags; others count as handled, and brokers leave out batches without any.
+        filter: only messages with these properties, as {"country": "DE"}, or those for which a plain function of a message
+            returns True.  If it raises, that is a failed try of the message.  All members of a group need the same
+            tags and filter.
         on_assigned: called with ids of partitions that were granted, before anything of them is pulled.
         on_revoked: called with the id of a partition that goes to another consumer, before it does: without a
             handler, what is in hand may still be acked.
@@ -128,6 +133,8 @@ class Consumer(Resident, Owned, Taking[V]):
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
         tries_max: int | None = None,
+        tags: Collection[str] | None = None,
+        filter: Filter | None = None,  # noqa: A002 - the word that users look for
         on_assigned: PartitionsCallback | None = None,
         on_revoked: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
@@ -146,6 +153,7 @@ class Consumer(Resident, Owned, Taking[V]):
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         self._callbacks = (on_assigned, on_revoked, on_lost)
         self._several = _several_if(subject, group, name, self._calls)
+        self._filter = filter_of(tags, filter)
         if codec is not None:
             check_codec(codec)
         self._settings = _settings_with(
@@ -173,7 +181,11 @@ class Consumer(Resident, Owned, Taking[V]):
         self._home = self._connections.home
         self._clock = self._environment.clock
         self._dispatches = Dispatches(
-            self._calls, settings=self._settings, clock=self._clock, home=self._home
+            self._calls,
+            settings=self._settings,
+            clock=self._clock,
+            home=self._home,
+            wanted=self._filter,
         )
         self._ended: asyncio.Future[None] | None = None
 
@@ -206,6 +218,7 @@ class Consumer(Resident, Owned, Taking[V]):
             NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; open it again.
             SubjectUnknownError: it was never created.
             GroupStrategyError: the group has the other strategy.
+            GroupFilterError: another member of the group has other tags, or another filter.
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
             AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
         """
@@ -248,6 +261,7 @@ class Consumer(Resident, Owned, Taking[V]):
             clock=self._clock,
             rng=self._rng,
             identity=self._environment.draw_identity,
+            filter_text="" if self._filter is None else self._filter.text,
         )
 
     @property
@@ -274,6 +288,7 @@ class Consumer(Resident, Owned, Taking[V]):
             codec=self._codec,
             fail=self._fail,
             rebalance=rebalance,
+            wanted=self._filter,
         )
 
     async def close(self) -> None:

@@ -12,10 +12,12 @@ from ..protocol.clock import Clock
 from ..protocol.errors import ConfigError, HandlerTypeError
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.home import Home
+from .delivery.filter import MessageFilter
 from .handling.batch_workers import BatchWorkers
 from .handling.failing import Failing
+from .handling.filtered import filtered, filtered_batches
 from .handling.handlers import BatchHandler, Handler, check_handler, is_async
-from .handling.stream import Stream
+from .handling.stream import Filtering, Stream
 from .handling.threads import HandlerThreads
 from .handling.workers import Workers
 from .settings import AckMode, ConsumerSettings, FailurePolicy
@@ -84,8 +86,10 @@ class Dispatches:
         settings: ConsumerSettings,
         clock: Clock,
         home: Home,
+        wanted: MessageFilter | None = None,
     ) -> None:
         self._calls = calls
+        self._wanted = wanted
         self._settings = settings
         self._clock = clock
         self._home = home
@@ -103,8 +107,14 @@ class Dispatches:
                 handover_ms=settings.handover_ms,
                 check=self._home.check_not_elsewhere,
                 ordered=ordered,
+                filtering=None
+                if self._wanted is None
+                else Filtering(self._wanted, settings.handler_backoff, rng),
             )
         handler, threads = calls.one, None
+        if self._wanted is not None:
+            filters = filtered if calls.batch_handler is None else filtered_batches
+            handler = filters(handler, self._wanted)
         if calls.threads:
             threads = self._threads = HandlerThreads(
                 handler, calls.threads, forked=lambda: self._home.state == "forked"

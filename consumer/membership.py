@@ -72,6 +72,7 @@ class Membership:
     Args:
         client: name of the consumer, for people.
         identity: draws the bits of a session's id.
+        filter_text: what the consumer leaves out; it must be the same for all members of the group.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Membership:
         clock: Clock,
         rng: random.Random,
         identity: DrawBits,
+        filter_text: str = "",
     ) -> None:
         self.session = ""
         self._group_id = 0
@@ -98,6 +100,7 @@ class Membership:
         self._clock = clock
         self._rng = rng
         self._draw_identity = identity
+        self._filter_text = filter_text
         self._version = -1
         self._fall_pauses = settings.backoff.pauses(rng)
         """After each fall of the version in this session."""
@@ -138,6 +141,7 @@ class Membership:
                 ttl_ms=self._settings.ttl_ms,
                 suspended=self._suspended,
                 strategy=self._settings.consume_strategy,
+                filter=self._filter_text,
                 group_id=self._group_id,
             )
         )

@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
 from .ids import MAX_I64
 from .limits import (
+    FILTER_CHARS_MAX,
     MESSAGE_BYTES_MAX,
     MESSAGE_BYTES_MAX_MIN,
     PARTITIONS_MAX,
@@ -220,6 +221,8 @@ class Join(Struct, frozen=True, kw_only=True):
     """The session begins suspended: it is granted nothing; see Suspend."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The first session of a group sets the group's strategy."""
+    filter: Annotated[str, Meta(max_length=FILTER_CHARS_MAX)] = ""
+    """What the consumer leaves out, as `MessageFilter.text`; refused if another member's differs.  "": nothing."""
     group_id: Count = 0
     """The group that the client's earlier session was of; refused if that group was deleted since.  0: it had none."""
 

@@ -21,16 +21,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
-from ...protocol.errors import MixedUseError, OtherTaskError
+from ...protocol.errors import ConfigError, FilterError, MixedUseError, OtherTaskError
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ...rpc.race import Race
+from ..delivery.filter import MessageFilter
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
 from .arrow_batch import ArrowBatch
@@ -51,6 +55,15 @@ HANDOVER_WARN_MS = 5_000
 """Log a warning if the loop body delays a hand-over by more than this after `handover_ms`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Filtering:
+    """Which messages the user wants, and the pauses between tries of a filter that fails."""
+
+    wanted: MessageFilter
+    backoff: Backoff
+    rng: random.Random
+
+
 class Stream:
     """
     Hands messages out, in the order of their offsets within each partition, but for those that wait for their key.
@@ -59,6 +72,7 @@ class Stream:
         handover_ms: the time that acks of taken messages have in any case when their partition is handed over.
         check: raises if the caller runs in another event loop than the consumer.
         ordered: False: only a message that was given back makes later ones of its key wait.
+        filtering: messages that are not wanted are acked in place of the user; None: all are wanted.
     """
 
     def __init__(
@@ -68,8 +82,12 @@ class Stream:
         handover_ms: int,
         check: Callable[[], None],
         ordered: bool = True,
+        filtering: Filtering | None = None,
     ) -> None:
         self._check = check
+        self._filtering = filtering
+        self._held_back: set[int] = set()
+        """By `id`: messages collected together with an earlier one of their key whose filter failed: they wait behind it."""
         self._ordered = ordered
         self._manner = ""
         """How messages are taken: for people."""
@@ -185,6 +203,10 @@ class Stream:
 
     async def take_arrow(self) -> ArrowBatch:
         """The next batch as Arrow columns.  Raises as `next` does."""
+        if self._filtering is not None:
+            raise ConfigError(
+                "batches() have every row: filter their columns, or take messages in place of batches"
+            )
         self._begin_waiting("batches()")
         try:
             while True:
@@ -247,6 +269,9 @@ class Stream:
     def _give(self, message: Message, now_ns: int) -> bool:
         """True if the user gets the message: its lease has not ended, and its partition is not paused."""
         client: PullClient = message.delivery  # type: ignore[assignment]
+        if self._held_back and id(message) in self._held_back:
+            self._held_back.discard(id(message))
+            return False
         if now_ns >= client.deadline_ns:
             client.forget(1)
             self.acked_again(message)
@@ -255,10 +280,38 @@ class Stream:
             self._paused[message.partition_id].append(message)
             self.acked_again(message)  # what waits behind it is taken next, and paused too
             return False
+        if self._filtering is not None and not self._wants(message, client, self._filtering):
+            return False
         client.taken(message)
         if message.key or message.attempt != 1:
             client.in_lanes.add(message.offset)
         return True
+
+    def _wants(self, message: Message, client: PullClient, filtering: Filtering) -> bool:
+        """True if the user wants the message; if not, it is acked, or given back if its filter failed."""
+        try:
+            if filtering.wanted.matches(message):
+                return True
+        except FilterError as error:
+            self._filter_failed(message, client, error, filtering)
+            return False
+        client.done(message.offset)
+        self.acked_again(message)
+        return False
+
+    def _filter_failed(
+        self, message: Message, client: PullClient, error: FilterError, filtering: Filtering
+    ) -> None:
+        client.note_failed(message)
+        wait_ms = filtering.backoff.wait_ms(message.attempt, filtering.rng)
+        now_ns = self._boot_ns()
+        kind = type(error).__name__
+        line = self._log_throttle.failed(message, kind, now_ns // 1_000_000, wait_ms)
+        if line is not None:
+            log.warning("%s: %s", line.text, error.message)
+        _, *behind = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
+        self._held_back.update(map(id, behind))
+        message.attempt += 1
 
     async def _wait_for_work(self, due_ns: int | None) -> None:
         """Wait for a message to arrive, or to be due again, at `due_ns` of the boot clock."""

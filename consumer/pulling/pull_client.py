@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...protocol.batch import batch_starts, columns
@@ -430,20 +431,54 @@ class PullClient(UserAcks):
             return
         self.waiting_for = "messages"
         wait_ms = min(self._settings.pull_wait_ms, self._settings.ttl_ms // 3)
-        answer, payload = await self._broker.call(
-            Pull(*self._who, self._offsets.next_offset, self._settings.pull_bytes, wait_ms),
-            wait_ms=wait_ms,
-        )
+        answer, payload = await self._broker.call(self._pull_request(wait_ms), wait_ms=wait_ms)
         assert isinstance(answer, Batches)
         await self.parking.check(answer.parked_version)
         self._progress.end_offset = answer.next_offset
         await self._wait_while_held()
         if answer.sealed:
             self._sealed_at(answer.next_offset)
+        left_out = deque(answer.left_out)
         for start, header in batch_starts(payload):
+            while left_out and left_out[0][0] < header.base_offset:
+                self._pass_over(*left_out.popleft())
             self._open_batch(payload, start, header)
             if header.length < len(payload):
                 await asyncio.sleep(0)
+        for low, high in left_out:
+            self._pass_over(low, high)
+
+    def _pull_request(self, wait_ms: int) -> Pull:
+        wanted = self.owner.wanted
+        return Pull(
+            *self._who,
+            self._offsets.next_offset,
+            self._settings.pull_bytes,
+            wait_ms,
+            () if wanted is None else wanted.tags,
+        )
+
+    def _pass_over(self, start: int, end: int) -> None:
+        """Count the messages `[start, end)` as handled: the broker has left them out, and they are not wanted."""
+        for low, high in self._offsets.pass_over(start, end):
+            self._handled.done_range(low, high)
+            self._acks.send_soon()
+
+    def _divert(self, messages: list[Message]) -> list[Message]:
+        """Park the messages whose keys are parked, and pass over those of them that are not wanted; returns the others."""
+        wanted, keys = self.owner.wanted, self.parking.keys
+        if wanted is not None:
+            unwanted = {
+                message.offset
+                for message in messages
+                if message.key in keys and wanted.rejects(message)
+            }
+            for offset in sorted(unwanted):
+                self._handled.done(offset)
+            if unwanted:
+                self._acks.send_soon()
+            messages = [message for message in messages if message.offset not in unwanted]
+        return self.parking.divert(messages)
 
     def _open_batch(self, payload: memoryview, start: int, header: Header) -> None:
         """Decode a batch and hand out the messages that were neither pulled before nor acked."""
@@ -462,7 +497,7 @@ class PullClient(UserAcks):
         messages = self._offsets.unseen(self._decode(payload, start, header, self), header)
         self._tries.count_on(messages)
         if self.parking.keys:
-            messages = self.parking.divert(messages)
+            messages = self._divert(messages)
         self.hand_out(messages)
 
     def _without_parked(
@@ -472,7 +507,7 @@ class PullClient(UserAcks):
         messages = self._decode(payload, start, header, self)
         base = header.base_offset
         wanted = [message for low, high in ranges for message in messages[low - base : high - base]]
-        left = self.parking.divert(wanted)
+        left = self._divert(wanted)
         return list(IntervalSet((message.offset, message.offset + 1) for message in left))
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:

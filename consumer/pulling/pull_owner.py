@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from ...protocol.codecs.codec import Codec
 from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
+from ..delivery.filter import MessageFilter
 from ..delivery.pulled_batch import PulledBatch
 
 
@@ -16,6 +17,8 @@ class PullOwner(Protocol):
     codec: Codec[Any] | None
     keeps_batches: bool
     """It takes batches that are not opened."""
+    wanted: MessageFilter | None
+    """Which messages it wants; None: all."""
 
     @property
     def redrives(self) -> bool:

@@ -20,6 +20,7 @@ from ...protocol.control import Join, Suspend
 from ...protocol.errors import (
     GroupBusyError,
     GroupDeletedError,
+    GroupFilterError,
     GroupStrategyError,
     InvalidRequestError,
     OverloadedError,
@@ -81,6 +82,15 @@ _joined_before = _row.add_columns((sessions.c.expires_at > now_ms()).label("aliv
     sessions.c.session == sa.bindparam("of_session")
 )
 _members = sa.select(sa.func.count()).where(sessions.c.group_id == sa.bindparam("of_group"))
+_other_filter = (
+    sa.select(sessions.c.filter, sessions.c.client)
+    .where(
+        sessions.c.group_id == sa.bindparam("of_group"),
+        sessions.c.expires_at > now_ms(),
+        sessions.c.filter != sa.bindparam("of_filter"),
+    )
+    .limit(1)
+)
 _joined = sa.insert(sessions).values(expires_at=now_ms() + sa.bindparam("for_ms"))
 
 
@@ -92,6 +102,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         InvalidNameError, SubjectUnknownError
         InvalidRequestError: the session is one of another group.
         GroupStrategyError: the group has another strategy.
+        GroupFilterError: a live session of the group leaves other messages out.
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: the group's progress is being set.
         GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
@@ -112,6 +123,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
             "the progress of this consumer group is being set; join again in a moment",
             left_ms=left_ms,
         )
+    _check_filter(connection, group_id, ask)
     if known is not None:  # it has expired: its leases are freed before it begins again
         end_sessions(connection, [SessionId(ask.session)])
     if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
@@ -124,6 +136,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         "ttl_ms": ask.ttl_ms,
         "grants_version": version + 1,
         "suspended": ask.suspended,
+        "filter": ask.filter,
     }
     connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
     mark_unsettled(connection, group_id)
@@ -135,6 +148,24 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         suspended=ask.suspended,
         new_group=new_group,
     )
+
+
+def _check_filter(connection: Connection, group_id: int, ask: Join) -> None:
+    """Raises GroupFilterError."""
+    which = {"of_group": group_id, "of_filter": ask.filter}
+    other = connection.execute(_other_filter, which).first()
+    if other is not None:
+        raise GroupFilterError(
+            f"this consumer of group {ask.group!r} has {_shown(ask.filter)}; {other.client!r:.80}, another member, "
+            f"has {_shown(other.filter)}",
+            stored=other.filter,
+            asked=ask.filter,
+            client=other.client,
+        )
+
+
+def _shown(text: str) -> str:
+    return text or "no filter"
 
 
 def _lock_or_create_group(

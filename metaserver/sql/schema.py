@@ -308,6 +308,13 @@ sessions = Table(
         server_default=false(),
         comment="hands over what it holds and gets nothing new",
     ),
+    Column(
+        "filter",
+        String(512),
+        nullable=False,
+        server_default="",
+        comment="what the consumer leaves out; the same for all sessions of a group",
+    ),
     Index(None, "expires_at"),
 )
 

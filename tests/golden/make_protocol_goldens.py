@@ -38,7 +38,7 @@ KEYS = {
 FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (1, frames.Append(7)),
     (2, frames.Acquire(7, "audit", "0123456789abcdef", 5, 30_000)),
-    (3, frames.Pull(7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000)),
+    (3, frames.Pull(7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000, ("paid",))),
     (4, frames.Ack(7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40)), ((4, 7),))),
     (5, frames.Release(7, "audit", "0123456789abcdef", 5)),
     (6, frames.Read(7, 2**40, 1 << 20)),
@@ -53,7 +53,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (15, frames.LeaveParked(7, "audit", 0, 512)),
     (1, frames.Appended(-1, "fsync", True)),
     (2, frames.Acquired(3, ((5, 9),), 12, False, ((4, 7),), 2, (3, 4))),
-    (3, frames.Batches(0, 12, 9, True, 2)),
+    (3, frames.Batches(0, 12, 9, True, 2, ((5, 7),))),
     (4, frames.Acked(2**40, 2)),
     (5, frames.Released()),
     (8, frames.Handed(((3, 5), (9, 2**40)), 3, 2**40, True)),

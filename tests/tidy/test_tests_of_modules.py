@@ -159,7 +159,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "deletions failures homes outbox parked reading refusals scheduled sink",
+        "unit/protocol/test_errors.py": "consuming deletions failures homes outbox parked reading refusals scheduled sink",
     },
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
