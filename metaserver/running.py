@@ -27,6 +27,7 @@ from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .operations.driver import OperationDriver
 from .removals.service import RemovalService
+from .resets.live import LiveResets
 from .resets.service import ResetService
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
@@ -148,7 +149,11 @@ def _services(
     removals = RemovalService(
         database, network, catalogue=catalogue, groups=groups, after_step=after_step
     )
-    resets = ResetService(database, network, settings, holder=driver, after_step=after_step)
+    resets = LiveResets(
+        database,
+        ResetService(database, network, settings, holder=driver, after_step=after_step),
+        groups.settle,
+    )
     attendant = Attendant(
         database,
         groups,
@@ -157,7 +162,7 @@ def _services(
         operations,
         duties=(expirer.run_once,),
         removals=removals,
-        quick_duties=(announcer.run_once,),
+        quick_duties=(announcer.run_once, resets.resume),
     )
     health = partial(_health, database, catalogue)
     verify = VerifyService(database, network)

@@ -28,6 +28,7 @@ from ..sql.schema import (
     groups,
     heard,
     leases,
+    live_resets,
     operations,
     partition_parents,
     partitions,
@@ -198,7 +199,7 @@ def end_deletions(connection: Connection) -> list[str]:
 
 
 def _delete_group_rows(connection: Connection, ids: Collection[int]) -> None:
-    for table in (sessions, leases, drained, heard, groups):
+    for table in (live_resets, sessions, leases, drained, heard, groups):
         connection.execute(sa.delete(table).where(table.c.group_id.in_(ids)))
 
 

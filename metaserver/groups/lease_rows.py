@@ -96,7 +96,7 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     members = read_members(connection, group_id)
     held = read_leases(connection, group_id)
     begun = {key for key, lease in held.items() if lease.session or lease.wanted}
-    readable = _read_readable(connection, group, begun)
+    readable = [] if group.resetting else _read_readable(connection, group, begun)
     if group.shared:
         settlement = settle_shared(held, readable, last_token=group.last_token)
         moved = moved or bool(settlement.leases)

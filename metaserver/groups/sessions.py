@@ -34,7 +34,7 @@ from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import insert_new, now_ms
 from ..sql.duties import duty_left_ms, reset_duty
-from ..sql.schema import accepted_folders, groups, leases, sessions, subjects
+from ..sql.schema import accepted_folders, groups, leases, live_resets, sessions, subjects
 
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
 
@@ -82,6 +82,12 @@ _joined_before = _row.add_columns((sessions.c.expires_at > now_ms()).label("aliv
     sessions.c.session == sa.bindparam("of_session")
 )
 _members = sa.select(sa.func.count()).where(sessions.c.group_id == sa.bindparam("of_group"))
+_pending_reset = sa.select(
+    sa.exists().where(
+        live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
+    )
+)
+"""A reset under live sessions: one more may join, and is granted nothing until it is done."""
 _other_filter = (
     sa.select(sessions.c.filter, sessions.c.client)
     .where(
@@ -118,7 +124,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     if known is not None and known.alive:
         return _session_row(known)
     left_ms = duty_left_ms(connection, reset_duty(group_id))
-    if left_ms:
+    if left_ms and not connection.execute(_pending_reset, {"of_group": group_id}).scalar_one():
         raise GroupBusyError(
             "the progress of this consumer group is being set; join again in a moment",
             left_ms=left_ms,

@@ -3,7 +3,8 @@
     subjects ─┬─ partitions ─── partition_parents
               ├─ removals                 what brokers still have to drop or forget; see cluster/removals.py
               ├─ operations ─── steps     what changes the partitions, journaled; see operations.py of the protocol
-              └─ groups ─┬─ sessions       one consumer each; alive while expires_at > now by the database
+              └─ groups ─┬─ live_resets    what an operator sets under live consumers
+                         ├─ sessions       one consumer each; alive while expires_at > now by the database
                          ├─ heard          partitions whose brokers have the group on their disks
                          ├─ leases         one row for each partition ever granted; the row outlives its owner
                          └─ drained        sealed partitions which the group has acked to their end
@@ -27,6 +28,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     UniqueConstraint,
     false,
     text,
@@ -350,6 +352,18 @@ heard = Table(
     # No foreign key: an operation must not wait for a lock of the group's row.
     Column("group_id", BigId, primary_key=True, autoincrement=False),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+)
+
+live_resets = Table(
+    "live_resets",
+    metadata,
+    Column("reset_id", BigId, primary_key=True, autoincrement=True),
+    Column("group_id", ForeignKey(groups.c.group_id), nullable=False, unique=True),
+    Column("ask", Text, nullable=False, comment="ResetGroup as JSON"),
+    Column("begun", Boolean, nullable=False, server_default=false(), comment="cursors may be set"),
+    Column("answer", Text, comment="GroupReset as JSON; null: the group is granted nothing"),
+    sqlite_autoincrement=True,
+    comment="resets of groups with live consumers",
 )
 
 removals = Table(
