@@ -117,7 +117,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/metaserver/rebuild/test_plan.py": "operations",
     },
     "metaserver/removals": {"integration/metaserver/test_deletions.py": "service"},
-    "metaserver/resets": {"property/metaserver/test_reset_cursors.py": "cursors"},
+    "metaserver/resets": {
+        "property/metaserver/test_reset_cursors.py": "cursors",
+    },
     "metaserver/retention": {
         "integration/retention/test_deaf_brokers.py": "announcer",
         "integration/retention/test_expired_segments.py": "expirer",
