@@ -33,11 +33,12 @@ from .handling.batch_workers import BatchWorkers
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
+from .pulling.acked_first import AckedFirstClient, AckedFirstSharedClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
-from .settings import ConsumerSettings
+from .settings import AckMode, ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 
@@ -119,8 +120,10 @@ class Assignments:
 
     @property
     def redrives(self) -> bool:
-        """Parked messages are handled again one by one, not in batches."""
+        """Parked messages are handled again one by one, not in batches, and as often as needed."""
         dispatch = self._dispatch
+        if self._settings.ack is AckMode.BEFORE:
+            return False
         if isinstance(dispatch, Stream):
             return not dispatch.takes_batches
         return not isinstance(dispatch, BatchWorkers)
@@ -224,6 +227,8 @@ class Assignments:
     def _make(self, grant: Grant) -> PullClient:
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
         kind = SharedClient if shared else PullClient
+        if self._settings.ack is AckMode.BEFORE:
+            kind = AckedFirstSharedClient if shared else AckedFirstClient
         return kind(
             subject=self._subject,
             group=self._group,

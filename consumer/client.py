@@ -97,7 +97,8 @@ class Consumer(Resident, Owned, Taking[V]):
         name: for people, shown with the partitions; up to 512 characters; by default host and process id.
         consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
             partition, in no order, each at least once.  The group's first consumer decides.
-        ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts.
+        ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts; or
+            "before": before its own handler starts, so that it is handled at most once.
         on_failure: what becomes of a message whose handler has failed `tries_max` times: "block", the default: it is tried
             on; "park": its key is set aside at the broker with all that follows, in order; "dead": the message alone is.
         tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default.
@@ -167,7 +168,7 @@ class Consumer(Resident, Owned, Taking[V]):
             on_failure=on_failure,
             tries_max=tries_max,
         )
-        self._calls.check(concurrency=concurrency, on_failure=self._settings.on_failure)
+        self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name

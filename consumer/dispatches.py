@@ -13,6 +13,7 @@ from ..protocol.errors import ConfigError, HandlerTypeError
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.home import Home
 from .delivery.filter import MessageFilter
+from .handling.acked_first import AckedFirst
 from .handling.batch_workers import BatchWorkers
 from .handling.failing import Failing
 from .handling.filtered import filtered, filtered_batches
@@ -40,17 +41,22 @@ class Calls:
     batch_handler: BatchHandler[Any] | None = None
     threads: int = 0
 
-    def check(self, *, concurrency: int | None, on_failure: FailurePolicy) -> None:
+    def check(self, settings: ConsumerSettings, *, concurrency: int | None, alone: bool) -> None:
         """
-        Check that they can be called; `concurrency` is what the user gave.
+        Check that they can be called; `concurrency` is what the user gave, and `alone` is False if handlers are added later.
 
         Raises:
             HandlerTypeError: one cannot, or there are two.
             ConfigError: `threads` cannot be right, or the policy does not fit the handler.
         """
+        on_failure = settings.on_failure
         if on_failure is not FailurePolicy.BLOCK and self.handler is None:
             raise ConfigError(
                 f"on_failure={on_failure.value!r} is for a handler of one message: batches and iterations are tried on"
+            )
+        if settings.ack is AckMode.BEFORE and alone and self.one is None:
+            raise ConfigError(
+                "ack='before' is for handlers; a loop acks first itself: ack='each', and await message.ack() before the work"
             )
         if self.handler is not None and self.batch_handler is not None:
             raise HandlerTypeError("a consumer has a handler or a batch_handler, not both")
@@ -120,6 +126,9 @@ class Dispatches:
                 handler, calls.threads, forked=lambda: self._home.state == "forked"
             )
             handler = threads.run
+        if settings.ack is AckMode.BEFORE:
+            first = AckedFirst(handler, boot_ms=self._clock.boot_ms)
+            handler = first.handle if calls.batch_handler is None else first.handle_all
         known: dict[str, Any] = {
             "concurrency": calls.threads or settings.concurrency,
             "handover_ms": settings.handover_ms,

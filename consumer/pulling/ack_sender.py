@@ -72,6 +72,7 @@ class AckSender:
         self.tries = FailedTries()
         self.is_due = False
         """True while `_due` is set; cheaper to read for every handled message."""
+        self._linger_s = settings.ack_linger_ms / 1000 if settings.ack is AckMode.LINGERING else 0
         self.each = settings.ack is AckMode.EACH
         """The next message of a key waits for the ack of the one before."""
         self._partition = partition
@@ -112,7 +113,7 @@ class AckSender:
             try:
                 async with asyncio.timeout(idle_s):
                     await self._due.wait()
-                await asyncio.sleep(0 if self.each else self._settings.ack_linger_ms / 1000)
+                await asyncio.sleep(self._linger_s)
             except TimeoutError:
                 if not self._partition.holds_fence:
                     continue
