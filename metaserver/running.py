@@ -31,6 +31,7 @@ from .resets.live import LiveResets
 from .resets.service import ResetService
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
+from .retention.group_expirer import GroupExpirer
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import open_database
 from .sql.write_watch import WatchedDatabase
@@ -154,13 +155,14 @@ def _services(
         ResetService(database, network, settings, holder=driver, after_step=after_step),
         groups.settle,
     )
+    group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
     attendant = Attendant(
         database,
         groups,
         catalogue,
         settings,
         operations,
-        duties=(expirer.run_once,),
+        duties=(expirer.run_once, group_expirer.run_once),
         removals=removals,
         quick_duties=(announcer.run_once, resets.resume),
     )

@@ -289,6 +289,11 @@ groups = Table(
         server_default=false(),
         comment="brokers forget it, then its rows go",
     ),
+    Column(
+        "idle_since",
+        BigInteger,
+        comment="no session since; null: it has one, or is not looked at yet",
+    ),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
 )

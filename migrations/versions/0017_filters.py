@@ -1,4 +1,4 @@
-"""the filters of consumers, which members of one group share; resets of groups with live consumers
+"""the filters of consumers, which members of one group share; resets of groups with live consumers; groups that expire
 
 Revision: 0017, after 0015
 """
@@ -26,6 +26,14 @@ def upgrade() -> None:
             nullable=False,
             server_default="",
             comment="what the consumer leaves out; the same for all sessions of a group",
+        ),
+    )
+    op.add_column(
+        "groups",
+        sa.Column(
+            "idle_since",
+            sa.BigInteger(),
+            comment="no session since; null: it has one, or is not looked at yet",
         ),
     )
     op.create_table(
@@ -56,5 +64,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Go back by one."""
     op.drop_table("live_resets")
+    with op.batch_alter_table("groups") as batch:
+        batch.drop_column("idle_since")
     with op.batch_alter_table("sessions") as batch:
         batch.drop_column("filter")
