@@ -1,7 +1,9 @@
 """Calls a handler only once its messages are acked; it is never called again for them, whatever it raises.
 
-taken ─▶ acked, durably ─▶ handler ─▶ returned
-                               ╰─ raised, or cancelled: the messages are lost, and the log says so
+    taken ─▶ acked, durably ─▶ handler ─▶ returned
+                                   ╰─ raised, or cancelled: the messages are lost, and the log says so
+
+The workers see a handler that always returns, so that they try nothing again.
 """
 
 from __future__ import annotations

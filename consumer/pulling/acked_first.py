@@ -1,18 +1,23 @@
 """Pull clients whose messages are acked, durably, before their handlers start: each is handled at most once.
 
-pulled ─▶ a worker takes it ─▶ ack_first ─▶ durable: its handler starts ─▶ done: only the count of those with handlers
-                                   ╰─ handed over, or the lease has ended: it does not start
+    pulled ─▶ a worker takes it ─▶ ack_first ─▶ durable: its handler starts ─▶ done: only the count of those with handlers
+                                       ╰─ handed over, or the lease has ended: it does not start
+
+A hand-over waits for handlers whose messages are acked, as for others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from ...protocol.message import Message
+from ...protocol.text import counted
 from .pull_client import PullClient
 from .shared_client import SharedClient
 
+log = logging.getLogger("keylane.consumer")
 PAUSE_S = 0.05
 """Between two tries while the broker takes no more ranges above the cursor: acks of older messages make room."""
 
@@ -44,7 +49,13 @@ class AckedFirstClient(PullClient):
             await asyncio.sleep(PAUSE_S)
             self._acks.send_soon()
         self._started.update(offsets)
-        return not self.lapsed
+        if self.lapsed:
+            log.warning(
+                "partition %d: the lease ended when %s acked, so that no handler gets what was acked",
+                self.partition_id, counted(len(offsets), "message was", "messages were"),
+            )  # fmt: skip
+            return False
+        return True
 
     def done(self, offset: int) -> None:
         """Note that the handler of the message at `offset` has ended."""

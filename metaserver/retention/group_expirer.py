@@ -1,6 +1,8 @@
 """Deletes consumer groups that no consumer has joined for a time, and says so before.  Shell around SQL.
 
-idle ─▶ nine tenths of the time: a warning ─▶ all of it: deleted, as `keylane group delete` does
+    idle ─▶ nine tenths of the time: a warning ─▶ all of it: deleted, as `keylane group delete` does
+
+A deletion that is refused, as because a consumer joined meanwhile, changes nothing.
 """
 
 from __future__ import annotations
