@@ -5,6 +5,7 @@ The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those tha
 """
 
 from .protocol.errors.base import Fate, KeylaneError, RetryRule
+from .protocol.errors.consuming import *
 from .protocol.errors.deletions import *
 from .protocol.errors.failures import *
 from .protocol.errors.groups import *
@@ -45,6 +46,7 @@ __all__ = [
     "EffectFencedError",
     "Fate",
     "FencedError",
+    "FilterError",
     "FlushFailedError",
     "FolderBehindError",
     "FolderGivenUpError",
@@ -56,6 +58,7 @@ __all__ = [
     "GroupBusyError",
     "GroupDeletedError",
     "GroupExistsError",
+    "GroupFilterError",
     "GroupStartUnfinishedError",
     "GroupStrategyError",
     "GroupUnknownError",

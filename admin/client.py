@@ -27,11 +27,7 @@ from ..protocol.control import (
     SubjectView,
     SwitchGroup,
 )
-from ..protocol.errors import (
-    ConfigError,
-    InvalidRequestError,
-    OperationUnknownError,
-)
+from ..protocol.errors import ConfigError, InvalidRequestError, OperationUnknownError
 from ..protocol.ids import MAX_I64, check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.operations import (
@@ -283,9 +279,10 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls):
         shift: int | None = None,
         cursors: Mapping[int, int] | None = None,
         dry_run: bool = False,
+        live: bool = False,
     ) -> GroupReset:
         """
-        Set the cursors of a consumer group that has no live consumers.
+        Set the cursors of a consumer group that has no live consumers, or `live` of any.
 
         Args:
             to: "earliest", "latest", "offset", "time", "shift" or "cursors".
@@ -297,6 +294,7 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls):
                 not acked to a sealed end; no further than what is stored.
             cursors: for "cursors": partition id → offset of the partition; others keep their cursors.
             dry_run: answer with the present and the new cursors, and change nothing; also while the group has consumers.
+            live: its consumers hand everything over, and go on at the new cursors; a handler has `handover_ms` to end.
 
         Raises:
             SubjectUnknownError, GroupUnknownError, QueueUnknownError, PartitionUnknownError
@@ -312,7 +310,7 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls):
         return await reset_group(
             partial(self._meta.reset_group, subject, group),
             {"to": to, "offset": offset, "at_ms": at_ms, "shift": shift, "cursors": cursors}
-            | {"queue": queue, "partition_id": partition_id, "dry_run": dry_run},
+            | {"queue": queue, "partition_id": partition_id, "dry_run": dry_run, "live": live},
         )
 
     async def delete_group(

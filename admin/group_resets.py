@@ -38,6 +38,7 @@ async def reset_group(
                 cursors=cursors,
                 queue=fields["queue"],
                 partition_id=fields["partition_id"],
+                live=fields["live"],
             )
         )
     except ResetUnfinishedError as error:

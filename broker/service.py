@@ -8,8 +8,10 @@ check of sequences refuses them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..protocol.clock import Clock
 from ..protocol.errors import (
@@ -49,7 +51,10 @@ from ..protocol.limits import (
     IN_FLIGHT_PER_SESSION_MAX,
     PULL_BYTES_MAX,
     PULL_WAIT_MS_MAX,
+    TAG_BYTES_MAX,
+    TAGS_WANTED_MAX,
 )
+from ..protocol.offsets import IntervalSet, Range
 from ..protocol.parked import FailingMessage
 from ..rpc.answer_room import take_room
 from .partition.acks import apply_ack, decide_ack
@@ -66,11 +71,14 @@ from .partition.pull_lock import (
 from .partition.suspects import BEGUN_MAX
 from .standing import Standing, check_standing
 from .store.store import DURABLE, Store
+from .tags import leave_out
 from .waiting import LongPolls
 
 Handled = tuple[Answer, bytes]
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
+LEFT_OUT_BYTES_MAX = 8 << 20
+"""Bytes that one pull reads and leaves out, before it answers without any message."""
 OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | ReadParked
 """What only the owner of a pull lock may ask."""
 
@@ -169,6 +177,7 @@ class BrokerService:
         partition, group = self.owned(request)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
+        wanted = _wanted_tags(request)
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
         # Also what was pulled before a restart of this broker.
         group.suspects.pulled(request.offset)
@@ -179,9 +188,42 @@ class BrokerService:
         answer, data = await self._batches(
             request, partition, bytes_max, parked_version=group.parked_version
         )
+        if wanted and data:
+            answer, data = await self._of_tags(request, partition, wanted, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
         group.suspects.pulled(answer.upto)
         return answer, data
+
+    async def _of_tags(
+        self,
+        request: Pull,
+        partition: HostedPartition,
+        wanted: Sequence[bytes],
+        answer: Batches,
+        data: bytes,
+    ) -> tuple[Batches, bytes]:
+        """
+        Leave the batches without a wanted tag out of an answer; reads on if none is left, up to LEFT_OUT_BYTES_MAX.
+
+        Args:
+            wanted: the tags as UTF-8.
+        """
+        ranges: list[Range] = []
+        offset, size = request.offset, 0
+        while True:
+            size += len(data)
+            data, left_out = leave_out(data, offset, wanted)
+            ranges += left_out
+            offset = answer.upto
+            if data or offset >= partition.readable_offset or size >= LEFT_OUT_BYTES_MAX:
+                return replace(answer, left_out=tuple(IntervalSet(ranges))), data
+            bytes_max = _check_read(partition, offset, request.bytes_max)
+            answer, data = await self._batches(
+                replace(request, offset=offset),
+                partition,
+                bytes_max,
+                parked_version=answer.parked_version,
+            )
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
         partition, group = self.owned(request)
@@ -366,6 +408,16 @@ def _check_begun(request: Ack, partition: HostedPartition) -> None:
     for offset, crashes in request.begun:
         if not (0 <= offset < partition.readable_offset and 1 <= crashes <= MAX_I64):
             raise InvalidRequestError(f"no message to begin: offset {offset}, {crashes} crashes")
+
+
+def _wanted_tags(request: Pull) -> list[bytes]:
+    """The tags of a pull as UTF-8.  Raises InvalidRequestError."""
+    wanted = [tag.encode() for tag in request.tags]
+    if len(wanted) > TAGS_WANTED_MAX or not all(0 < len(tag) <= TAG_BYTES_MAX for tag in wanted):
+        raise InvalidRequestError(
+            f"a pull has at most {TAGS_WANTED_MAX} tags of 1 to {TAG_BYTES_MAX} bytes"
+        )
+    return wanted
 
 
 def _check_shared(request: PullShared) -> int:

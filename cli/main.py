@@ -33,10 +33,12 @@ from .options import (
     HeaderOption,
     KeyFieldOption,
     KeylessOption,
+    LimitOption,
     MetaOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
+    TagOption,
 )
 from .usage import run_command_line
 
@@ -260,6 +262,7 @@ def consume(
             help="Share every partition with the other consumers of the group; no order.",
         ),
     ] = False,
+    tag: TagOption = None,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -279,6 +282,7 @@ def consume(
             idle_s=idle,
             ttl_ms=ttl_ms,
             shared=shared,
+            tags=tag,
         ),
     )
 
@@ -306,12 +310,11 @@ def read(
     key: Annotated[
         str | None, typer.Option(help="Only messages of this order key, in its order.")
     ] = None,
+    tag: TagOption = None,
     partition: Annotated[
         int | None, typer.Option(min=1, help="Only the partition with this id.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many messages.")
-    ] = None,
+    limit: LimitOption = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with messages that are stored later.")
     ] = False,
@@ -338,6 +341,7 @@ def read(
             start=start,
             stop=stop,
             key=key,
+            tags=tag,
             partition=partition,
             limit=limit,
             follow=follow,

@@ -59,6 +59,13 @@ WaitOption = Annotated[
 ]
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Also with live consumers, which end.")]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many messages.")
+]
+TagOption = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="Only messages with this tag, or one of several."),
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 ConsumerGroupArgument = Annotated[

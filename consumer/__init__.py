@@ -1,6 +1,7 @@
 """Consuming: membership and leases, pull clients per partition, lanes per order key, acks, hand-over."""
 
 from .client import Consumer
+from .delivery.filter import Filter
 from .handling.arrow_batch import ArrowBatch
 from .handling.handlers import BatchHandler, Handler
 from .handling.not_acked import NACK, Retry
@@ -20,6 +21,7 @@ __all__ = [
     "Consumer",
     "ConsumerSettings",
     "FailurePolicy",
+    "Filter",
     "Handler",
     "Lag",
     "PartitionsCallback",

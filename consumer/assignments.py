@@ -27,15 +27,17 @@ from ..protocol.message import Message
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
+from .delivery.filter import MessageFilter
 from .delivery.pulled_batch import PulledBatch
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
+from .pulling.acked_first import AckedFirstClient, AckedFirstSharedClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
-from .settings import ConsumerSettings
+from .settings import AckMode, ConsumerSettings
 from .told import Told
 
 log = logging.getLogger("keylane.consumer")
@@ -54,6 +56,7 @@ class Assignments:
         dispatch: gets the messages, and ends their handlers.
         fail: called with an error that ends the consumer.
         rebalance: tells the user of partitions that come and go.
+        wanted: which messages the user wants; None: all.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class Assignments:
         codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
         rebalance: Rebalance | None = None,
+        wanted: MessageFilter | None = None,
     ) -> None:
         self.codec = codec
+        self.wanted = wanted
         self.keeps_batches = isinstance(dispatch, Stream)
         """A consumer without a handler opens batches when it is known how it gives its messages."""
         self._rebalance = rebalance or Rebalance(limit_ms=settings.handover_ms)
@@ -127,7 +132,9 @@ class Assignments:
 
     @property
     def redrives(self) -> bool:
-        """Parked messages are handled again, but not as Arrow data."""
+        """Parked messages are handled again, as often as needed; but not as Arrow data."""
+        if self._settings.ack is AckMode.BEFORE:
+            return False
         return not (isinstance(self._dispatch, Stream) and self._dispatch.takes_batches)
 
     # ── called by the membership: GrantHolder ────────────────────────────────────────────────────────
@@ -232,6 +239,8 @@ class Assignments:
     def _make(self, grant: Grant) -> PullClient:
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
         kind = SharedClient if shared else PullClient
+        if self._settings.ack is AckMode.BEFORE:
+            kind = AckedFirstSharedClient if shared else AckedFirstClient
         return kind(
             subject=self._subject,
             group=self._group,

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -29,6 +29,7 @@ from ..rpc.home import Resident
 from ..rpc.race import Race
 from ..rpc.stop_signals import StopSignals
 from .assignments import Assignments
+from .delivery.filter import Filter, filter_of
 from .dispatches import Calls, Dispatches
 from .handling.handlers import BatchHandler, Handler
 from .handling.stream import Stream
@@ -99,7 +100,8 @@ class Consumer(Resident, Owned, Taking[V]):
             partitions of its predecessor at once, without waiting for its ttl.
         consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
             partition, in no order, each at least once.  The group's first consumer decides.
-        ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts.
+        ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts; or
+            "before": before its own handler starts, so that it is handled at most once.
         on_failure: what becomes of a message that has failed `tries_max` times, or has ended its process: "block", the
             default: it is tried on; "park": its key is set aside at the broker with all that follows, in order; "dead": the
             message alone is.
@@ -107,6 +109,10 @@ class Consumer(Resident, Owned, Taking[V]):
             has stored for the group counts more than `on_failure`, `tries_max` and `handler_backoff`.
         start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
             consumer is open; or an instant, as a datetime with a time zone, or "-1h".  A group that exists ignores it.
+        tags: only messages with one of these tags; others count as handled, and brokers leave out batches without any.
+        filter: only messages with these properties, as {"country": "DE"}, or those for which a plain function of a message
+            returns True.  If it raises, that is a failed try of the message.  All members of a group need the same
+            tags and filter.
         on_assigned: called with ids of partitions that were granted, before anything of them is pulled.
         on_revoked: called with the id of a partition that goes to another consumer, before it does: without a
             handler, what is in hand may still be acked.
@@ -137,6 +143,8 @@ class Consumer(Resident, Owned, Taking[V]):
         on_failure: FailurePolicy | str | None = None,
         tries_max: int | None = None,
         start: GroupBegin | None = None,
+        tags: Collection[str] | None = None,
+        filter: Filter | None = None,  # noqa: A002 - the word that users look for
         on_assigned: PartitionsCallback | None = None,
         on_revoked: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
@@ -155,6 +163,7 @@ class Consumer(Resident, Owned, Taking[V]):
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         self._callbacks = (on_assigned, on_revoked, on_lost)
         self._several = _several_if(subject, group, name, self._calls)
+        self._filter = filter_of(tags, filter)
         if codec is not None:
             check_codec(codec)
         self._settings = _settings_with(
@@ -162,7 +171,7 @@ class Consumer(Resident, Owned, Taking[V]):
             ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
             on_failure=on_failure, tries_max=tries_max,
         )  # fmt: skip
-        self._calls.check(concurrency=concurrency)
+        self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name
@@ -178,7 +187,11 @@ class Consumer(Resident, Owned, Taking[V]):
         self._home = self._connections.home
         self._clock = self._environment.clock
         self._dispatches = Dispatches(
-            self._calls, settings=self._settings, clock=self._clock, home=self._home
+            self._calls,
+            settings=self._settings,
+            clock=self._clock,
+            home=self._home,
+            wanted=self._filter,
         )
         self._ended: asyncio.Future[None] | None = None
 
@@ -212,6 +225,7 @@ class Consumer(Resident, Owned, Taking[V]):
                 broker does not say where that is; open it again.
             SubjectUnknownError: it was never created.
             GroupStrategyError: the group has the other strategy.
+            GroupFilterError: another member of the group has other tags, or another filter.
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
             AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
         """
@@ -255,6 +269,7 @@ class Consumer(Resident, Owned, Taking[V]):
             rng=self._rng,
             identity=self._environment.draw_identity,
             start=self._start,
+            filter_text="" if self._filter is None else self._filter.text,
         )
 
     @property
@@ -281,6 +296,7 @@ class Consumer(Resident, Owned, Taking[V]):
             codec=self._codec,
             fail=self._fail,
             rebalance=rebalance,
+            wanted=self._filter,
         )
 
     async def close(self) -> None:

@@ -12,10 +12,13 @@ from ..protocol.clock import Clock
 from ..protocol.errors import ConfigError, HandlerTypeError
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.home import Home
+from .delivery.filter import MessageFilter
+from .handling.acked_first import AckedFirst
 from .handling.batch_workers import BatchWorkers
 from .handling.failing import Failing
+from .handling.filtered import filtered, filtered_batches
 from .handling.handlers import BatchHandler, Handler, check_handler, is_async
-from .handling.stream import Stream
+from .handling.stream import Filtering, Stream
 from .handling.threads import HandlerThreads
 from .handling.workers import Workers
 from .settings import AckMode, ConsumerSettings
@@ -38,14 +41,18 @@ class Calls:
     batch_handler: BatchHandler[Any] | None = None
     threads: int = 0
 
-    def check(self, *, concurrency: int | None) -> None:
+    def check(self, settings: ConsumerSettings, *, concurrency: int | None, alone: bool) -> None:
         """
-        Check that they can be called; `concurrency` is what the user gave.
+        Check that they can be called; `concurrency` is what the user gave, and `alone` is False if handlers are added later.
 
         Raises:
             HandlerTypeError: one cannot, or there are two.
             ConfigError: `threads` cannot be right.
         """
+        if settings.ack is AckMode.BEFORE and alone and self.one is None:
+            raise ConfigError(
+                "ack='before' is for handlers; a loop acks first itself: ack='each', and await message.ack() before the work"
+            )
         if self.handler is not None and self.batch_handler is not None:
             raise HandlerTypeError("a consumer has a handler or a batch_handler, not both")
         if self.handler is not None:
@@ -80,8 +87,10 @@ class Dispatches:
         settings: ConsumerSettings,
         clock: Clock,
         home: Home,
+        wanted: MessageFilter | None = None,
     ) -> None:
         self._calls = calls
+        self._wanted = wanted
         self._settings = settings
         self._clock = clock
         self._home = home
@@ -106,13 +115,22 @@ class Dispatches:
                 check=self._home.check_not_elsewhere,
                 ordered=ordered,
                 failing=failing,
+                filtering=None
+                if self._wanted is None
+                else Filtering(self._wanted, settings.handler_backoff, rng),
             )
         handler, threads = calls.one, None
+        if self._wanted is not None:
+            filters = filtered if calls.batch_handler is None else filtered_batches
+            handler = filters(handler, self._wanted)
         if calls.threads:
             threads = self._threads = HandlerThreads(
                 handler, calls.threads, forked=lambda: self._home.state == "forked"
             )
             handler = threads.run
+        if settings.ack is AckMode.BEFORE:
+            first = AckedFirst(handler, boot_ms=self._clock.boot_ms)
+            handler = first.handle if calls.batch_handler is None else first.handle_all
         known: dict[str, Any] = {
             "concurrency": calls.threads or settings.concurrency,
             "handover_ms": settings.handover_ms,
@@ -124,12 +142,6 @@ class Dispatches:
             "acks_each": settings.ack is AckMode.EACH,
             "failing": failing,
         }
-        known["failing"] = Failing(
-            policy=settings.on_failure,
-            tries_max=settings.tries_max,
-            client=client,
-            wall_ms=self._clock.wall_ms,
-        )
         workers: Workers
         if calls.batch_handler is None:
             workers = Workers(handler, **known)

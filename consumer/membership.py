@@ -74,6 +74,7 @@ class Membership:
         client: name of the consumer, for people.
         identity: draws the bits of a session's id.
         start: where the group begins if this consumer makes it; None: at the first message.
+        filter_text: what the consumer leaves out; it must be the same for all members of the group.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Membership:
         rng: random.Random,
         identity: DrawBits,
         start: GroupStart | None = None,
+        filter_text: str = "",
     ) -> None:
         self.session = ""
         self._start = start
@@ -106,6 +108,7 @@ class Membership:
         self._clock = clock
         self._rng = rng
         self._draw_identity = identity
+        self._filter_text = filter_text
         self._version = -1
         self._fall_pauses = settings.backoff.pauses(rng)
         """After each fall of the version in this session."""
@@ -147,6 +150,7 @@ class Membership:
                 ttl_ms=self._settings.ttl_ms,
                 suspended=self._suspended,
                 strategy=self._settings.consume_strategy,
+                filter=self._filter_text,
                 group_id=self._group_id,
                 start=self._start,
                 instance=self._settings.instance,

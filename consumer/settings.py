@@ -28,6 +28,7 @@ class AckMode(enum.StrEnum):
 
     LINGERING = "lingering"
     EACH = "each"
+    BEFORE = "before"
 
 
 RECORDS_MAX = 100_000
@@ -82,7 +83,8 @@ class ConsumerSettings:
             others; what is not acked when a process is killed is handled again.  "each": the ack is durable at the
             broker before the next message of the key starts, so that of each key one message is handled again, at
             most, and `await message.ack()` returns when it is durable.  A handler then holds its worker until the
-            ack is durable: more `concurrency` makes up for it.
+            ack is durable: more `concurrency` makes up for it.  "before": the ack is durable before the handler starts,
+            and no message is handled twice: one whose handler fails, or is cut short by a crash or a hand-over, is lost.
         ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one request
             carries them.
         handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end when their
@@ -147,6 +149,10 @@ class ConsumerSettings:
                 names = " or ".join(kind)
                 problems.append(f"{name} must be {names}, not {values[name]!r:.40}")
         problems += _instance_problems(self.instance, self.consume_strategy)
+        if self.ack is AckMode.BEFORE and self.on_failure is not FailurePolicy.BLOCK:
+            problems.append(
+                "ack='before' has no second try, so that nothing is left for on_failure"
+            )
         problems += kind_problems(values, {"backoff": Backoff, "handler_backoff": Backoff})
         refuse(problems)
 

@@ -15,7 +15,7 @@ from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .operations.driver import OperationDriver
 from .removals.service import RemovalService
-from .resets.service import ResetService
+from .resets.live import LiveResets
 from .starts.service import StartService
 from .verify.service import VerifyService
 
@@ -26,7 +26,7 @@ def control_routes(
     health: Callable[[], Awaitable[Health]],
     operations: OperationDriver,
     verify_service: VerifyService,
-    resets: ResetService,
+    resets: LiveResets,
     *,
     removals: RemovalService,
     starts: StartService,

@@ -27,9 +27,11 @@ from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .operations.driver import OperationDriver
 from .removals.service import RemovalService
+from .resets.live import LiveResets
 from .resets.service import ResetService
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
+from .retention.group_expirer import GroupExpirer
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import open_database
 from .sql.write_watch import WatchedDatabase
@@ -150,16 +152,21 @@ def _services(
     removals = RemovalService(
         database, network, catalogue=catalogue, groups=groups, after_step=after_step
     )
-    resets = ResetService(database, network, settings, holder=driver, after_step=after_step)
+    resets = LiveResets(
+        database,
+        ResetService(database, network, settings, holder=driver, after_step=after_step),
+        groups.settle,
+    )
+    group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
     attendant = Attendant(
         database,
         groups,
         catalogue,
         settings,
         operations,
-        duties=(expirer.run_once,),
+        duties=(expirer.run_once, group_expirer.run_once),
         removals=removals,
-        quick_duties=(announcer.run_once, starts.resume),
+        quick_duties=(announcer.run_once, starts.resume, resets.resume),
     )
     health = partial(_health, database, catalogue)
     verify = VerifyService(database, network)

@@ -19,6 +19,7 @@ from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
 from .groups import GroupPolicy, GroupSettings, GroupStart, OperatorSwitch
 from .ids import MAX_I64, NAME_CHARS_MAX
 from .limits import (
+    FILTER_CHARS_MAX,
     MESSAGE_BYTES_MAX,
     MESSAGE_BYTES_MAX_MIN,
     PARTITIONS_MAX,
@@ -223,6 +224,8 @@ class Join(Struct, frozen=True, kw_only=True):
     """The session begins suspended: it is granted nothing; see Suspend."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The first session of a group sets the group's strategy."""
+    filter: Annotated[str, Meta(max_length=FILTER_CHARS_MAX)] = ""
+    """What the consumer leaves out, as `MessageFilter.text`; refused if another member's differs.  "": nothing."""
     group_id: Count = 0
     """The group that the client's earlier session was of; refused if that group was deleted since.  0: it had none."""
     start: GroupStart | None = None

@@ -336,7 +336,7 @@ RESET_GROUP = Endpoint(
     ResetGroup,
     GroupReset,
     Rights.ADMINISTER,
-    "Set the progress of a consumer group that has no live consumers.",
+    "Set the progress of a consumer group that has no live consumers, or `live` of any.",
 )
 # ── to a broker ───────────────────────────────────────────────────────────────────────────────────────
 HOST_PARTITION = Endpoint(

@@ -68,6 +68,8 @@ class Pull(Frame, frozen=True, array_like=True, tag=3):
     bytes_max: int
     wait_ms: int
     """How long the broker may wait for messages before it answers without any."""
+    tags: tuple[str, ...] = ()
+    """The broker may leave out batches that have no message with one of these; (): it leaves none out."""
 
 
 class Ack(Frame, frozen=True, array_like=True, tag=4):
@@ -291,6 +293,8 @@ class Batches(Frame, frozen=True, array_like=True, tag=67):
     """One past the last offset in the payload; the requested offset if the payload is empty."""
     sealed: bool
     parked_version: int = 0
+    left_out: tuple[tuple[int, int], ...] = ()
+    """Ranges `[start, end)` below `upto` that are not in the payload: none of their messages has a wanted tag."""
 
 
 class Acked(Frame, frozen=True, array_like=True, tag=68):

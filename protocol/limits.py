@@ -12,6 +12,11 @@ KEY_BYTES_MAX = 1 << 10
 MESSAGE_BYTES_MAX_MIN = KEY_BYTES_MAX
 """The lowest limit that a subject may have: the longest key fits, and a producer looks at larger messages only."""
 PROPERTIES_BYTES_MAX = 1 << 16
+TAGS_WANTED_MAX = 100
+"""Tags that one consumer wants; a broker looks for each of them in each batch."""
+TAG_BYTES_MAX = 200
+FILTER_CHARS_MAX = 400
+"""What a consumer says of its filter, for the comparison with the other members of its group."""
 
 BATCH_COUNT_MAX = 1 << 16
 BATCH_BYTES_MAX = (1 << 20) + (1 << 16) + 4096

@@ -37,7 +37,7 @@ class ResetTo(enum.StrEnum):
 
 class ResetGroup(Struct, frozen=True, kw_only=True):
     """
-    Set the progress of a consumer group that has no live consumers.
+    Set the progress of a consumer group that has no live consumers, unless it is `live`.
 
     All partitions are set unless `queue` or `partition_id` is given.  OFFSET needs one of them, because an offset names
     a different message in each partition.  `partition_id` sets that partition alone, not its parents or children.
@@ -57,6 +57,8 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     """For CURSORS: partition id → the new cursor; partitions that are not named keep theirs."""
     dry_run: bool = False
     """Answer with the new cursors; change nothing."""
+    live: bool = False
+    """Also with live consumers: they hand their partitions over, and go on at the new cursors."""
 
 
 class CursorView(Struct, frozen=True, kw_only=True):

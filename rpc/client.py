@@ -340,7 +340,7 @@ class MetaClient:
         return await self._call(endpoints.GROUPS, subject=subject)
 
     async def reset_group(self, subject: str, group: str, body: ResetGroup) -> GroupReset:
-        """Set the progress of a consumer group that has no live consumers."""
+        """Set the progress of a consumer group that has no live consumers, or `live` of any."""
         return await self._call(
             endpoints.RESET_GROUP, body, timeout_ms=30_000, subject=subject, group=group
         )

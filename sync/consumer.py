@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, Self
 
-from ..consumer import AckMode, Assignment, Consumer, ConsumerSettings
+from ..consumer import AckMode, Assignment, Consumer, ConsumerSettings, Filter
 from ..consumer.reading.instants import GroupBegin
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError
@@ -115,6 +115,8 @@ class SyncConsumer(Generic[V]):
         consume_strategy: ConsumeStrategy | str | None = None,
         ack: AckMode | str | None = None,
         start: GroupBegin | None = None,
+        tags: Collection[str] | None = None,
+        filter: Filter | None = None,  # noqa: A002 - as of the other consumer
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
     ) -> None:
@@ -130,6 +132,8 @@ class SyncConsumer(Generic[V]):
             consume_strategy=consume_strategy,
             ack=ack,
             start=start,
+            tags=tags,
+            filter=filter,
             settings=settings,
             wait_s=wait_s,
         )

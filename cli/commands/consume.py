@@ -102,6 +102,7 @@ async def consume(
     idle_s: float | None,
     ttl_ms: int,
     shared: bool = False,
+    tags: list[str] | None = None,
 ) -> None:
     """
     Print messages until `count` are printed, none comes for `idle_s` seconds, or an interrupt; then leave the group.
@@ -120,6 +121,7 @@ async def consume(
         group=group,
         ttl_ms=ttl_ms,
         consume_strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
+        tags=tags or None,
     )
     async with open_admin(meta):  # waits for a metaserver, and a signal ends the command
         pass

@@ -36,6 +36,7 @@ async def read_subject(
     start: str,
     stop: str | None,
     key: str | None,
+    tags: list[str] | None,
     partition: int | None,
     limit: int | None,
     follow: bool,
@@ -51,6 +52,7 @@ async def read_subject(
         stop=None if stop is None else parse_bound(stop),
         key=None if key is None else key.encode(),
         partition=partition,
+        tags=tags or None,
         follow=follow,
         wait_s=WAIT_S.get(),
     )

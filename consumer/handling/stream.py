@@ -21,17 +21,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
-from ...protocol.errors import MixedUseError, OtherTaskError
+from ...protocol.errors import ConfigError, FilterError, MixedUseError, OtherTaskError
 from ...protocol.message import Message
+from ...protocol.parked import Failure
 from ...protocol.text import counted
 from ...rpc.race import Race
+from ..delivery.filter import MessageFilter
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient, are_parked_together
 from ..settings import ConsumerSettings, FailurePolicy
@@ -54,6 +59,15 @@ HANDOVER_WARN_MS = 5_000
 """Log a warning if the loop body delays a hand-over by more than this after `handover_ms`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Filtering:
+    """Which messages the user wants, and the pauses between tries of a filter that fails."""
+
+    wanted: MessageFilter
+    backoff: Backoff
+    rng: random.Random
+
+
 class Stream:
     """
     Hands messages out, in the order of their offsets within each partition, but for those that wait for their key.
@@ -63,6 +77,7 @@ class Stream:
         check: raises if the caller runs in another event loop than the consumer.
         ordered: False: only a message that was given back makes later ones of its key wait.
         failing: when a message that is given back does not come again.
+        filtering: messages that are not wanted are acked in place of the user; None: all are wanted.
     """
 
     def __init__(
@@ -73,9 +88,13 @@ class Stream:
         check: Callable[[], None],
         ordered: bool = True,
         failing: Failing | None = None,
+        filtering: Filtering | None = None,
     ) -> None:
         self._check = check
         self._failing = failing or Failing()
+        self._filtering = filtering
+        self._held_back: set[int] = set()
+        """By `id`: messages collected together with an earlier one of their key whose filter failed: they wait behind it."""
         self._ordered = ordered
         self._manner = ""
         """How messages are taken: for people."""
@@ -211,6 +230,10 @@ class Stream:
 
     async def take_arrow(self) -> ArrowBatch:
         """The next batch as Arrow columns.  Raises as `next` does."""
+        if self._filtering is not None:
+            raise ConfigError(
+                "batches() have every row: filter their columns, or take messages in place of batches"
+            )
         self._begin_waiting("batches()")
         try:
             while True:
@@ -259,7 +282,7 @@ class Stream:
             message := self._in_hand.first(self._waiting, now_ns, ordered=self._ordered)
         ) is not None:
             client: PullClient = message.delivery  # type: ignore[assignment]
-            if now_ns < client.deadline_ns and not self._paused:
+            if now_ns < client.deadline_ns and not self._paused and self._filtering is None:
                 client.taken(message)
                 return message
             if self._give([message], now_ns):
@@ -287,7 +310,11 @@ class Stream:
         return taken if messages or self._waiting or self._stored else None
 
     def _give(self, messages: list[Message], now_ns: int) -> list[Message]:
-        """The messages, of one delivery, that the user gets: none if its lease has ended, or its partition is paused."""
+        """
+        The messages, of one delivery, that the user gets.
+
+        None if its lease has ended, or its partition is paused; and only those that the user wants.
+        """
         first = messages[0]
         client: PullClient = first.delivery  # type: ignore[assignment]
         if now_ns >= client.deadline_ns:
@@ -295,10 +322,55 @@ class Stream:
         elif self._paused and first.partition_id in self._paused:
             self._paused[first.partition_id] += messages
         else:
+            if self._filtering is not None:
+                messages = self._wanted(messages, client, self._filtering)
             client.taken_all(messages)
             return messages
         self.acked_again(messages)  # what waits behind them is taken next, and left out too
         return []
+
+    def _wanted(
+        self, messages: list[Message], client: PullClient, filtering: Filtering
+    ) -> list[Message]:
+        """Those that the user wants; the others are acked, or given back if their filter failed."""
+        wanted = []
+        for message in messages:
+            if id(message) in self._held_back:
+                self._held_back.discard(id(message))
+            elif self._wants(message, client, filtering):
+                wanted.append(message)
+        return wanted
+
+    def _wants(self, message: Message, client: PullClient, filtering: Filtering) -> bool:
+        """True if the user wants the message; if not, it is acked, or given back if its filter failed."""
+        try:
+            if filtering.wanted.matches(message):
+                return True
+        except FilterError as error:
+            self._filter_failed(message, client, error, filtering)
+            return False
+        client.done(message.offset)
+        self.acked_again([message])
+        return False
+
+    def _filter_failed(
+        self, message: Message, client: PullClient, error: FilterError, filtering: Filtering
+    ) -> None:
+        failure = self._failing.failure(error, message.attempt)
+        if self._failing.is_last_try(message):
+            _, *behind = self._set_aside(message, failure)
+            self._held_back.update(map(id, behind))
+            return
+        client.note_failed(message, failure)
+        wait_ms = filtering.backoff.wait_ms(message.attempt, filtering.rng)
+        now_ns = self._boot_ns()
+        kind = type(error).__name__
+        line = self._log_throttle.failed(message, kind, now_ns // 1_000_000, wait_ms)
+        if line is not None:
+            log.warning("%s: %s", line.text, error.message)
+        _, *behind = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
+        self._held_back.update(map(id, behind))
+        message.attempt += 1
 
     async def _wait_for_work(self, due_ns: int | None) -> None:
         """Wait for a message to arrive, or to be due again, at `due_ns` of the boot clock."""
@@ -321,7 +393,7 @@ class Stream:
         """
         wait_ms = wait_ms_of(after_s)
         if self._failing.is_last_try(message):
-            return self._set_aside(message)
+            return self._set_aside(message, self._failing.given_back(message.attempt))
         failure = self._failing.given_back(message.attempt)
         message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
         back = self._in_hand.give_back(message, self._boot_ns() + wait_ms * 1_000_000)
@@ -330,10 +402,9 @@ class Stream:
         self._work.set()
         return back
 
-    def _set_aside(self, message: Message) -> list[Message]:
-        """Park a message that was given back too often, or bury it; returns it and those that the user has no longer."""
+    def _set_aside(self, message: Message, failure: Failure) -> list[Message]:
+        """Park a message that failed too often, or bury it; returns it and those that the user has no longer."""
         client: PullClient = message.delivery  # type: ignore[assignment]
-        failure = self._failing.given_back(message.attempt)
         parks = self._ordered and self._failing.parks(message)
         now_ms = self._boot_ns() // 1_000_000
         line = self._log_throttle.set_aside(message, failure.kind, now_ms, with_key=parks)

@@ -73,6 +73,7 @@ class AckSender:
         self.tries = FailedTries()
         self.is_due = False
         """True while `_due` is set; cheaper to read for every handled message."""
+        self._linger_s = settings.ack_linger_ms / 1000 if settings.ack is AckMode.LINGERING else 0
         self.each = settings.ack is AckMode.EACH
         """The next message of a key waits for the ack of the one before."""
         self.hurries = False
@@ -130,8 +131,7 @@ class AckSender:
             try:
                 async with asyncio.timeout(idle_s):
                     await self._due.wait()
-                at_once = self.each or self.hurries
-                await asyncio.sleep(0 if at_once else self._settings.ack_linger_ms / 1000)
+                await asyncio.sleep(0 if self.hurries else self._linger_s)
             except TimeoutError:
                 if not self._partition.holds_fence:
                     continue

@@ -64,13 +64,17 @@ class FetchOffsets:
 
     def unseen_ranges(self, header: Header) -> list[Range]:
         """The offsets of a batch that were neither pulled before nor acked; the next pull begins behind the batch."""
+        return self.pass_over(header.base_offset, header.next_offset)
+
+    def pass_over(self, start: int, end: int) -> list[Range]:
+        """As `unseen_ranges`, of the offsets `[start, end)`."""
         ranges: list[Range] = []
-        start = self._acked.next_unacked(max(header.base_offset, self.next_offset))
-        while start < header.next_offset:
-            end = min(header.next_offset, self._acked.next_acked(start))
-            ranges.append((start, end))
-            start = self._acked.next_unacked(end)
-        self.next_offset = header.next_offset
+        low = self._acked.next_unacked(max(start, self.next_offset))
+        while low < end:
+            high = min(end, self._acked.next_acked(low))
+            ranges.append((low, high))
+            low = self._acked.next_unacked(high)
+        self.next_offset = max(end, self.next_offset)
         return ranges
 
     def skip_removed(self, first_offset: int) -> int:

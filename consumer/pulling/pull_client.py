@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...protocol.batch import batch_starts, columns
@@ -46,14 +47,15 @@ from .careful import CarefulHandOut
 from .fetch_offsets import FetchOffsets
 from .lifetime import Lifetime, PullEvent, PullState
 from .messages_in_flight import MessagesInFlight
-from .progress import Position, PullProgress
-from .pull_gate import PAUSED, PullGate
+from .progress import PullProgress
+from .pull_gate import PullGate
 from .pull_owner import PullOwner
+from .pull_views import PullViews
 
 log = logging.getLogger("keylane.consumer")
 
 
-class PullClient(UserAcks):
+class PullClient(UserAcks, PullViews):
     """
     Pulls one partition for one consumer session.
 
@@ -161,26 +163,6 @@ class PullClient(UserAcks):
             self._broker = self._connections.broker_at(address)
         self._note_deadlines()
 
-    @property
-    def fenced(self) -> bool:
-        """True once the broker has seen a higher token."""
-        return self.life.fenced
-
-    @property
-    def lapsed(self) -> bool:
-        """True once the right to the partition is lost for good: fenced, or past the end of the lease."""
-        return self.life.lapsed(self._clock.boot_ms())
-
-    @property
-    def left_ms(self) -> int:
-        """Milliseconds until the lease ends."""
-        return self.life.left_ms(self._clock.boot_ms())
-
-    @property
-    def renewed_ms(self) -> int:
-        """The boot time at which the last heartbeat that renewed the lease was sent."""
-        return self.life.lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
-
     def stop(self) -> None:
         """Start no handler and pull nothing from now on."""
         self._on(PullEvent.STOPPED)
@@ -196,26 +178,6 @@ class PullClient(UserAcks):
     def _on(self, event: PullEvent) -> None:
         self.life.on(event)
         self._note_deadlines()
-
-    @property
-    def cursor(self) -> int:
-        """The offset below which the broker has an ack of every message."""
-        return self._offsets.cursor
-
-    @property
-    def acked_to_end(self) -> bool:
-        """True when the partition is sealed, and its group has acked it to the end."""
-        return self._offsets.drained
-
-    @property
-    def drained(self) -> bool:
-        """True when it is acked to the end, and no parked message is with handlers."""
-        return self._offsets.drained and not self.parking.busy
-
-    @property
-    def has_parked(self) -> bool:
-        """True if messages may be parked on the partition."""
-        return self.parking.has_parked
 
     # ── parked messages ──────────────────────────────────────────────────────────────────────────────
     @property
@@ -317,37 +279,6 @@ class PullClient(UserAcks):
         """Where the consumer is open: one for each consumer."""
         return self._connections.home
 
-    # ── what users see and steer ─────────────────────────────────────────────────────────────────────
-    @property
-    def paused(self) -> bool:
-        """True while the user has paused the partition."""
-        return PAUSED in self.gate.reasons
-
-    @property
-    def position(self) -> Position:
-        """How far the partition is pulled and acked."""
-        offsets = self._offsets
-        return self._progress.position(offsets.next_offset, offsets.cursor, self._clock.wall_ns())
-
-    @property
-    def next_offset(self) -> int:
-        """The first offset that is not pulled."""
-        return self._offsets.next_offset
-
-    @property
-    def missed(self) -> int:
-        """As `FetchOffsets.missed`."""
-        return self._offsets.missed
-
-    @property
-    def outstanding(self) -> int:
-        """Messages handed out and not yet handled or forgotten."""
-        return self._in_flight.count
-
-    async def wait_handled(self) -> None:
-        """Wait until every message handed out is handled or forgotten."""
-        await self._in_flight.wait_until_empty()
-
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
     async def run(self, body: Callable[[], Awaitable[None]]) -> None:
         """Run the body of a task, whose error ends this client or the consumer."""
@@ -428,16 +359,6 @@ class PullClient(UserAcks):
         self._offsets.end_offset = end_offset
         self._report_drained(before=drained)
 
-    @property
-    def sealed(self) -> bool:
-        """True if the partition ends: those that continue it wait until the group has acked all of it."""
-        return self._offsets.end_offset is not None
-
-    @property
-    def holds_fence(self) -> bool:
-        """True while the broker has the fence, and the lease has not ended."""
-        return self._offsets.begun and not self.lapsed
-
     def acked_to(self, answer: Acked) -> None:
         """Note that acks are durable."""
         self.parking.note(answer.parked_version)  # before the partition counts as drained
@@ -479,20 +400,56 @@ class PullClient(UserAcks):
             return
         self.waiting_for = "messages"
         wait_ms = min(self._settings.pull_wait_ms, self._settings.ttl_ms // 3)
-        answer, payload = await self._broker.call(
-            Pull(*self._who, self._offsets.next_offset, self._settings.pull_bytes, wait_ms),
-            wait_ms=wait_ms,
-        )
+        answer, payload = await self._broker.call(self._pull_request(wait_ms), wait_ms=wait_ms)
         assert isinstance(answer, Batches)
         await self.parking.check(answer.parked_version)
         self._progress.end_offset = answer.next_offset
         await self._wait_while_held()
         if answer.sealed:
             self._sealed_at(answer.next_offset)
+        left_out = deque(answer.left_out)
         for start, header in batch_starts(payload):
+            while left_out and left_out[0][0] < header.base_offset:
+                self._pass_over(*left_out.popleft())
             self._open_batch(payload, start, header)
             if header.length < len(payload):
                 await asyncio.sleep(0)
+        for low, high in left_out:
+            self._pass_over(low, high)
+
+    def _pull_request(self, wait_ms: int) -> Pull:
+        wanted = self.owner.wanted
+        return Pull(
+            *self._who,
+            self._offsets.next_offset,
+            self._settings.pull_bytes,
+            wait_ms,
+            () if wanted is None else wanted.tags,
+        )
+
+    def _pass_over(self, start: int, end: int) -> None:
+        """Count the messages `[start, end)` as handled: the broker has left them out, and they are not wanted."""
+        for low, high in self._offsets.pass_over(start, end):
+            self._handled.done_range(low, high)
+            self._acks.send_soon()
+        if self._careful is not None:
+            self._careful.put([])  # there is no suspect among them any more
+
+    def _divert(self, messages: list[Message]) -> list[Message]:
+        """Park the messages whose keys are parked, and pass over those of them that are not wanted; returns the others."""
+        wanted, keys = self.owner.wanted, self.parking.keys
+        if wanted is not None:
+            unwanted = {
+                message.offset
+                for message in messages
+                if message.key in keys and wanted.rejects(message)
+            }
+            for offset in sorted(unwanted):
+                self._handled.done(offset)
+            if unwanted:
+                self._acks.send_soon()
+            messages = [message for message in messages if message.offset not in unwanted]
+        return self.parking.divert(messages)
 
     def _open_batch(self, payload: memoryview, start: int, header: Header) -> None:
         """Decode a batch and hand out the messages that were neither pulled before nor acked."""
@@ -518,7 +475,7 @@ class PullClient(UserAcks):
             self._careful.put(messages)
             return
         if self.parking.keys:
-            messages = self.parking.divert(messages)
+            messages = self._divert(messages)
         self.hand_out(messages)
 
     def _without_parked(
@@ -528,7 +485,7 @@ class PullClient(UserAcks):
         messages = self._decode(payload, start, header, self)
         base = header.base_offset
         wanted = [message for low, high in ranges for message in messages[low - base : high - base]]
-        left = self.parking.divert(wanted)
+        left = self._divert(wanted)
         return list(IntervalSet((message.offset, message.offset + 1) for message in left))
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ...protocol.codecs.codec import Codec
 from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
+from ..delivery.filter import MessageFilter
 from ..delivery.pulled_batch import PulledBatch
 
 
@@ -17,6 +18,8 @@ class PullOwner(Protocol):
     codec: Codec[Any] | None
     keeps_batches: bool
     """It takes batches that are not opened."""
+    wanted: MessageFilter | None
+    """Which messages it wants; None: all."""
 
     async def takes_messages(self) -> bool:
         """Wait until it is known how the program takes what is pulled; False: as Arrow data."""

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, Self
@@ -39,6 +39,7 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up
 from ...rpc.environment import Environment
 from ...rpc.home import Resident
+from ..delivery.filter import MessageFilter
 from ..pulling.read_messages import read_messages
 from .bounds import (  # fmt: skip
     Bound,
@@ -94,6 +95,7 @@ class Reader(Resident, Generic[V]):
         stop: Stop | None = None,
         key: bytes | None = None,
         partition: int | None = None,
+        tags: Collection[str] | None = None,
         where: Callable[[Message[V]], bool] | None = None,
         follow: bool = False,
         codec: Codec[V] | None = None,
@@ -116,7 +118,7 @@ class Reader(Resident, Generic[V]):
                 Of a best_tried subject that is not static every partition is asked.  Messages that a producer placed
                 itself (`queue=`, `partitioner=`) may lie elsewhere: find these with `where`.
             partition: only the partition with this id.
-            where: only messages for which it returns True; it runs in the event loop.
+            tags, where: only messages with one of these tags, and for which `where` returns True; it runs in the event loop.
             follow: go on with messages that are stored later, through later resizes and moves.
 
         Raises:
@@ -125,9 +127,7 @@ class Reader(Resident, Generic[V]):
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
-        if codec is not None:
-            check_codec(codec)
-        _check_arguments(key=key, partition=partition, where=where)
+        _check_arguments(key=key, partition=partition, where=where, codec=codec)
         self._environment = _environment or Environment()
         now_ms = self._environment.clock.wall_ms()
         self._start = start_bound(start, partition=partition, now_ms=now_ms)
@@ -137,6 +137,7 @@ class Reader(Resident, Generic[V]):
         self._subject = subject
         self._key = key
         self._partition = partition
+        self._tags = None if tags is None else MessageFilter(tags)
         self._where = where
         self._codec = codec
         self._timeout_ms = call_timeout_ms
@@ -220,6 +221,8 @@ class Reader(Resident, Generic[V]):
 
     def _passes(self, message: Message[V]) -> bool:
         if self._key is not None and message.key != self._key:
+            return False
+        if self._tags is not None and self._tags.rejects(message):
             return False
         if self._where is None:
             return True
@@ -417,8 +420,12 @@ class Reader(Resident, Generic[V]):
             self._finish(int(place.partition.partition_id))
 
 
-def _check_arguments(*, key: object, partition: object, where: object) -> None:
+def _check_arguments(
+    *, key: object, partition: object, where: object, codec: Codec[V] | None
+) -> None:
     """Raises ConfigError."""
+    if codec is not None:
+        check_codec(codec)
     if key is not None and (not isinstance(key, bytes) or not key):
         tip = ": use key.encode()" if isinstance(key, str) and key else ""
         raise ConfigError(f"key is bytes, at least one, not {key!r:.40}{tip}")

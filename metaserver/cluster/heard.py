@@ -265,7 +265,7 @@ def _lock_groups(connection: Connection, ids: Collection[int]) -> set[int]:
 _unsettled = (
     sa.update(groups)
     .where(groups.c.group_id == sa.bindparam("of_group"))
-    .values(settled=False, version=groups.c.version + 1)
+    .values(settled=False, version=groups.c.version + 1, idle_since=None)
 )
 
 

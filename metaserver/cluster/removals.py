@@ -28,6 +28,7 @@ from ..sql.schema import (
     groups,
     heard,
     leases,
+    live_resets,
     operations,
     partition_parents,
     partitions,
@@ -200,7 +201,7 @@ def end_deletions(connection: Connection) -> list[str]:
 
 
 def _delete_group_rows(connection: Connection, ids: Collection[int]) -> None:
-    for table in (sessions, leases, starts, suspended_clients, drained, heard, groups):
+    for table in (live_resets, sessions, leases, starts, suspended_clients, drained, heard, groups):
         connection.execute(sa.delete(table).where(table.c.group_id.in_(ids)))
 
 

@@ -98,7 +98,7 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     members = read_members(connection, group_id)
     held = read_leases(connection, group_id)
     begun = {key for key, lease in held.items() if lease.session or lease.wanted}
-    readable = _read_readable(connection, group, begun)
+    readable = [] if group.resetting else _read_readable(connection, group, begun)
     if group.shared:
         settlement = settle_shared(held, readable, last_token=group.last_token)
         moved = moved or bool(settlement.leases)
@@ -244,7 +244,7 @@ def release_unheld(
 _drained = sa.select(drained.c.partition_id).where(drained.c.group_id == sa.bindparam("of_group"))
 _heard = sa.select(heard.c.partition_id).where(heard.c.group_id == sa.bindparam("of_group"))
 _newly_drained = (
-    sa.select(leases.c.partition_id)
+    sa.select(leases.c.partition_id, leases.c.token)
     .join(partitions, partitions.c.partition_id == leases.c.partition_id)
     .where(
         leases.c.group_id == sa.bindparam("of_group"),
@@ -257,7 +257,11 @@ _newly_drained = (
 
 
 def note_drained(
-    connection: Connection, session: str, ids: Collection[int], parked: Collection[int] = ()
+    connection: Connection,
+    session: str,
+    ids: Collection[int],
+    parked: Collection[int] = (),
+    holding: Collection[tuple[int, int]] | None = None,
 ) -> int | None:
     """
     Note that a group has acked sealed partitions to their end, as the session says that holds or shares them.
@@ -266,6 +270,8 @@ def note_drained(
 
     Args:
         parked: those of them on which the group has parked messages.
+        holding: (partition id, token) of what the session says it holds; None: not said.  A report under a token of before
+            may be older than a reset of the cursor, which the session has lived through.
 
     Returns:
         The id of the group if one of them was not drained before, else None.
@@ -277,10 +283,10 @@ def note_drained(
     lock_group(connection, group_id)
     live_session(connection, session)  # a reset may have ended it before the group was locked
     which = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
-    ids_drained = connection.execute(_newly_drained, which).scalars()
     rows = [
         {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
-        for partition_id in ids_drained
+        for partition_id, token in connection.execute(_newly_drained, which)
+        if holding is None or (partition_id, token) in holding
     ]
     insert_new(connection, drained, rows)
     if not rows:

@@ -14,7 +14,7 @@ from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy
 from ..sql.dialect import insert_or_replace
-from ..sql.schema import groups, leases, sessions, subjects
+from ..sql.schema import groups, leases, live_resets, sessions, subjects
 from .leases import Lease
 from .sessions import lock_in_order
 from .stored_settings import client_is_suspended
@@ -36,10 +36,20 @@ class LockedGroup:
     shared: bool
     retention: Retention
     """Of the subject."""
+    resetting: bool = False
+    """An operator sets its progress under its sessions: they are granted nothing until that is done."""
 
 
+_pending_reset = sa.exists().where(
+    live_resets.c.group_id == groups.c.group_id, live_resets.c.answer.is_(None)
+)
 _locked_group = (
-    sa.select(groups, subjects.c.route_version.label("subject_version"), subjects.c.retention)
+    sa.select(
+        groups,
+        subjects.c.route_version.label("subject_version"),
+        subjects.c.retention,
+        _pending_reset.label("resetting"),
+    )
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(groups.c.group_id == sa.bindparam("of_group"))
     .with_for_update(of=groups)
@@ -66,6 +76,7 @@ def lock_group(connection: Connection, group_id: int) -> LockedGroup:
         subject_version=row.subject_version,
         shared=row.strategy == ConsumeStrategy.SHARED,
         retention=Retention(row.retention),
+        resetting=row.resetting,
     )
 
 

@@ -177,7 +177,7 @@ class GroupService:
                     await self._suspend(again, self._settling_first)
                 if ask.drained:
                     drained_by = await self._database.write_first(
-                        note_drained, session, ask.drained, ask.parked
+                        note_drained, session, ask.drained, ask.parked, ask.holding
                     )
                     if drained_by is not None:
                         await self._settling_first.run(drained_by, None)

@@ -20,6 +20,7 @@ from ...protocol.control import Join, Suspend
 from ...protocol.errors import (
     GroupBusyError,
     GroupDeletedError,
+    GroupFilterError,
     GroupStrategyError,
     GroupUnknownError,
     InstanceTakenError,
@@ -35,7 +36,7 @@ from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
-from ..sql.schema import groups, leases, sessions, subjects
+from ..sql.schema import groups, leases, live_resets, sessions, subjects
 from .creation import EARLIEST, insert_group
 from .stored_settings import start_of
 
@@ -89,6 +90,21 @@ _joined_before = _row.add_columns((sessions.c.expires_at > now_ms()).label("aliv
     sessions.c.session == sa.bindparam("of_session")
 )
 _members = sa.select(sa.func.count()).where(sessions.c.group_id == sa.bindparam("of_group"))
+_pending_reset = sa.select(
+    sa.exists().where(
+        live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
+    )
+)
+"""A reset under live sessions: one more may join, and is granted nothing until it is done."""
+_other_filter = (
+    sa.select(sessions.c.filter, sessions.c.client)
+    .where(
+        sessions.c.group_id == sa.bindparam("of_group"),
+        sessions.c.expires_at > now_ms(),
+        sessions.c.filter != sa.bindparam("of_filter"),
+    )
+    .limit(1)
+)
 _joined = sa.insert(sessions).values(expires_at=now_ms() + sa.bindparam("for_ms"))
 
 
@@ -100,6 +116,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         InvalidNameError, SubjectUnknownError
         InvalidRequestError: the session is one of another group.
         GroupStrategyError: the group has another strategy.
+        GroupFilterError: a live session of the group leaves other messages out.
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: the group's progress is being set.
         GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
@@ -119,15 +136,11 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         raise InvalidRequestError("this session has joined another group", session=ask.session)
     if known is not None and known.alive:
         return replace(_session_row(known), start=start)
-    left_ms = duty_left_ms(connection, reset_duty(group_id))
-    if left_ms:
-        raise GroupBusyError(
-            "the progress of this consumer group is being set; join again in a moment",
-            left_ms=left_ms,
-        )
+    _check_not_reset(connection, group_id)
     if known is not None:  # it has expired: its leases are freed before it begins again
         end_sessions(connection, [SessionId(ask.session)])
     replaced = _replace_instance(connection, group_id, ask) if ask.instance else ()
+    _check_filter(connection, group_id, ask)
     if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
     row = {
@@ -139,6 +152,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         "grants_version": group.version + 1,
         "suspended": ask.suspended,
         "instance": ask.instance,
+        "filter": ask.filter,
     }
     connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
     mark_unsettled(connection, group_id)
@@ -187,6 +201,34 @@ def _replace_instance(connection: Connection, group_id: int, ask: Join) -> tuple
         connection.execute(_inherited, heirs)
         end_sessions(connection, ids)
     return tuple(ids)
+
+
+def _check_not_reset(connection: Connection, group_id: int) -> None:
+    """Raises GroupBusyError."""
+    left_ms = duty_left_ms(connection, reset_duty(group_id))
+    if left_ms and not connection.execute(_pending_reset, {"of_group": group_id}).scalar_one():
+        raise GroupBusyError(
+            "the progress of this consumer group is being set; join again in a moment",
+            left_ms=left_ms,
+        )
+
+
+def _check_filter(connection: Connection, group_id: int, ask: Join) -> None:
+    """Raises GroupFilterError."""
+    which = {"of_group": group_id, "of_filter": ask.filter}
+    other = connection.execute(_other_filter, which).first()
+    if other is not None:
+        raise GroupFilterError(
+            f"this consumer of group {ask.group!r} has {_shown(ask.filter)}; {other.client!r:.80}, another member, "
+            f"has {_shown(other.filter)}",
+            stored=other.filter,
+            asked=ask.filter,
+            client=other.client,
+        )
+
+
+def _shown(text: str) -> str:
+    return text or "no filter"
 
 
 def _lock_or_create_group(

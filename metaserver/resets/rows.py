@@ -1,7 +1,8 @@
 """Rows of a reset: its partitions, their new tokens, and what is drained afterwards.  SQL, synchronous.
 
 Invariants
-    A group with a live session is not reset; while a reset holds a group, no session begins.
+    A group with a live session is not reset, and while a reset holds a group, no session begins; but for a live reset,
+    which begins once no session holds a lease, and while it is pending none is granted one.
     A reset sets all partitions that the group could read when it began, but for abandoned ones on silent brokers: these
     are listed in the answer, and set by naming them once their broker is back.
     Drained partitions are forgotten before any cursor falls, and noted again after a cursor was set to the end.
@@ -28,6 +29,7 @@ from ...protocol.errors import (
 from ...protocol.ids import FencingToken, check_name
 from ...protocol.progress import ResetGroup
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
+from ...protocol.text import counted
 from ..cluster.heard import mark_unsettled
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
@@ -35,7 +37,16 @@ from ..groups.leases import drained_through, raise_token_floor
 from ..groups.sessions import sweep_sessions
 from ..sql.dialect import insert_new, insert_or_replace
 from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
-from ..sql.schema import drained, groups, leases, partition_parents, partitions, sessions, starts
+from ..sql.schema import (
+    drained,
+    groups,
+    leases,
+    live_resets,
+    partition_parents,
+    partitions,
+    sessions,
+    starts,
+)
 from .cursors import check_ask
 
 
@@ -139,18 +150,21 @@ def begin_reset(
     holder: str,
     lease_ms: int,
     fence: int = 0,
+    reset_id: int = 0,
 ) -> dict[int, int] | None:
     """
     Keep sessions from joining for `lease_ms`, and give each partition a token above all that were granted.
 
     Args:
         fence: the highest token that the brokers have seen; above SQL's if the database was restored from a copy.
+        reset_id: the pending live reset that this is; 0: none.
 
     Returns:
         Partition id → token; None if the scope has changed and has to be planned again.
 
     Raises:
-        GroupBusyError: the group has live sessions, another reset holds it, or the database was just rebuilt.
+        GroupBusyError: the group has live sessions, or of a live reset one that holds a lease; another reset holds it or is
+            pending; or the database was just rebuilt.
     """
     group_id, ids = scope.group_id, scope.ids
     here = sa.and_(groups.c.group_id == group_id, sa.not_(groups.c.deleting))
@@ -160,16 +174,7 @@ def begin_reset(
         return None
     last, strategy = row
     sweep_sessions(connection, group_id)
-    count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
-    live = connection.execute(count).scalar_one()
-    if live:
-        raise GroupBusyError(f"the consumer group has {live} live consumers", sessions=live)
-    left_ms = duty_left_ms(connection, rebuilt_duty(group_id))
-    if left_ms:
-        raise GroupBusyError(
-            "the database was rebuilt, and consumers from before may still be at work",
-            left_ms=left_ms,
-        )
+    _check_free(connection, group_id, reset_id)
     selected, _ = _selected(connection, scope.subject_id, scope.ask)
     if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
         return None
@@ -190,7 +195,40 @@ def begin_reset(
     values = {"last_token": last_token + len(tokens), "told": False}
     connection.execute(sa.update(groups).where(here).values(values))
     mark_unsettled(connection, group_id)
+    begun = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
+    connection.execute(begun.values(begun=True))
     return tokens
+
+
+_pending = sa.select(live_resets.c.reset_id).where(
+    live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
+)
+_live = sa.select(sa.func.count()).where(sessions.c.group_id == sa.bindparam("of_group"))
+_held = sa.select(sa.func.count()).where(
+    leases.c.group_id == sa.bindparam("of_group"), leases.c.session.is_not(None)
+)
+
+
+def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
+    """Raises GroupBusyError: sessions are in the way of a reset, or another reset is; or the database was just rebuilt."""
+    left_ms = duty_left_ms(connection, rebuilt_duty(group_id))
+    if left_ms:
+        raise GroupBusyError(
+            "the database was rebuilt, and consumers from before may still be at work",
+            left_ms=left_ms,
+        )
+    which = {"of_group": group_id}
+    pending = connection.execute(_pending, which).scalar_one_or_none() or 0
+    if pending != reset_id:
+        raise GroupBusyError("another reset of this consumer group is pending, or this one is done")
+    if reset_id:
+        held = connection.execute(_held, which).scalar_one()
+        if held:
+            raise GroupBusyError(f"{counted(held, 'partition')} of the group are not handed over")
+        return
+    live = connection.execute(_live, which).scalar_one()
+    if live:
+        raise GroupBusyError(f"the consumer group has {live} live consumers", sessions=live)
 
 
 def end_reset(
@@ -200,6 +238,7 @@ def end_reset(
     cursors: Mapping[int, int],
     *,
     holder: str,
+    answered: tuple[int, str] = (0, ""),
 ) -> None:
     """
     Let sessions join again, and note what is drained.
@@ -207,6 +246,7 @@ def end_reset(
     Args:
         tokens: what `begin_reset` returned.
         cursors: partition id → cursor that its broker has set; empty if the reset was not finished.
+        answered: the id of the live reset that is done, and its answer as JSON; 0: none is.
     """
     here = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(here).with_for_update()).one()
@@ -228,6 +268,9 @@ def end_reset(
         and cursors[row.partition_id] == row.end_offset
     ]
     note_at_end(connection, group_id, at_end)
+    reset_id, answer = answered
+    done = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
+    connection.execute(done.values(answer=answer))
     mark_unsettled(connection, group_id)
 
 

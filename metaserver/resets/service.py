@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from ...protocol.control import PartitionStatus
@@ -81,11 +82,18 @@ class ResetService:
             ResetUnfinishedError: some cursors are set, others may not be; call again.
         """
         if ask.dry_run:
-            return await self._plan(subject, group, ask)
+            plan, _ = await self.plan(subject, group, ask)
+            return plan
+        return await self.run(subject, group, ask)
+
+    async def run(
+        self, subject: str, group: str, ask: ResetGroup, *, reset_id: int = 0
+    ) -> GroupReset:
+        """As `reset`; of a reset with an id, see `live.py`, sessions may live that hold no lease, and its row gets the answer."""
         self._resets += 1
         # Two resets of one process exclude each other, too.
         holder = f"{self._holder}.{self._resets}"
-        scope, cursors, tokens = await self._begin(subject, group, ask, holder)
+        scope, cursors, tokens = await self._begin(subject, group, ask, holder, reset_id)
         self._after_step("reset-begun")
         done: dict[int, int] = {}
         try:
@@ -96,29 +104,38 @@ class ResetService:
             await self._database.write(end_reset, scope.group_id, tokens, {}, holder=holder)
             raise
         self._after_step("reset-told")
-        await self._database.write(end_reset, scope.group_id, tokens, done, holder=holder)
-        log.info("group %s of %s was set to %s", group, subject, ask.to)
-        return replace(
+        answer = replace(
             _answer(subject, group, scope.partitions, done, tokens),
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
         )
+        await self._database.write(
+            end_reset,
+            scope.group_id,
+            tokens,
+            done,
+            holder=holder,
+            answered=(reset_id, msgspec.json.encode(answer).decode()),
+        )
+        log.info("group %s of %s was set to %s", group, subject, ask.to)
+        return answer
 
-    async def _plan(self, subject: str, group: str, ask: ResetGroup) -> GroupReset:
-        """What the same call would set without `dry_run`, if nothing changed until then; live sessions may."""
+    async def plan(self, subject: str, group: str, ask: ResetGroup) -> tuple[GroupReset, int]:
+        """What the same call would set without `dry_run`, if nothing changed until then, and the id of the group."""
         scope = await self._database.read(reset_scope, subject, group, ask)
         parts = await self._read_all(scope, group, ask)
         cursors = new_cursors(ask, parts, static=scope.static)
         before = {int(part.partition.partition_id): part.present for part in parts}
         tokens = dict.fromkeys(cursors, 0)
         plan = _answer(subject, group, scope.partitions, cursors, tokens)
-        return replace(
+        plan = replace(
             plan,
             cursors=[replace(view, before=before[view.partition_id]) for view in plan.cursors],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
             dry_run=True,
         )
+        return plan, scope.group_id
 
     async def _read_all(
         self, scope: ResetScope, group: str, ask: ResetGroup
@@ -131,7 +148,7 @@ class ResetService:
         )
 
     async def _begin(
-        self, subject: str, group: str, ask: ResetGroup, holder: str
+        self, subject: str, group: str, ask: ResetGroup, holder: str, reset_id: int
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
         """Plan and take the tokens; returns scope, cursors and tokens.  Raises what `reset` raises while nothing is changed."""
         for _ in range(PLANS_MAX):
@@ -144,6 +161,7 @@ class ResetService:
                 holder=holder,
                 lease_ms=self._settings.operation_lease_ms,
                 fence=max((part.fence for part in parts), default=0),
+                reset_id=reset_id,
             )
             if tokens is not None:
                 return scope, cursors, tokens

@@ -3,7 +3,8 @@
     subjects ─┬─ partitions ─── partition_parents
               ├─ removals                 what brokers still have to drop or forget; see cluster/removals.py
               ├─ operations ─── steps     what changes the partitions, journaled; see operations.py of the protocol
-              └─ groups ─┬─ sessions       one consumer each; alive while expires_at > now by the database
+              └─ groups ─┬─ live_resets    what an operator sets under live consumers
+                         ├─ sessions       one consumer each; alive while expires_at > now by the database
                          ├─ heard          partitions whose brokers have the group on their disks
                          ├─ leases         one row for each partition ever granted; the row outlives its owner
                          ├─ starts         where a new group begins, until its broker has stored it; see starts/rows.py
@@ -29,6 +30,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     UniqueConstraint,
     false,
     text,
@@ -308,6 +310,11 @@ groups = Table(
         server_default=false(),
         comment="an operator lets it have no grants",
     ),
+    Column(
+        "idle_since",
+        BigInteger,
+        comment="no session since; null: it has one, or is not looked at yet",
+    ),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
@@ -335,6 +342,13 @@ sessions = Table(
         nullable=False,
         server_default="",
         comment="the name under which a restarted client takes its place; empty: none",
+    ),
+    Column(
+        "filter",
+        String(512),
+        nullable=False,
+        server_default="",
+        comment="what the consumer leaves out; the same for all sessions of a group",
     ),
     Index(None, "expires_at"),
 )
@@ -389,6 +403,18 @@ suspended_clients = Table(
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
     Column("client", String(512), primary_key=True),
     comment="members that an operator lets have no grants, by name",
+)
+
+live_resets = Table(
+    "live_resets",
+    metadata,
+    Column("reset_id", BigId, primary_key=True, autoincrement=True),
+    Column("group_id", ForeignKey(groups.c.group_id), nullable=False, unique=True),
+    Column("ask", Text, nullable=False, comment="ResetGroup as JSON"),
+    Column("begun", Boolean, nullable=False, server_default=false(), comment="cursors may be set"),
+    Column("answer", Text, comment="GroupReset as JSON; null: the group is granted nothing"),
+    sqlite_autoincrement=True,
+    comment="resets of groups with live consumers",
 )
 
 removals = Table(

@@ -20,6 +20,7 @@
     │   ├── ForkedError, OtherLoopError, AlreadyOpenError  raised by the client: not open here
     │   ├── OtherTaskError, MixedUseError                  raised by a consumer without a handler
     │   ├── SeekRefusedError                               a consumer does not set the progress of its group
+    │   ├── GroupFilterError                               another member of the group leaves other messages out
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
@@ -53,6 +54,7 @@
     │   ├── PartlyQueuedError                              by send_all
     │   └── RowsRefusedError, RowsGivenUpError             by send_arrow
     ├── ReadFilterError                the `where` of a reader failed
+    ├── FilterError                    the `filter` of a consumer failed: a failed try of that message
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError
     │   ├── CorruptIndexError          the next start makes the index anew from the log
@@ -77,6 +79,7 @@ from .base import KIND_BY_CODE
 from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError
 from .base import RetryRule as RetryRule
+from .consuming import *  # noqa: F403 - the rest of the tree
 from .deletions import *  # noqa: F403 - the rest of the tree
 from .failures import *  # noqa: F403 - the rest of the tree
 from .groups import *  # noqa: F403 - the rest of the tree

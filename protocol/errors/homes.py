@@ -60,6 +60,6 @@ class SeekRefusedError(RefusedError):
     code = 1166
     summary = "a consumer does not set the progress of its group"
     hint = (
-        "Close the group's consumers, then: keylane group reset SUBJECT GROUP --to ..., or Admin.reset_group.  To look at "
+        "For all members: keylane group reset SUBJECT GROUP --to ... --live, or Admin.reset_group(…, live=True).  To look at "
         "messages again without a group: keylane.QueueReader."
     )

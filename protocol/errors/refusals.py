@@ -503,9 +503,7 @@ class GroupBusyError(RefusedError):
     code = 1193
     retry = RetryRule.LATER
     summary = "the consumer group has live consumers"
-    hint = (
-        "Stop them, or wait until the ttl of those that died has passed, and no other reset runs."
-    )
+    hint = "Reset it with --live, or stop them, or wait until the ttl of those that died has passed, and no other reset runs."
     left_ms = Detail(int)
     """How long a running reset may still take."""
     sessions = Detail(int)

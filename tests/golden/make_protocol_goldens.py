@@ -49,7 +49,7 @@ FAILING = FailingMessage(
 FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (1, frames.Append(7)),
     (2, frames.Acquire(7, "audit", "0123456789abcdef", 5, 30_000)),
-    (3, frames.Pull(7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000)),
+    (3, frames.Pull(7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000, ("paid",))),
     (
         4,
         frames.Ack(
@@ -72,7 +72,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (21, frames.ReadEdited(7, "audit", None, 3, 2**40)),
     (1, frames.Appended(-1, "fsync", True)),
     (2, frames.Acquired(3, ((5, 9),), 12, False, ((4, 7),), 2, (3, 4), 12, ((3, 2),))),
-    (3, frames.Batches(0, 12, 9, True, 2)),
+    (3, frames.Batches(0, 12, 9, True, 2, ((5, 7),))),
     (4, frames.Acked(2**40, 2)),
     (5, frames.Released()),
     (8, frames.Handed(((3, 5), (9, 2**40)), 3, 2**40, True)),

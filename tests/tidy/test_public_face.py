@@ -54,6 +54,7 @@ def test_every_name_of_the_face_is_what_its_module_has():
         value = getattr(keylane, name)
         assert name in {
             "BatchHandler",
+            "Filter",
             "Handler",
             "NACK",
             "PartitionsCallback",

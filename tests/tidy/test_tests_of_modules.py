@@ -93,7 +93,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/parking/test_parked_keys.py": "ancestors context key_parking park_sender redrive",
     },
     "consumer/pulling": {
-        "unit/consumer/pulling/test_pull_client.py": "ack_sender pull_owner",
+        "unit/consumer/pulling/test_pull_client.py": "ack_sender pull_owner pull_views",
         "unit/consumer/test_rebalance.py": "pull_gate",
         "integration/consumers/test_shared_groups.py": "shared_client",
         "integration/reading/test_reader.py": "read_messages",
@@ -168,7 +168,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "deletions failures groups homes outbox parked reading refusals scheduled sink",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked reading refusals scheduled sink",
     },
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {

@@ -238,6 +238,13 @@ def group_reset(
         typer.Option(metavar="MESSAGES", help="In place of --to: forward, or back: --shift -100."),
     ] = None,
     dry_run: DryRunOption = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Also with live consumers: they hand everything over, and go on at the new offsets.",
+        ),
+    ] = False,
     queue: Annotated[
         int | None, typer.Option(min=0, help="Only this logic queue, of a static subject.")
     ] = None,
@@ -252,7 +259,7 @@ def group_reset(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Set the cursors of a group without live consumers; run again, it finishes an interrupted reset."""
+    """Set the cursors of a group without live consumers, or --live; run again, it finishes an interrupted reset."""
     from ...screen import run
     from .reset import reset_group
 
@@ -268,5 +275,6 @@ def group_reset(
             queue=queue,
             partition=partition,
             dry_run=dry_run,
+            live=live,
         ),
     )

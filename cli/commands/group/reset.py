@@ -37,6 +37,7 @@ async def reset_group(
     queue: int | None,
     partition: int | None,
     dry_run: bool,
+    live: bool,
 ) -> None:
     """Set the cursors of a group and show them; with `dry_run` only show them."""
     if (to is None) == (shift is None):
@@ -55,6 +56,7 @@ async def reset_group(
             partition_id=partition,
             shift=shift,
             dry_run=dry_run,
+            live=live,
         )
     if output is OutputFormat.JSON:
         show_json(reset)

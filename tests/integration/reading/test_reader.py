@@ -234,6 +234,44 @@ async def test_reader_goes_on_when_the_broker_comes_back(cluster: Cluster):
     assert by_key(messages) == {key: [0, 1, 2] for key in KEYS}
 
 
+async def test_each_reader_gets_every_message_from_now_on(shared_cluster: Cluster):
+    """Through a resize, in the order of each key, and without a group: a broadcast."""
+    await shared_cluster.create("read-all", partitions=1)
+    await send(shared_cluster, "read-all", range(2))
+    known = {"subject": "read-all", "start": "latest", "follow": True}
+    async with (
+        asyncio.timeout(60),
+        Reader(shared_cluster.meta, **known) as first,
+        Reader(shared_cluster.meta, **known) as second,
+    ):
+        await send(shared_cluster, "read-all", range(2, 4))
+        ask = Reshape(kind=OperationKind.RESIZE, subject="read-all", partitions=2)
+        await shared_cluster.reshape(ask)
+        await send(shared_cluster, "read-all", range(4, 6))
+        for reader in (first, second):
+            messages = [await anext(reader) for _ in range(4 * len(KEYS))]
+            assert by_key(messages) == {key: [2, 3, 4, 5] for key in KEYS}
+    assert await groups_of(shared_cluster, "read-all") == []
+
+
+async def test_reader_gives_messages_with_one_of_the_tags(shared_cluster: Cluster):
+    """In code and on the command line; the others count as read."""
+    await shared_cluster.create("read-tags", partitions=2)
+    async with Producer(shared_cluster.meta) as producer:
+        for number in range(9):
+            tags = ["paid", "new", ""][number % 3]
+            await producer.send("read-tags", b"%d" % number, key=b"k", tags=[tags] if tags else ())
+    async with Reader(shared_cluster.meta, "read-tags", tags=["paid", "void"]) as reader:
+        assert [int(message.value) async for message in reader] == [0, 3, 6]
+        assert sum(reader.positions.values()) == 9
+    words = ("--tag", "new", "--tag", "paid", "--meta", shared_cluster.meta)
+    done = run_keylane("read", "read-tags", "--format", "{value}", *words)
+    assert done.stdout.split() == ["0", "1", "3", "4", "6", "7"]
+    words = ("--group", "g", "--idle", "1", "--format", "{value}", "--tag", "new", *words[4:])
+    done = run_keylane("consume", "read-tags", *words)
+    assert done.stdout.split() == ["1", "4", "7"]
+
+
 async def test_read_command_prints_messages_and_makes_no_group(shared_cluster: Cluster):
     await shared_cluster.create("read-command", partitions=2)
     await send(shared_cluster, "read-command", range(4))

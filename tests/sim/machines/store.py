@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,14 @@ def batch(
     producer_id: int = 7,
     epoch: int = 0,
     value: bytes = b"value",
+    properties: Sequence[bytes] = (),
 ) -> bytes:
     return encode_batch(
         partition_id=partition_id,
         sent_at_ns=[10**18 + number for number in range(count)],
         keys=[b"k%d" % (sequence + number) for number in range(count)],
         values=[b"%s %d" % (value, sequence + number) for number in range(count)],
+        properties=properties,
         producer_id=producer_id,
         producer_epoch=epoch,
         sequence=sequence,

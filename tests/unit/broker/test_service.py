@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import (
@@ -21,6 +22,7 @@ from keylane.protocol.errors import (
     TokenUnknownError,
 )
 from keylane.protocol.frames import Ack, Acquire, Append, Pull, Read, Release
+from keylane.protocol.message import pack_properties
 from sim.machines.clock import ManualClock
 from sim.machines.disk import SimDisk
 from sim.machines.store import SESSION, Desk, batch, facts, open_store
@@ -456,3 +458,41 @@ async def test_impossible_partitions_are_not_hosted(desk, bad):
         desk.store.host(bad)
     assert desk.store.log.end == end
     assert set(desk.store.state.partitions) == {1}
+
+
+# ── tags ──────────────────────────────────────────────────────────────────────────────────────────────
+def tagged(sequence: int, *tags: str) -> bytes:
+    """A batch of two messages, of which the first has tags."""
+    return batch(sequence=sequence, properties=[pack_properties(None, tags) if tags else b"", b""])
+
+
+async def test_pull_leaves_out_batches_without_the_tag(desk):
+    """It says which; batches with the tag come whole, and a pull without tags gets everything."""
+    for sequence, tag in enumerate(["new", "paid", "new", "new"]):
+        await desk.append(tagged(2 * sequence, tag))
+    await desk.append(tagged(8))
+    await desk.acquire(1)
+    request = Pull(1, "audit", SESSION, 1, 1, 1 << 20, 0, ("paid", "void"))
+    answer, data = await desk.service.handle(request, memoryview(b""))
+    assert [header.base_offset for _, header in batch_starts(data)] == [2]
+    assert (answer.left_out, answer.upto) == (((1, 2), (4, 10)), 10)
+    answer, data = await desk.service.handle(replace(request, tags=()), memoryview(b""))
+    assert (len(batch_starts(data)), answer.left_out) == (5, ())
+
+
+async def test_pull_reads_on_when_everything_is_left_out(desk):
+    """One answer stands for many reads, so that an unwanted backlog costs few round trips."""
+    for sequence in range(6):
+        await desk.append(tagged(2 * sequence, "paid" if sequence == 5 else "new"))
+    await desk.acquire(1)
+    request = Pull(1, "audit", SESSION, 1, 0, 1, 0, ("paid",))
+    answer, data = await desk.service.handle(request, memoryview(b""))
+    assert [header.base_offset for _, header in batch_starts(data)] == [10]
+    assert answer.left_out == ((0, 10),)
+
+
+@pytest.mark.parametrize("tags", [("",), ("x" * 201,), ("x",) * 101])
+async def test_pull_of_impossible_tags_is_refused(desk, tags: tuple[str, ...]):
+    await desk.acquire(1)
+    with pytest.raises(InvalidRequestError):
+        await desk.say(Pull(1, "audit", SESSION, 1, 0, 1, 0, tags))

@@ -34,6 +34,7 @@ from keylane.protocol.frames import (
     Request,
 )
 from keylane.protocol.message import Message
+from keylane.protocol.offsets import Range
 from keylane.protocol.record import HEADER_BYTES, stamp
 from sim.machines.clock import ManualClock
 from sim.machines.store import SESSION, batch, facts
@@ -56,6 +57,8 @@ class ScriptedBroker:
         self.cursor = cursor
         self.first = 0
         self.sealed = False
+        self.left_out: tuple[Range, ...] = ()
+        """Is not sent; the first pull below says so."""
         self.requests: list[Request] = []
 
     def asked(self, kind: type) -> list[Request]:
@@ -71,6 +74,9 @@ class ScriptedBroker:
                     raise self.pulls.pop(0)
                 if offset >= self.end:
                     await asyncio.Event().wait()
+                if any(low <= offset < high for low, high in self.left_out):
+                    upto = self.left_out[-1][1]
+                    return Batches(self.first, self.end, upto, self.sealed, 0, self.left_out), b""
                 data = bytearray(batch(sequence=offset))
                 header = data[:HEADER_BYTES]
                 stamp(header, base_offset=offset, position=0, appended_at_ms=0)
@@ -89,6 +95,7 @@ class NotingOwner:
     """Notes what it is told."""
 
     keeps_batches = False
+    wanted = None
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -260,3 +267,18 @@ async def test_wait_for_acks_ends_when_the_partition_is_handed_over(fenced: bool
         client.stop()
         await client.hand_over(flush_ms=1_000)
         assert await asyncio.wait_for(waiting, 10) is not fenced
+
+
+async def test_messages_that_the_broker_left_out_are_acked_in_one_range():
+    """They count as handled, also at the sealed end, and the next pull begins behind them."""
+    broker = ScriptedBroker(batches=4)
+    broker.left_out, broker.sealed = ((2, 5), (6, 8)), True
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: client.life.state is PullState.EXHAUSTED)
+        assert [message.offset for message in owner.messages] == [0, 1]
+        client.done_range(0, 2)
+        await eventually(lambda: broker.asked(Ack))
+        acked = [ack.ranges for ack in broker.asked(Ack) if isinstance(ack, Ack)]
+        assert {each for ranges in acked for each in ranges} <= {(0, 2), (0, 5), (2, 5), (6, 8)}
+        assert (6, 8) in acked[-1]
+        assert client.outstanding == 0

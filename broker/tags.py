@@ -1,0 +1,73 @@
+"""Which batches can have messages of wanted tags, told from their bytes without cutting them into messages.  Pure.
+
+    batch ─▶ the properties at its end ─┬─ a wanted tag occurs in them, or they are packed ─▶ may have some: it stays
+                                        ╰─ none occurs ─▶ has none for certain: it is left out
+
+Invariants
+    A batch with a message of a wanted tag is never left out.  One without may stay: the tag may be part of another text.
+    What is left out is said, as ranges of offsets: the reader counts these messages as handled.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from ..protocol.offsets import Range
+from ..protocol.record import HEADER_BYTES, Compression, Header, read_header
+
+RANGES_MAX = 1_000
+"""Ranges that one answer leaves out, so that its header stays small; later batches stay."""
+
+
+def may_have(data: memoryview, header: Header, wanted: Sequence[bytes]) -> bool:
+    """
+    False if the batch certainly has no message with a wanted tag.
+
+    Args:
+        data: the batch, header and body.
+        wanted: the tags as UTF-8.
+    """
+    if header.compression != Compression.NONE:
+        return True
+    lengths: array[int] = array("I")
+    first = HEADER_BYTES + 16 * header.count
+    lengths.frombytes(data[first : first + 4 * header.count])
+    size = sum(lengths)
+    if not size:
+        return False
+    properties = bytes(data[header.length - size : header.length])
+    return any(tag in properties for tag in wanted)
+
+
+def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes, list[Range]]:
+    """
+    Take the batches without a wanted tag out of `data`.
+
+    Args:
+        data: whole batches, as they are stored.
+        offset: the first that was asked for; the first batch may begin below it.
+
+    Returns:
+        The batches that stay, and the ranges of offsets, from `offset` on, of those that do not.
+    """
+    view = memoryview(data)
+    kept: list[memoryview] = []
+    ranges: list[Range] = []
+    start = 0
+    while start < len(data):
+        header = read_header(data, start)
+        if not isinstance(header, Header):  # its reader says so
+            return data, []
+        end = start + header.length
+        low = max(offset, header.base_offset)
+        joins = bool(ranges) and ranges[-1][1] == low
+        stays = len(ranges) >= RANGES_MAX and not joins
+        if stays or may_have(view[start:end], header, wanted):
+            kept.append(view[start:end])
+        elif joins:
+            ranges[-1] = (ranges[-1][0], header.next_offset)
+        else:
+            ranges.append((low, header.next_offset))
+        start = end
+    return (b"".join(kept) if ranges else data), ranges

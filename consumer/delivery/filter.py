@@ -1,0 +1,158 @@
+"""Which messages a consumer wants: by tags, by equal properties, or by a function of the program.  Pure but for that.
+
+    pulled ─▶ matches? ─┬─ yes ─▶ handled
+                        ├─ no ──▶ counts as handled: it is acked without a handler
+                        ╰─ the function raised ─▶ FilterError: a failed try, as of a handler
+
+Invariant
+    A message counts as handled without a handler only if the filter has said so of this message.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from hashlib import blake2b
+from typing import Any
+
+from ...protocol.errors import ConfigError, CorruptBatchError, FilterError
+from ...protocol.limits import FILTER_CHARS_MAX, TAG_BYTES_MAX, TAGS_WANTED_MAX
+from ...protocol.message import Message
+
+PropertyFilter = Mapping[str, str | bytes]
+Filter = PropertyFilter | Callable[[Message[Any]], object]
+_SHORT = FILTER_CHARS_MAX - 40
+
+
+class MessageFilter:
+    """
+    The filter of a consumer.
+
+    Args:
+        tags: a message needs one of them; None: any message passes.
+        wanted: properties that a message needs with these values, or a plain function of a message; None: none.
+
+    Raises:
+        ConfigError: a tag or a property that no message can have, or a function that cannot be called so.
+    """
+
+    __slots__ = ("_predicate", "_properties", "_tag_bytes", "tags", "text")
+
+    def __init__(self, tags: Collection[str] | None = None, wanted: Filter | None = None) -> None:
+        self.tags = () if tags is None else check_tags(tags)
+        """Those that a message needs one of, sorted."""
+        self._tag_bytes = tuple(tag.encode() for tag in self.tags)
+        self._properties: dict[str, str | bytes] = {}
+        self._predicate: Callable[[Message[Any]], object] | None = None
+        if isinstance(wanted, Mapping):
+            self._properties = _checked(wanted)
+        elif wanted is not None:
+            if not callable(wanted) or inspect.iscoroutinefunction(wanted):
+                raise ConfigError(
+                    f"filter is a plain function of a message, or a dict of properties, not {wanted!r:.60}"
+                )
+            self._predicate = wanted
+        self.text = self._described()
+        """The same for two filters that leave the same messages out, as far as can be told of a function: by its name."""
+
+    def _described(self) -> str:
+        parts = [f"tags {', '.join(self.tags)}"] if self.tags else []
+        parts += [f"{name} = {value!r}" for name, value in sorted(self._properties.items())]
+        if self._predicate is not None:
+            name = getattr(self._predicate, "__qualname__", type(self._predicate).__qualname__)
+            parts.append(f"function {name}")
+        text = "; ".join(parts).encode(errors="backslashreplace").decode()
+        if len(text) > _SHORT:
+            digest = blake2b(text.encode(), digest_size=8).hexdigest()
+            text = f"{text[:_SHORT]}… ({digest})"
+        return text
+
+    def matches(self, message: Message[Any]) -> bool:
+        """
+        Whether the consumer wants a message.
+
+        Raises:
+            FilterError: it cannot be told: the function raised, or the properties of the message are not readable.
+        """
+        if self._tag_bytes and not any(tag in message.packed_properties for tag in self._tag_bytes):
+            return False
+        try:
+            if self.tags and not any(tag in self.tags for tag in message.tags):
+                return False
+            if self._properties:
+                properties = message.properties
+                for name, value in self._properties.items():
+                    if properties.get(name) != value:
+                        return False
+        except CorruptBatchError as error:
+            raise _error(message, error.message) from error
+        if self._predicate is None:
+            return True
+        try:
+            kept = self._predicate(message)
+        except Exception as error:
+            raise _error(message, f"{type(error).__name__}: {error}") from error
+        if inspect.isawaitable(kept):
+            if inspect.iscoroutine(kept):
+                kept.close()
+            raise _error(message, "it is async")
+        return bool(kept)
+
+    def rejects(self, message: Message[Any]) -> bool:
+        """True if the consumer certainly does not want a message."""
+        try:
+            return not self.matches(message)
+        except FilterError:
+            return False
+
+
+def filter_of(tags: Collection[str] | None, wanted: Filter | None) -> MessageFilter | None:
+    """The filter that a program gave; None: it gave none.  Raises ConfigError."""
+    return None if tags is None and wanted is None else MessageFilter(tags, wanted)
+
+
+def check_tags(tags: Collection[str]) -> tuple[str, ...]:
+    """
+    The wanted tags, sorted, each once.
+
+    Raises:
+        ConfigError: no collection of texts without commas; none; more than TAGS_WANTED_MAX; one over TAG_BYTES_MAX.
+    """
+    listed = [] if isinstance(tags, str | bytes) else list(tags)
+    for tag in listed:
+        if not isinstance(tag, str) or not tag or "," in tag or not _fits(tag):
+            raise ConfigError(
+                f"a tag is text without commas, of at most {TAG_BYTES_MAX} bytes, not {tag!r:.80}"
+            )
+    if not 0 < len(listed) <= TAGS_WANTED_MAX:
+        raise ConfigError(
+            f"tags are 1 to {TAGS_WANTED_MAX} texts, as tags=['paid'], not {tags!r:.80}"
+        )
+    return tuple(sorted(set(listed)))
+
+
+def _fits(tag: str) -> bool:
+    try:
+        return len(tag.encode()) <= TAG_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
+def _checked(properties: PropertyFilter) -> dict[str, str | bytes]:
+    """Raises ConfigError."""
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str | bytes):
+            raise ConfigError(
+                f"filter maps names of properties to text or bytes, not {name!r:.40} to {value!r:.40}"
+            )
+    if not properties:
+        raise ConfigError("filter={} names no property: leave it out to get every message")
+    return dict(properties)
+
+
+def _error(message: Message[Any], why: str) -> FilterError:
+    return FilterError(
+        f"the filter failed for message {message.offset} of partition {message.partition_id}: {why:.500}",
+        partition_id=message.partition_id,
+        offset=message.offset,
+    )

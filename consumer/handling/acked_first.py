@@ -1,0 +1,79 @@
+"""Calls a handler only once its messages are acked; it is never called again for them, whatever it raises.
+
+    taken ─▶ acked, durably ─▶ handler ─▶ returned
+                                   ╰─ raised, or cancelled: the messages are lost, and the log says so
+
+The workers see a handler that always returns, so that they try nothing again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+from ...protocol.message import Message
+from ...protocol.text import counted
+from ..pulling.acked_first import AckedFirstClient
+from ..pulling.pull_client import client_of
+from .handlers import await_result
+from .log_throttle import name_of
+
+log = logging.getLogger("keylane.consumer")
+LOG_MS = 1_000
+"""Between two lines about lost messages; those between are counted."""
+
+
+class AckedFirst:
+    """
+    A handler whose messages are acked before it is called.
+
+    Args:
+        handler: the user's, of a message or of several.
+        boot_ms: the boot clock.
+    """
+
+    def __init__(self, handler: Callable[[Any], Any], *, boot_ms: Callable[[], int]) -> None:
+        self._handler = handler
+        self._boot_ms = boot_ms
+        self._lost = 0
+        """Messages since the last line."""
+        self._silent_until_ms = 0
+
+    async def handle(self, message: Message) -> None:
+        """Handle one message."""
+        await self._handle(message, [message])
+
+    async def handle_all(self, messages: list[Message]) -> None:
+        """Handle several messages of one partition."""
+        await self._handle(messages, messages)
+
+    async def _handle(self, given: Any, messages: list[Message]) -> None:
+        client = cast(AckedFirstClient, client_of(messages[0]))
+        if not await client.ack_first(messages):
+            return
+        try:
+            result = self._handler(given)
+            if result is not None:
+                await await_result(result)
+        except asyncio.CancelledError as error:
+            self._note_lost(messages, error)
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+        except Exception as error:  # noqa: BLE001 - no try follows
+            self._note_lost(messages, error)
+
+    def _note_lost(self, messages: list[Message], error: BaseException) -> None:
+        self._lost += len(messages)
+        now_ms = self._boot_ms()
+        if now_ms < self._silent_until_ms:
+            return
+        log.error(
+            "handler failed with %s on %s: acked before, so it is not tried again; %s lost so",
+            type(error).__qualname__, name_of(messages[0]), counted(self._lost, "message is", "messages are"),
+            exc_info=error,
+        )  # fmt: skip
+        self._lost = 0
+        self._silent_until_ms = now_ms + LOG_MS

@@ -1,0 +1,32 @@
+"""A handler that is not called for messages that its consumer does not want: these count as handled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...protocol.message import Message
+from ..delivery.filter import MessageFilter
+from .handlers import Handler, is_async
+
+
+def filtered(handler: Handler[Any], wanted: MessageFilter) -> Handler[Any]:
+    """The handler, of the messages that are wanted; a filter that fails is an error of the handler."""
+    matches = wanted.matches
+
+    async def handle_async(message: Message) -> Any:
+        return await handler(message) if matches(message) else None
+
+    def handle(message: Message) -> Any:
+        return handler(message) if matches(message) else None
+
+    return handle_async if is_async(handler) else handle
+
+
+def filtered_batches(handler: Any, wanted: MessageFilter) -> Any:
+    """As `filtered`, of a handler of several messages; it is not called if none of them is wanted."""
+
+    def handle(messages: list[Message]) -> Any:
+        kept = [message for message in messages if wanted.matches(message)]
+        return handler(kept) if kept else None
+
+    return handle

@@ -1,0 +1,72 @@
+"""Pull clients whose messages are acked, durably, before their handlers start: each is handled at most once.
+
+    pulled ─▶ a worker takes it ─▶ ack_first ─▶ durable: its handler starts ─▶ done: only the count of those with handlers
+                                       ╰─ handed over, or the lease has ended: it does not start
+
+A hand-over waits for handlers whose messages are acked, as for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from ...protocol.message import Message
+from ...protocol.text import counted
+from .pull_client import PullClient
+from .shared_client import SharedClient
+
+log = logging.getLogger("keylane.consumer")
+PAUSE_S = 0.05
+"""Between two tries while the broker takes no more ranges above the cursor: acks of older messages make room."""
+
+
+class AckedFirstClient(PullClient):
+    """Pulls one partition, and acks what a handler is about to get."""
+
+    def _begin(self) -> None:
+        self._started: set[int] = set()
+        """Offsets whose handlers were allowed to start, and have not ended."""
+        super()._begin()
+
+    async def ack_first(self, messages: Sequence[Message]) -> bool:
+        """
+        Ack messages, and wait until that is durable.
+
+        Returns:
+            True if their handler may start now; False if it must not: the lease has ended, or it has started before.
+        """
+        offsets = [message.offset for message in messages]
+        if not self._started.isdisjoint(offsets):
+            return False
+        for offset in offsets:
+            self._handled.done(offset)
+        self._acks.send_soon()
+        while not await self.acked():
+            if self.lapsed:
+                return False
+            await asyncio.sleep(PAUSE_S)
+            self._acks.send_soon()
+        self._started.update(offsets)
+        if self.lapsed:
+            log.warning(
+                "partition %d: the lease ended when %s acked, so that no handler gets what was acked",
+                self.partition_id, counted(len(offsets), "message was", "messages were"),
+            )  # fmt: skip
+            return False
+        return True
+
+    def done(self, offset: int) -> None:
+        """Note that the handler of the message at `offset` has ended."""
+        self._started.discard(offset)
+        self.forget(1)
+
+    def done_all(self, messages: list[Message]) -> None:
+        """As `done`, of several messages."""
+        self._started.difference_update(message.offset for message in messages)
+        self.forget(len(messages))
+
+
+class AckedFirstSharedClient(AckedFirstClient, SharedClient):
+    """As `AckedFirstClient`, together with the other sessions of a shared group."""

@@ -1,0 +1,153 @@
+"""Sets the progress of a group while its consumers live: they hand everything over first, and go on at the new cursors.  Shell.
+
+    row ─▶ no session is granted anything, leases are withdrawn ─▶ handed over, or expired ─▶ a reset ─▶ granted again
+                  ▲                                                    │
+                  ╰──────────── any metaserver goes on after a crash ──╯
+
+Invariants
+    The cursors are set while no session has a lease of the group; what an earlier owner still sends has a token below the
+    reset's.
+    Once cursors may be set, the group is granted nothing before all are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from ...protocol.clock import Clock, SystemClock
+from ...protocol.errors import (
+    GroupBusyError,
+    KeylaneError,
+    ResetUnfinishedError,
+    StorageError,
+)
+from ...protocol.progress import GroupReset, ResetGroup
+from ...protocol.text import listed
+from ..sql.database import Database
+from .live_rows import (
+    LiveReset,
+    give_up_live_reset,
+    pending_live_resets,
+    plan_live_reset,
+    read_live_reset,
+)
+from .service import ResetService
+
+log = logging.getLogger("keylane.metaserver")
+ANSWER_MS = 20_000
+"""A call is answered after this at the latest; a reset that waits for longer goes on without it."""
+LOOK_MS = 50
+"""Between two looks at a reset that waits."""
+
+
+class LiveResets:
+    """
+    Resets of groups, with and without live consumers.
+
+    Args:
+        resets: sets cursors.
+        settle: makes the leases of a group, by its id, fit what may be granted now.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        resets: ResetService,
+        settle: Callable[[int], Awaitable[None]],
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._database = database
+        self._resets = resets
+        self._settle = settle
+        self._boot_ms = (clock or SystemClock()).boot_ms
+        self._driven: set[int] = set()
+        """Resets that a call of this process drives."""
+        self._told: dict[int, str] = {}
+        """The reset of which the log last said what it waits for, and the text."""
+
+    async def reset(self, subject: str, group: str, ask: ResetGroup) -> GroupReset:
+        """
+        Set the progress of a group.
+
+        Raises:
+            As `ResetService.reset`; of `ask.live`:
+            ResetUnfinishedError: a consumer has not handed its partitions over in time; the reset goes on by itself.
+        """
+        if not ask.live or ask.dry_run:
+            return await self._resets.reset(subject, group, ask)
+        plan, group_id = await self._resets.plan(subject, group, ask)
+        if not plan.cursors:
+            return plan
+        reset_id = await self._database.write(plan_live_reset, group_id, ask)
+        self._driven.add(reset_id)
+        try:
+            return await self._drive(reset_id)
+        finally:
+            self._driven.discard(reset_id)
+
+    async def _drive(self, reset_id: int) -> GroupReset:
+        """Look at a reset until it is done.  Raises what ends it, and ResetUnfinishedError after ANSWER_MS."""
+        until_ms = self._boot_ms() + ANSWER_MS
+        while True:
+            live = await self._read(reset_id)
+            if live.answer is not None:
+                return live.answer
+            problem = await self._step(live)
+            if problem is None:
+                continue
+            if self._boot_ms() >= until_ms:
+                raise ResetUnfinishedError(f"{problem}; it goes on by itself")
+            await asyncio.sleep(LOOK_MS / 1000)
+
+    async def _read(self, reset_id: int) -> LiveReset:
+        live = await self._database.read(read_live_reset, reset_id)
+        if live is None:
+            raise ResetUnfinishedError(
+                "the reset was given up by another metaserver, or the group deleted"
+            )
+        return live
+
+    async def _step(self, live: LiveReset) -> str | None:
+        """
+        Do what can be done now; None if the reset may be done, else what it waits for.
+
+        Raises:
+            KeylaneError: it is given up, and nothing was changed.
+        """
+        await self._settle(live.group_id)
+        if live.owners:
+            return f"the reset waits until these consumers hand over: {listed(live.owners)}"
+        try:
+            await self._resets.run(live.subject, live.group, live.ask, reset_id=live.reset_id)
+        except (GroupBusyError, ResetUnfinishedError, StorageError) as error:
+            return error.message
+        except KeylaneError as error:
+            if await self._database.write(give_up_live_reset, live.reset_id, live.group_id):
+                await self._settle(live.group_id)
+                log.warning(
+                    "reset of group %s of %s is given up: %s",
+                    live.group,
+                    live.subject,
+                    error.message,
+                )
+                raise
+            return error.message
+        await self._settle(live.group_id)
+        return None
+
+    async def resume(self) -> None:
+        """Go on with resets whose metaserver has ended, or whose caller waits no more."""
+        for reset_id in await self._database.read(pending_live_resets):
+            live = await self._database.read(read_live_reset, reset_id)
+            if live is None or live.answer is not None or reset_id in self._driven:
+                continue
+            try:
+                problem = await self._step(live)
+            except KeylaneError:
+                continue  # it is logged, and given up
+            if problem is not None and self._told.get(reset_id) != problem:
+                self._told = {reset_id: problem}
+                log.info("reset of group %s of %s: %s", live.group, live.subject, problem)

@@ -1,0 +1,127 @@
+"""Rows of resets of groups with live consumers: begun, pending, answered.  SQL, synchronous.
+
+    planned ─▶ leases withdrawn ─▶ none held ─▶ begun: tokens taken ─▶ cursors set ─▶ answered
+                     │ given up: nothing was changed
+
+Invariants
+    A group has at most one row.  While it has no answer, no session of the group is granted a partition.
+    A row that has begun is never given up: it is answered once all cursors are set, by whichever metaserver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import GroupBusyError, GroupUnknownError
+from ...protocol.progress import GroupReset, ResetGroup
+from ..cluster.heard import mark_unsettled
+from ..sql.schema import groups, leases, live_resets, sessions, subjects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveReset:
+    """One reset, as it is now."""
+
+    reset_id: int
+    group_id: int
+    subject: str
+    group: str
+    ask: ResetGroup
+    begun: bool
+    """Cursors may be set."""
+    answer: GroupReset | None
+    """What was set, once all is."""
+    owners: tuple[str, ...]
+    """Names of consumers that have not handed all their partitions over."""
+
+
+_lock = (
+    sa.select(groups.c.group_id)
+    .where(groups.c.group_id == sa.bindparam("of_group"), sa.not_(groups.c.deleting))
+    .with_for_update()
+)
+_of_group = sa.select(live_resets).where(live_resets.c.group_id == sa.bindparam("of_group"))
+_known = (
+    sa.select(live_resets, groups.c.name.label("group"), subjects.c.name.label("subject"))
+    .join(groups, groups.c.group_id == live_resets.c.group_id)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(live_resets.c.reset_id == sa.bindparam("of_reset"))
+)
+_owners = (
+    sa.select(sessions.c.client)
+    .join(leases, leases.c.session == sessions.c.session)
+    .where(leases.c.group_id == sa.bindparam("of_group"))
+    .distinct()
+    .order_by(sessions.c.client)
+)
+_pending = (
+    sa.select(live_resets.c.reset_id)
+    .where(live_resets.c.answer.is_(None))
+    .order_by(live_resets.c.reset_id)
+)
+
+
+def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> int:
+    """
+    Begin to take the partitions of a group from its sessions; returns the id of the reset.
+
+    The same request while it is pending is the same reset.
+
+    Raises:
+        GroupUnknownError: the group was deleted.
+        GroupBusyError: another reset of the group is pending.
+    """
+    if connection.execute(_lock, {"of_group": group_id}).one_or_none() is None:
+        raise GroupUnknownError(f"consumer group {group_id} was deleted")
+    text = msgspec.json.encode(ask).decode()
+    known = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
+    if known is not None and known.answer is None:
+        if known.ask != text:
+            raise GroupBusyError("another reset of this consumer group is under way")
+        return int(known.reset_id)
+    connection.execute(sa.delete(live_resets).where(live_resets.c.group_id == group_id))
+    row = {"group_id": group_id, "ask": text}
+    made = connection.execute(sa.insert(live_resets).values(row).returning(live_resets.c.reset_id))
+    reset_id: int = made.scalar_one()
+    mark_unsettled(connection, group_id)
+    return reset_id
+
+
+def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
+    """Return a reset; None if it was given up, or its group was deleted."""
+    row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
+    if row is None:
+        return None
+    owners = connection.execute(_owners, {"of_group": row.group_id}).scalars()
+    return LiveReset(
+        reset_id=row.reset_id,
+        group_id=row.group_id,
+        subject=row.subject,
+        group=row.group,
+        ask=msgspec.json.decode(row.ask, type=ResetGroup),
+        begun=row.begun,
+        answer=None if row.answer is None else msgspec.json.decode(row.answer, type=GroupReset),
+        owners=tuple(owners),
+    )
+
+
+def pending_live_resets(connection: Connection) -> list[int]:
+    """Return the ids of the resets without an answer."""
+    return list(connection.execute(_pending).scalars())
+
+
+def give_up_live_reset(connection: Connection, reset_id: int, group_id: int) -> bool:
+    """Forget a reset, so that the group's sessions are granted partitions again; False if it has begun or is answered."""
+    connection.execute(_lock, {"of_group": group_id})
+    here = sa.and_(
+        live_resets.c.reset_id == reset_id,
+        sa.not_(live_resets.c.begun),
+        live_resets.c.answer.is_(None),
+    )
+    given_up = connection.execute(sa.delete(live_resets).where(here)).rowcount == 1
+    mark_unsettled(connection, group_id)
+    return given_up

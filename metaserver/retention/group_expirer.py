@@ -1,0 +1,81 @@
+"""Deletes consumer groups that no consumer has joined for a time, and says so before.  Shell around SQL.
+
+    idle ─▶ nine tenths of the time: a warning ─▶ all of it: deleted, as `keylane group delete` does
+
+A deletion that is refused, as because a consumer joined meanwhile, changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from ...protocol.control import DeleteGroup
+from ...protocol.errors import KeylaneError
+from ..settings import MetaserverSettings
+from ..sql.database import Database
+from ..sql.duties import take_duty
+from .idle_rows import idle_groups, note_idle
+
+log = logging.getLogger("keylane.metaserver")
+DUTY = "group expiry"
+
+
+class GroupExpirer:
+    """
+    Deletes groups that are idle for `group_expires_ms`.
+
+    Args:
+        delete: deletes a group of a subject, by their names.
+        holder: an id that no other metaserver has.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: MetaserverSettings,
+        delete: Callable[[str, str, DeleteGroup], Awaitable[object]],
+        *,
+        holder: str,
+    ) -> None:
+        self._database = database
+        self._expires_ms = settings.group_expires_ms
+        self._lease_ms = 2 * settings.expire_ms
+        self._delete = delete
+        self._holder = holder
+        self._told: set[int] = set()
+        """Groups of which the log has said that they will be deleted."""
+
+    async def run_once(self) -> int:
+        """Delete what has expired; returns the number of groups.  Does nothing while the setting is 0.  Raises StorageError."""
+        if not self._expires_ms:
+            return 0
+        mine = await self._database.write(
+            take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
+        )
+        if not mine:
+            return 0
+        await self._database.write(note_idle)
+        warn_ms = self._expires_ms * 9 // 10
+        idle = await self._database.read(idle_groups, at_least_ms=warn_ms)
+        deleted = 0
+        for group in idle:
+            if group.idle_ms >= self._expires_ms:
+                deleted += await self._expire(group.subject, group.group, group.group_id)
+            elif group.group_id not in self._told:
+                log.warning(
+                    "group %s of %s has no consumer since %.0f s, and is deleted in %.0f s if none joins",
+                    group.group, group.subject, group.idle_ms / 1000, (self._expires_ms - group.idle_ms) / 1000,
+                )  # fmt: skip
+        self._told = {group.group_id for group in idle}
+        return deleted
+
+    async def _expire(self, subject: str, group: str, group_id: int) -> bool:
+        """Delete a group; False if that is refused, as because a consumer has joined meanwhile."""
+        log.warning("group %s of %s is deleted: it had no consumer for too long", group, subject)
+        try:
+            await self._delete(subject, group, DeleteGroup(group_id=group_id))
+        except KeylaneError as error:
+            log.warning("group %s of %s is not deleted: %s", group, subject, error.message)
+            return False
+        return True

@@ -1,0 +1,70 @@
+"""Rows of consumer groups that no consumer has joined for a time.  SQL, synchronous.
+
+Invariants
+    A group counts as idle from the first look at it without a session on.  A session that begins or ends, and a reset,
+    let it count anew.
+    Idle times are the database's; when its clock begins anew, so do they.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..sql.dialect import now_ms
+from ..sql.schema import groups, sessions, subjects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleGroup:
+    """A group without consumers."""
+
+    group_id: int
+    subject: str
+    group: str
+    idle_ms: int
+
+
+_has_session = sa.exists().where(sessions.c.group_id == groups.c.group_id)
+_newly_idle = (
+    sa.select(groups.c.group_id)
+    .where(groups.c.idle_since.is_(None), sa.not_(groups.c.deleting), sa.not_(_has_session))
+    .order_by(groups.c.group_id)
+    .with_for_update()
+)
+_idle_ms = now_ms() - groups.c.idle_since
+_idle = (
+    sa.select(
+        groups.c.group_id,
+        groups.c.name.label("group"),
+        subjects.c.name.label("subject"),
+        _idle_ms.label("idle_ms"),
+    )
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(
+        _idle_ms >= sa.bindparam("at_least_ms", type_=sa.BigInteger),
+        sa.not_(groups.c.deleting),
+        sa.not_(subjects.c.deleting),
+        sa.not_(_has_session),
+    )
+    .order_by(groups.c.group_id)
+)
+
+
+def note_idle(connection: Connection) -> None:
+    """Begin to count for groups that have no session now."""
+    ids = list(connection.execute(_newly_idle).scalars())
+    if ids:
+        here = groups.c.group_id.in_(ids)
+        connection.execute(sa.update(groups).where(here).values(idle_since=now_ms()))
+
+
+def idle_groups(connection: Connection, *, at_least_ms: int) -> list[IdleGroup]:
+    """Return the groups that have been idle for so long."""
+    rows = connection.execute(_idle, {"at_least_ms": at_least_ms})
+    return [
+        IdleGroup(group_id=row.group_id, subject=row.subject, group=row.group, idle_ms=row.idle_ms)
+        for row in rows
+    ]

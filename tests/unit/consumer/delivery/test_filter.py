@@ -1,0 +1,108 @@
+"""Which messages pass a consumer's filter, and what becomes of one that cannot be told."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from keylane.consumer.delivery.filter import MessageFilter, check_tags, filter_of
+from keylane.protocol.errors import ConfigError, FilterError
+from keylane.protocol.limits import FILTER_CHARS_MAX
+from keylane.protocol.message import Message, pack_properties
+
+
+def message(*tags: str, **properties: str | bytes) -> Message:
+    return Message("s", b"k", b"v", 5, 1, 0, packed_properties=pack_properties(properties, tags))
+
+
+def wants_big(message: Message) -> bool:
+    return len(message.value) > 100
+
+
+@pytest.mark.parametrize(
+    ("given", "passes"),
+    [
+        (message("paid"), True),
+        (message("new", "paid"), True),
+        (message("prepaid"), False),
+        (message("new", country="paid"), False),
+        (message(country="paid"), False),
+        (message(), False),
+    ],
+)
+def test_message_passes_with_one_of_the_tags(given: Message, passes: bool):
+    """Whole tags count, and no other property."""
+    assert MessageFilter(tags=["void", "paid"]).matches(given) is passes
+
+
+def test_message_passes_with_all_of_the_properties():
+    wanted = MessageFilter(wanted={"country": "DE", "raw": b"\x01"})
+    assert wanted.matches(message("new", country="DE", raw=b"\x01", more="x"))
+    assert not wanted.matches(message(country="DE"))
+    assert not wanted.matches(message(country="DE", raw="\x01"))
+
+
+def test_function_is_asked_only_of_messages_with_the_tags():
+    seen: list[Message] = []
+    wanted = MessageFilter(["paid"], seen.append)
+    assert not wanted.matches(message("new"))
+    assert not seen
+    assert not wanted.matches(message("paid"))
+    assert len(seen) == 1
+
+
+async def is_async(message: Message) -> bool:
+    return True
+
+
+def fails(message: Message) -> bool:
+    raise LookupError("no table")
+
+
+@pytest.mark.parametrize("function", [fails, lambda message: is_async(message)])  # noqa: PLW0108
+def test_error_names_the_message_when_the_function_fails(function: Any):
+    """Also one whose result would have to be awaited: it would pass every message."""
+    wanted = MessageFilter(wanted=function)
+    with pytest.raises(FilterError) as caught:
+        wanted.matches(message())
+    assert (caught.value.partition_id, caught.value.offset) == (1, 5)
+    assert not wanted.rejects(message()), "what cannot be told is not passed over"
+
+
+def test_error_is_told_when_the_properties_are_not_readable():
+    bad = Message("s", b"k", b"v", 5, 1, 0, packed_properties=b"\xc1 paid")
+    with pytest.raises(FilterError):
+        MessageFilter(["paid"]).matches(bad)
+
+
+@pytest.mark.parametrize("wanted", [{}, {1: "x"}, {"x": 1}, "country = 'DE'", 7, is_async])
+def test_filter_is_refused_that_cannot_work(wanted: Any):
+    with pytest.raises(ConfigError):
+        MessageFilter(wanted=wanted)
+
+
+def test_text_is_the_same_for_the_same_filter():
+    """Members of a group are compared by it: order does not matter, and long ones keep their difference."""
+    assert MessageFilter(["b", "a"]).text == MessageFilter(["a", "b"]).text == "tags a, b"
+    described = MessageFilter(["a"], {"y": b"1", "x": "2"}).text
+    assert described == "tags a; x = '2'; y = b'1'"
+    assert MessageFilter(wanted=wants_big).text == "function wants_big"
+    assert MessageFilter(wanted=partial(wants_big)).text == "function partial"
+    first, second = (MessageFilter([*(f"{n:0190}" for n in range(5)), end]).text for end in "xy")
+    assert first != second
+    assert max(len(first), len(second)) <= FILTER_CHARS_MAX
+    assert filter_of(None, None) is None
+
+
+@pytest.mark.parametrize(
+    "tags", ["paid", b"paid", [], [""], ["a,b"], [1], ["x" * 201], ["\ud800"], ["x"] * 101]
+)
+def test_tags_are_refused_that_no_message_can_have(tags):
+    with pytest.raises(ConfigError):
+        check_tags(tags)
+
+
+def test_tags_are_sorted_and_each_once():
+    assert check_tags(["paid", "new", "paid"]) == ("new", "paid")

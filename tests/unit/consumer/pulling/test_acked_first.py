@@ -1,0 +1,87 @@
+"""What is acked before a handler starts: durably, once, and only while the lease holds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from keylane.consumer import ConsumerSettings
+from keylane.consumer.pulling.acked_first import AckedFirstClient
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.control import Grant
+from keylane.protocol.errors import FencedError, OverloadedError
+from keylane.protocol.frames import Ack
+from sim.machines.clock import ManualClock
+from sim.machines.store import SESSION, facts
+from support.cluster import eventually
+from unit.consumer.pulling.test_pull_client import NotingOwner, ScriptedBroker, ToBroker
+
+
+@asynccontextmanager
+async def pulling(broker: ScriptedBroker) -> AsyncIterator[tuple[AckedFirstClient, NotingOwner]]:
+    owner, clock = NotingOwner(), ManualClock()
+    client = AckedFirstClient(
+        subject="s",
+        group="g",
+        session=SESSION,
+        grant=Grant(partition=facts(address=broker.address).partition, token=5),
+        connections=ToBroker(broker),
+        deadline_ms=clock.now_ms + 60_000,
+        settings=ConsumerSettings(ack="before", backoff=Backoff(first_ms=1, max_ms=1)),
+        clock=clock,
+        rng=random.Random(1),
+        owner=owner,
+    )
+    try:
+        yield client, owner
+    finally:
+        client.stop()
+        await client.hand_over(flush_ms=1_000)
+
+
+async def test_handler_may_start_once_the_broker_has_the_ack():
+    """It never may again for the same messages; its end sends no second ack."""
+    broker = ScriptedBroker(batches=2)
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: len(owner.messages) == 4)
+        assert await client.ack_first(owner.messages[:2])
+        assert broker.cursor == 2
+        assert client.outstanding == 4
+        assert not await client.ack_first(owner.messages[1:2])
+        client.done_all(owner.messages[:2])
+        assert await client.ack_first(owner.messages[2:3])
+        client.done(2)
+        assert client.outstanding == 1
+        assert [ack.ranges for ack in broker.asked(Ack) if isinstance(ack, Ack)] == [
+            ((0, 2),),
+            ((2, 3),),
+        ]
+        client.forget(1)
+
+
+async def test_handler_waits_while_the_broker_takes_no_more_ranges():
+    """An overloaded broker is asked again, and nothing starts before it has answered."""
+    broker = ScriptedBroker()
+    broker.acks = [OverloadedError(), OverloadedError()]
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: len(owner.messages) == 2)
+        asked = asyncio.create_task(client.ack_first(owner.messages))
+        await eventually(lambda: not broker.acks)
+        assert await asyncio.wait_for(asked, 10)
+        assert broker.cursor == 2
+        client.done_all(owner.messages)
+
+
+async def test_handler_does_not_start_when_another_session_has_the_partition():
+    """The wait ends with the hand-over, and the message is the next owner's."""
+    broker = ScriptedBroker()
+    broker.acks = [FencedError(current_token=9)]
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: len(owner.messages) == 2)
+        asked = asyncio.create_task(client.ack_first(owner.messages))
+        await eventually(lambda: owner.ended)
+        client.stop()
+        await client.hand_over(flush_ms=1_000)
+        assert not await asyncio.wait_for(asked, 10)
