@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol.clock import Clock
 from ..protocol.errors import ConfigError, HandlerTypeError
 from ..protocol.routing import ConsumeStrategy
+from ..rpc.environment import Environment
 from ..rpc.home import Home
 from .handling.batch_workers import BatchWorkers
 from .handling.failing import Failing
@@ -82,24 +82,27 @@ class Dispatches:
         calls: Calls,
         *,
         settings: ConsumerSettings,
-        clock: Clock,
         home: Home,
     ) -> None:
         self._calls = calls
         self._settings = settings
-        self._clock = clock
         self._home = home
         self._threads: HandlerThreads | None = None
 
     def new(
-        self, *, rng: random.Random, on_crash: Callable[[BaseException], None], client: str
+        self,
+        *,
+        environment: Environment,
+        rng: random.Random,
+        on_crash: Callable[[BaseException], None],
+        client: str,
     ) -> Workers | Stream:
         """The dispatch of a new opening; `client` is the name of the consumer, for people."""
-        calls, settings = self._calls, self._settings
+        calls, settings, clock = self._calls, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         if calls.one is None:
             return Stream(
-                clock=self._clock,
+                clock=clock,
                 handover_ms=settings.handover_ms,
                 check=self._home.check_not_elsewhere,
                 ordered=ordered,
@@ -107,14 +110,16 @@ class Dispatches:
         handler, threads = calls.one, None
         if calls.threads:
             threads = self._threads = HandlerThreads(
-                handler, calls.threads, forked=lambda: self._home.state == "forked"
+                handler,
+                0 if environment.in_place else calls.threads,
+                forked=lambda: self._home.state == "forked",
             )
             handler = threads.run
         known: dict[str, Any] = {
             "concurrency": calls.threads or settings.concurrency,
             "handover_ms": settings.handover_ms,
             "backoff": settings.handler_backoff,
-            "clock": self._clock,
+            "clock": clock,
             "rng": rng,
             "on_crash": on_crash,
             "ordered": ordered,
@@ -126,7 +131,7 @@ class Dispatches:
                 policy=settings.on_failure,
                 tries_max=settings.tries_max,
                 client=client,
-                wall_ms=self._clock.wall_ms,
+                wall_ms=clock.wall_ms,
             )
             workers = Workers(handler, failing=failing, **known)
         else:

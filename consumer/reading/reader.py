@@ -37,7 +37,7 @@ from ...protocol.settings import is_within
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up
-from ...rpc.environment import Environment
+from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
 from ..pulling.read_messages import read_messages
 from .bounds import (  # fmt: skip
@@ -128,7 +128,7 @@ class Reader(Resident, Generic[V]):
         if codec is not None:
             check_codec(codec)
         _check_arguments(key=key, partition=partition, where=where)
-        self._environment = _environment or Environment()
+        self._environment = environment_of(_environment)
         now_ms = self._environment.clock.wall_ms()
         self._start = start_bound(start, partition=partition, now_ms=now_ms)
         self._follow = follow and stop is None

@@ -36,7 +36,7 @@ from keylane.protocol.parked import (
     Unpark,
 )
 from keylane.protocol.routing import logical_partition
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.store import SESSION
 from support.parked.desk import FAILURE, ParkedDesk
 

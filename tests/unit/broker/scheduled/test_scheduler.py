@@ -29,7 +29,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.http.posted import PostedMessage
 from keylane.protocol.scheduled.receipt import CancelOutcome
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 
 CLOCK = SystemClock()
 RNG = random.Random(7)

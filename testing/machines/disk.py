@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from keylane.broker.storage.append_file import Buffer
-from keylane.protocol.errors import (
+from ...broker.storage.append_file import Buffer
+from ...protocol.errors import (
     DataFolderError,
     DiskFullError,
     FlushFailedError,

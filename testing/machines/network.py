@@ -20,19 +20,20 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from keylane.protocol.control import ErrorBody, encode_json
-from keylane.protocol.errors import (
+from ...protocol.control import ErrorBody, encode_json
+from ...protocol.errors import (
     InternalError,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
 )
-from keylane.rpc.server import ControlRoute, DataHandler, status_of
-from sim.machines.calls import CONTROLS_MAX, CallRates
-from sim.machines.connection import Connection, SimChannel
-from sim.machines.loop import Process, SimLoop
-from sim.machines.machine import Machine
+from ...protocol.frames import Request
+from ...rpc.data_plane import DataHandler
+from ...rpc.server import ControlRoute, status_of
+from .connection import Connection, SimChannel
+from .loop import Process, SimLoop
+from .machine import Machine
 
 T = TypeVar("T")
 
@@ -92,11 +93,10 @@ class Internet:
         self.connections: list[Connection] = []
         self.messages = 0
         self._held: list[tuple[str, str, Callable[[], None]]] = []
-        self._rates = CallRates(loop.faults.append)
-
-    def asks(self, process: Process, kind: str, *, most: int = CONTROLS_MAX) -> None:
-        """A process makes a call; see `CallRates.note`."""
-        self._rates.note(self.loop.now, process.name, kind, most=most)
+        self.on_call: Callable[[Process, str], None] = lambda _process, _call: None
+        """Told of each control call and of each new connection, as text, before it leaves."""
+        self.on_frame: Callable[[Process, Request, bool], None] = lambda *_: None
+        """Told of each request on a connection, and whether the connection is still there to carry it."""
 
     def listen(self, address: str, listener: Listener) -> None:
         self.listeners[address] = listener
@@ -190,7 +190,7 @@ class SimNetwork:
         internet = self._internet
         future: asyncio.Future[SimChannel] = self._loop.create_future()
         me = self._process
-        internet.asks(me, "for a connection")
+        internet.on_call(me, "for a connection")
 
         def give(channel: SimChannel | None) -> None:
             if future.done():
@@ -236,7 +236,7 @@ class SimNetwork:
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
     ) -> T:
-        self._internet.asks(self._process, f"{method} {path}")
+        self._internet.on_call(self._process, f"{method} {path}")
         packed = b"" if body is None else encode_json(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         call = _ControlCall(self, method, address, path, packed, dict(query or {}), future)

@@ -7,10 +7,9 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from keylane.protocol.errors import InternalError, KeylaneError, NotSentError, OutcomeUnknownError
-from keylane.protocol.frames import (
+from ...protocol.errors import InternalError, KeylaneError, NotSentError, OutcomeUnknownError
+from ...protocol.frames import (
     Answer,
-    Append,
     Refused,
     Request,
     decode_answer,
@@ -19,11 +18,10 @@ from keylane.protocol.frames import (
     refusal,
     refusal_error,
 )
-from sim.machines.calls import FRAMES_MAX
-from sim.machines.loop import Process
+from .loop import Process
 
 if TYPE_CHECKING:
-    from sim.machines.network import Internet, Listener
+    from .network import Internet, Listener
 
 
 class _Pipe:
@@ -50,13 +48,9 @@ class Connection:
         self._down = _Pipe(server.process.name, client.name)
         self._tasks: dict[asyncio.Task[None], None] = {}
 
-    @property
-    def now(self) -> float:
-        return self._internet.loop.now
-
-    def asks(self, kind: str) -> None:
-        """The client makes a call."""
-        self._internet.asks(self.client, kind, most=FRAMES_MAX)
+    def note(self, request: Request, *, sent: bool) -> None:
+        """The client makes a request; `sent`: the channel is open."""
+        self._internet.on_frame(self.client, request, sent)
 
     def send_up(self, frame: bytes) -> None:
         self._send(self._up, frame)
@@ -164,13 +158,11 @@ class SimChannel:
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
     ) -> tuple[Answer, memoryview]:
-        self.connection.asks(type(request).__name__)
+        self.connection.note(request, sent=self._broken is None)
         if self._broken is not None:
             raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
         correlation_id = self._next_id()
         frame = encode_frame(correlation_id, request, payload)
-        if type(request) is Append:
-            self.connection.client.appends[request.partition_id] = self.connection.now
         future = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.machines.loop import SimLoop
+from .loop import SimLoop
 
 
 class Machine:

@@ -43,8 +43,6 @@ class Process:
         self.paused = False
         self.loop: asyncio.AbstractEventLoop | None = None
         """Which event loop its code runs in; None: that of the simulation."""
-        self.appends: dict[int, float] = {}
-        """When it last put an append to a partition on its way to a broker."""
         self.threads: list[Process] = []
         """More threads of the same program; they end with it."""
         self.ready: deque[events.Handle] = deque()
@@ -128,7 +126,10 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[Any]:
         """Run it in place: the simulation has no threads."""
         future = self.create_future()
-        future.set_result(func(*args))
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - the caller awaits it
+            future.set_exception(error)
         return future
 
     # ── what the simulation asks ──────────────────────────────────────────────────────────────────────
