@@ -10,7 +10,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -111,13 +111,18 @@ class MemoryDatabase:
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See `Database.write`.  Other processes may run before it, and before its caller goes on."""
+        """See `Database.write`.  Other processes may run before it."""
         await asyncio.sleep(0)
-        result = self._quick.transact(work, args, kwargs)
-        await asyncio.sleep(0)
-        return result
+        return self._quick.transact(work, args, kwargs)
 
-    write_first = renew = read = write
+    write_first = renew = write
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.read`.  Nothing else runs meanwhile, so it needs no transaction."""
+        await asyncio.sleep(0)
+        return work(cast("Connection", self._quick), *args, **kwargs)
 
     async def problem(self) -> str:
         """Why it cannot be written: it always can."""

@@ -31,18 +31,18 @@ class _Content:
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
-        self.synced = bytes(data)
+        self.synced = bytearray(data)
         self.written: list[tuple[int, bytes]] = []
         self.torn = False
         """The last write has lost one of its blocks, and nothing else is missing."""
 
     def sync(self) -> None:
         """Only what was written since the last sync goes to the platter: a failed sync has lost it from there."""
-        platter = bytearray(self.synced)
+        platter = self.synced
         for start, data in self.written:
             platter.extend(bytes(max(0, start + len(data) - len(platter))))
             platter[start : start + len(data)] = data
-        self.synced = bytes(platter[: len(self.data)])
+        del platter[len(self.data) :]
         self.written.clear()
 
     def crashed(self, rng: random.Random, block_bytes: int) -> bytes:

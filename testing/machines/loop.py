@@ -32,7 +32,9 @@ class StuckError(Exception):
 class Process:
     """One running program: the callbacks that are due, and the rate of its clock."""
 
-    def __init__(self, name: str, rate: float = 1.0) -> None:
+    def __init__(
+        self, name: str, rate: float = 1.0, *, context: contextvars.Context | None = None
+    ) -> None:
         self.name = name
         self.rate = rate
         self.owner: Any = None
@@ -48,7 +50,7 @@ class Process:
         self.ready: deque[events.Handle] = deque()
         self.queued = False
         """True while the loop has it in its list."""
-        self.context = contextvars.Context()
+        self.context = context or contextvars.Context()
         self.context.run(PROCESS.set, self)
 
     def kill(self) -> None:
@@ -58,6 +60,22 @@ class Process:
         self.left = list(self.ready)
         """Never run; kept, so that nothing of it is taken apart before the end."""
         self.ready.clear()
+
+
+CANCELLATIONS_MAX = 20
+"""Of a coroutine that is ended; one that ignores them all is closed."""
+
+
+def _end(coro: Any) -> None:
+    """End a coroutine where it stands: it is cancelled there, and in each await that its clean-up begins."""
+    try:
+        for _ in range(CANCELLATIONS_MAX):
+            if coro.cr_frame is None:
+                return
+            coro.throw(asyncio.CancelledError())
+        coro.close()
+    except BaseException:  # noqa: BLE001 - what a half-ended coroutine says is of no interest
+        return
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -186,8 +204,8 @@ class SimLoop(asyncio.BaseEventLoop):
                 self.steps += 1
                 try:
                     handle._run()
-                except SystemExit:  # a process died in the middle of what it did
-                    assert not process.alive
+                except SystemExit as error:  # a process ended in the middle of what it did
+                    self.exited(process, error)
                     break
         self._current = self.world
         if process.loop is not None:
@@ -197,6 +215,10 @@ class SimLoop(asyncio.BaseEventLoop):
             can_run.append(process)
         if self.steps - self._second_steps > STEPS_MAX:
             raise StuckError("time does not pass any more")
+
+    def exited(self, process: Process, _error: SystemExit) -> None:
+        """Code of a process raised SystemExit; here only a machine that stops in the middle of a write does."""
+        assert not process.alive
 
     def _jump(self) -> None:
         timers = self._timers
@@ -219,9 +241,6 @@ class SimLoop(asyncio.BaseEventLoop):
             for loop in (self, *self.threads):
                 for task in asyncio.all_tasks(loop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    try:
-                        task.get_coro().close()
-                    except BaseException:  # noqa: BLE001 - what a half-closed coroutine says is of no interest
-                        continue
+                    _end(task.get_coro())
         self._timers.clear()
         self.close()

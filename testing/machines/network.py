@@ -15,6 +15,7 @@ import random
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -53,6 +54,12 @@ class Weather:
     """What is under way when a link is cut arrives after the cut, instead of breaking its connection."""
 
 
+@cache
+def _pattern(path: str) -> re.Pattern[str]:
+    """What a path looks like with the names in braces filled in."""
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+
+
 class Listener:
     """A process that serves at an address."""
 
@@ -66,10 +73,7 @@ class Listener:
         self.process = process
         self.machine = machine
         self.data_handler = data_handler
-        self._routes = [
-            (route, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.endpoint.path)))
-            for route in routes
-        ]
+        self._routes = [(route, _pattern(route.endpoint.path)) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
         for route, pattern in self._routes:
