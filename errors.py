@@ -14,6 +14,7 @@ from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
 from .protocol.errors.sink import *
+from .protocol.errors.testing import *
 
 __all__ = [
     "AcceptedAsLostError",
@@ -26,6 +27,7 @@ __all__ = [
     "BrokerReadOnlyError",
     "ClosedError",
     "CodecError",
+    "ConditionNotMetError",
     "ConfigError",
     "CorruptBatchError",
     "CorruptIndexError",
@@ -95,9 +97,11 @@ __all__ = [
     "PartlyQueuedError",
     "PartlyStoredError",
     "ProducerFencedError",
+    "ProgramFailedError",
     "QueueFullError",
     "QueueUnknownError",
     "ReadFilterError",
+    "RealWorldError",
     "RefusedError",
     "RequestTooSlowError",
     "ResetUnfinishedError",
@@ -116,6 +120,8 @@ __all__ = [
     "StaleRouteError",
     "StaticSubjectError",
     "StorageError",
+    "StoryError",
+    "StoryStuckError",
     "StrategyMismatchError",
     "SubjectDeletedError",
     "SubjectExistsError",

@@ -61,6 +61,8 @@ class Program(ABC):
         self._process = Process(name)
         self._process.alive = False
         self._starts = 0
+        self._lives: list[tuple[Process, asyncio.Task[Any]]] = []
+        """Of every start: nothing of a killed program is taken apart before the story is over."""
         self._told = False
         """The error was raised where somebody waited for it."""
         self._over = asyncio.Event()
@@ -106,6 +108,7 @@ class Program(ABC):
             self._main(), name=self.name, context=process.context.copy()
         )
         task.add_done_callback(partial(self._returned, process), context=self._loop.world.context)
+        self._lives.append((process, task))
 
     def _environment(self, process: Process) -> Environment:
         return Environment(

@@ -62,7 +62,7 @@ class Process:
         self.ready.clear()
 
 
-CANCELLATIONS_MAX = 20
+CANCELLATIONS_MAX = 200
 """Of a coroutine that is ended; one that ignores them all is closed."""
 
 
