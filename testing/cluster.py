@@ -18,6 +18,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -112,6 +113,9 @@ class VirtualCluster:
         """
         if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
             raise ConfigError(f"brokers must be 1 to {BROKERS_MAX}, not {brokers!r:.40}")
+        for name, limit in (("limit_s", limit_s), ("real_limit_s", real_limit_s)):
+            if not limit > 0:
+                raise ConfigError(f"{name} must be above 0 seconds, not {limit!r:.40}")
         self.seed = random.SystemRandom().getrandbits(32) if seed is None else seed
         self._ran = False
         self._loop = StoryLoop(self._rng("turns"), limit_s=limit_s, real_limit_s=real_limit_s)
@@ -154,9 +158,7 @@ class VirtualCluster:
         return f"<VirtualCluster of {len(self.brokers)} brokers, seed {self.seed}, at {self.now_s:.3f} s>"
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────
-    def run(
-        self, story: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    def run(self, story: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """
         Run an async function in virtual time, once, and return what it returns; everything ends with it.
 
@@ -222,7 +224,10 @@ class VirtualCluster:
 
     def _notes(self) -> list[str]:
         failed = [f"{program.name} had failed: {program.untold!r}" for program in self._failed()]
-        return [*failed, f"keylane.testing: seed {self.seed}, after {self.now_s:.3f} virtual seconds"]
+        return [
+            *failed,
+            f"keylane.testing: seed {self.seed}, after {self.now_s:.3f} virtual seconds",
+        ]
 
     def _failed(self) -> list[Program]:
         programs: list[Program] = [self.metaserver, *self.brokers, *self._clients]
@@ -292,6 +297,11 @@ class VirtualCluster:
     def now_s(self) -> float:
         """Virtual seconds since the cluster was made."""
         return self._loop.now
+
+    def now(self) -> datetime:
+        """The calendar of every program of the cluster, which `deliver_at` and `start=` of a reader go by."""
+        wall_ms = self.test.clock.wall_ms()
+        return datetime.fromtimestamp(wall_ms / 1000, UTC)
 
     async def until(
         self, condition: Callable[[], Any], *, within_s: float = 60.0, every_s: float = 0.05

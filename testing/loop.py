@@ -35,6 +35,9 @@ class StoryLoop(SimLoop):
         self.exits: Callable[[Process, SystemExit], None] = super().exited
         """Told of a program that calls sys.exit."""
 
+    def __del__(self, _warn: object = None) -> None:
+        """An open one holds nothing of the machine."""
+
     def exited(self, process: Process, error: SystemExit) -> None:
         """See `SimLoop.exited`."""
         self.exits(process, error)

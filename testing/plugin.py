@@ -41,12 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
     """A `keylane.testing.VirtualCluster`; `@pytest.mark.keylane(...)` has its options."""
-    from .cluster import VirtualCluster  # most runs have no cluster, and need not wait for SQLAlchemy
+    from .cluster import (
+        VirtualCluster,  # most runs have no cluster, and need not wait for SQLAlchemy
+    )
 
     options: dict[str, Any] = {}
     for marker in request.node.iter_markers("keylane"):
         if marker.args:
-            raise ConfigError(f"the options of pytest.mark.keylane have names, not {marker.args!r:.100}")
+            raise ConfigError(
+                f"the options of pytest.mark.keylane have names, not {marker.args!r:.100}"
+            )
         options = {**marker.kwargs, **options}  # the nearest marker wins
     seed = request.config.getoption("--keylane-seed")
     if seed is not None:

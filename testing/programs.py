@@ -82,6 +82,11 @@ class Program(ABC):
         return self._process.alive
 
     @property
+    def clock(self) -> Machine:
+        """The clocks of its machine."""
+        return self._machine
+
+    @property
     def untold(self) -> BaseException | None:
         """The exception with which it ended, if `wait` has not raised it."""
         return None if self._told else self.error
@@ -104,9 +109,7 @@ class Program(ABC):
         process.owner = self
         self._over = asyncio.Event()
         process.context.run(AMBIENT.set, self._environment(process))
-        task = self._loop.create_task(
-            self._main(), name=self.name, context=process.context.copy()
-        )
+        task = self._loop.create_task(self._main(), name=self.name, context=process.context.copy())
         task.add_done_callback(partial(self._returned, process), context=self._loop.world.context)
         self._lives.append((process, task))
 
@@ -212,7 +215,13 @@ class MetaserverProgram(Program):
     """The metaserver; its database outlives it."""
 
     def __init__(
-        self, internet: Internet, name: str, seed: str, *, address: str, settings: MetaserverSettings
+        self,
+        internet: Internet,
+        name: str,
+        seed: str,
+        *,
+        address: str,
+        settings: MetaserverSettings,
     ) -> None:
         super().__init__(internet, name, seed)
         self.address = address
@@ -229,6 +238,7 @@ class MetaserverProgram(Program):
         )
         network = SimNetwork(self._internet, self._process)
         services = services_of(self._database, network, self._settings, rng=self._rng)
+        services.catalogue.trust_database()
         listener = Listener(self._process, self._machine, services.routes)
         self._internet.listen(self.address, listener)
         attending = asyncio.create_task(services.attendant.run())

@@ -238,9 +238,12 @@ class SimLoop(asyncio.BaseEventLoop):
         with warnings.catch_warnings():
             # What is begun by something that ends here never runs.
             warnings.simplefilter("ignore", RuntimeWarning)
+            running = events._get_running_loop()
+            events._set_running_loop(self)  # else a clean-up would begin a loop of its own
             for loop in (self, *self.threads):
                 for task in asyncio.all_tasks(loop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     _end(task.get_coro())
+            events._set_running_loop(running)
         self._timers.clear()
         self.close()

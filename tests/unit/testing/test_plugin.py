@@ -22,7 +22,9 @@ async def test_orders_stay_in_order_when_a_consumer_is_killed(keylane_cluster: V
             await asyncio.sleep(0.1)
             handled.append((name, message.value))
 
-        await Consumer(keylane_cluster.address, subject="orders", group="billing", handler=handle).run()
+        await Consumer(
+            keylane_cluster.address, subject="orders", group="billing", handler=handle
+        ).run()
 
     await keylane_cluster.create_subject("orders", partitions=1)
     first = keylane_cluster.start(bill, "first")
