@@ -241,9 +241,12 @@ class SimLoop(asyncio.BaseEventLoop):
             running = events._get_running_loop()
             events._set_running_loop(self)  # else a clean-up would begin a loop of its own
             for loop in (self, *self.threads):
-                for task in asyncio.all_tasks(loop):
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    _end(task.get_coro())
+                ended: set[asyncio.Task[Any]] = set()
+                while left := asyncio.all_tasks(loop) - ended:  # a clean-up may begin further tasks
+                    for task in left:
+                        task._log_destroy_pending = False  # type: ignore[attr-defined]
+                        _end(task.get_coro())
+                    ended |= left
             events._set_running_loop(running)
         self._timers.clear()
         self.close()
