@@ -207,8 +207,11 @@ class VirtualCluster:
 
     async def _tell(self, story: Callable[[], Awaitable[T]]) -> T:
         async with Admin(self.address) as admin:
-            while len((await admin.list_brokers()).brokers) < len(self.brokers):
-                await asyncio.sleep(POLL_S)
+
+            async def ready() -> bool:
+                return len((await admin.list_brokers()).brokers) == len(self.brokers)
+
+            await self.until(ready, every_s=POLL_S)
         return await story()
 
     def _break(self, error: RealWorldError) -> None:

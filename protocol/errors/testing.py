@@ -49,4 +49,6 @@ class StoryError(KeylaneError):
 
     code = 1285
     summary = "this is not possible outside of the story"
-    hint = "A VirtualCluster runs one story; its programs are started, killed and asked inside of it."
+    hint = (
+        "A VirtualCluster runs one story; its programs are started, killed and asked inside of it."
+    )

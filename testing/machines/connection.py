@@ -53,6 +53,7 @@ class Connection:
         self._internet.on_frame(self.client, request, sent)
 
     def send_up(self, frame: bytes) -> None:
+        """Send a frame to the server."""
         self._send(self._up, frame)
 
     def _send(self, pipe: _Pipe, frame: bytes) -> None:
@@ -153,11 +154,13 @@ class SimChannel:
 
     @property
     def closed(self) -> bool:
+        """See `Channel.closed`."""
         return self._broken is not None
 
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
     ) -> tuple[Answer, memoryview]:
+        """See `Channel.call`."""
         self.connection.note(request, sent=self._broken is None)
         if self._broken is not None:
             raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
@@ -178,6 +181,7 @@ class SimChannel:
         return answer, rest
 
     def receive(self, frame: bytes) -> None:
+        """Take a frame of the server."""
         if self._broken is not None:
             return
         correlation_id, answer, payload = decode_answer(frame)
@@ -186,6 +190,7 @@ class SimChannel:
             future.set_result((answer, payload))
 
     def ended(self, reason: str) -> None:
+        """Fail the calls under way: the connection has ended."""
         if self._broken is None:
             self._broken = reason
             for future in self._waiting.values():
@@ -193,5 +198,6 @@ class SimChannel:
                     future.set_exception(OutcomeUnknownError(f"the connection ended: {reason}"))
 
     async def close(self) -> None:
+        """See `Channel.close`."""
         self.ended("closed on this side")
         self.connection.break_off()

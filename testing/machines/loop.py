@@ -54,6 +54,7 @@ class Process:
         self.context.run(PROCESS.set, self)
 
     def kill(self) -> None:
+        """End it: nothing of it runs any more."""
         for thread in self.threads:
             thread.kill()
         self.alive = False
@@ -110,6 +111,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # ── what asyncio asks of a loop ───────────────────────────────────────────────────────────────────
     def time(self) -> float:
+        """The time by the clock of the process that runs."""
         return self.now * self._current.rate
 
     def call_soon(
@@ -118,6 +120,7 @@ class SimLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> events.Handle:
+        """See asyncio."""
         handle = events.Handle(callback, args, self, context)
         self._queue(handle._context.get(PROCESS, self.world), handle)
         return handle
@@ -131,6 +134,7 @@ class SimLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> events.TimerHandle:
+        """See asyncio."""
         timer = events.TimerHandle(when, callback, args, self, context)
         process = timer._context.get(PROCESS, self.world)
         self._at(when / process.rate, timer, process)
@@ -162,6 +166,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._at(self.now + seconds, handle, self.world)
 
     def resume(self, process: Process) -> None:
+        """Let a paused process go on."""
         process.paused = False
         if process.ready and not process.queued and process.alive:
             process.queued = True

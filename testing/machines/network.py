@@ -76,6 +76,7 @@ class Listener:
         self._routes = [(route, _pattern(route.endpoint.path)) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
+        """The route of a call, and the names in its path."""
         for route, pattern in self._routes:
             match = pattern.fullmatch(path)
             if match is not None and route.endpoint.method == method:
@@ -103,6 +104,7 @@ class Internet:
         """Told of each request on a connection, and whether the connection is still there to carry it."""
 
     def listen(self, address: str, listener: Listener) -> None:
+        """Have a process serve at an address."""
         self.listeners[address] = listener
         self.machines[address] = listener.machine
 
@@ -118,6 +120,7 @@ class Internet:
         self.connections = [connection for connection in self.connections if not connection.broken]
 
     def delay(self) -> float:
+        """Seconds that a message takes."""
         weather = self.weather
         wait = weather.delay_s * (0.2 + 1.6 * self.rng.random())
         if weather.late_chance and self.rng.random() < weather.late_chance:
@@ -129,10 +132,12 @@ class Internet:
         return self.weather.late_s * self.rng.random()
 
     def lost(self) -> bool:
+        """Whether a message is lost."""
         chance = self.weather.loss_chance
         return bool(chance) and self.rng.random() < chance
 
     def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing goes from one process to the other."""
         return (source, target) in self.cut
 
     def carry(self, source: str, target: str, arrive: Callable[[], None]) -> None:
@@ -149,9 +154,11 @@ class Internet:
             self.loop.after(self.delay(), arrived)
 
     def cut_link(self, source: str, target: str) -> None:
+        """Let nothing through in this direction."""
         self.cut.add((source, target))
 
     def heal_link(self, source: str, target: str) -> None:
+        """Let everything through in this direction: what was held arrives, or breaks its connection."""
         self.cut.discard((source, target))
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
@@ -191,6 +198,7 @@ class SimNetwork:
         self._loop = internet.loop
 
     async def open_channel(self, address: str, *, timeout_ms: int) -> SimChannel:
+        """See `Network.open_channel`."""
         internet = self._internet
         future: asyncio.Future[SimChannel] = self._loop.create_future()
         me = self._process
@@ -240,6 +248,7 @@ class SimNetwork:
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
     ) -> T:
+        """See `Network.control`."""
         self._internet.on_call(self._process, f"{method} {path}")
         packed = b"" if body is None else encode_json(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
@@ -263,13 +272,13 @@ class SimNetwork:
         raise msgspec.json.decode(data, type=ErrorBody).error()
 
     async def close(self) -> None:
-        pass
+        """See `Network.close`."""
 
 
 class _ControlCall:
     """One control call on its way there and back."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the parts of a call, in the order in which it has them
         self,
         network: SimNetwork,
         method: str,

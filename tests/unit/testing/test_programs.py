@@ -181,8 +181,9 @@ async def test_message_that_ends_its_process_is_tried_again_when_the_process_sta
     while len(tries) < 3:
         with pytest.raises(SystemExit):
             await program.wait()
+        before = len(tries)
         program.start()
-        await keylane_cluster.until(lambda seen=len(tries): len(tries) > seen)
+        await keylane_cluster.until(lambda before=before: len(tries) > before)
     assert program.running
 
 
