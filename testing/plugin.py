@@ -72,7 +72,7 @@ def _seed(text: str) -> int | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an async test that takes the fixture as the story of its cluster."""
-    cluster = pyfuncitem.funcargs.get(FIXTURE)
+    cluster: Any = pyfuncitem.funcargs.get(FIXTURE)
     owner = pyfuncitem.instance or pyfuncitem.module
     # As it is written: a plugin for asyncio may have put a plain function in its place.
     test = getattr(owner, pyfuncitem.originalname, None)

@@ -7,6 +7,7 @@ comes up again.
 
 from __future__ import annotations
 
+import builtins
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -62,7 +63,7 @@ class _Content:
 
 
 class SimAppendFile:
-    """See `keylane.broker.storage.append_file.AppendFile`."""
+    """See `keylane.broker.storage.files.AppendFile`."""
 
     def __init__(self, disk: SimDisk, path: str, content: _Content) -> None:
         self._disk = disk
@@ -222,7 +223,7 @@ class SimDisk:
             raise StorageError(f"read {path}: No such file or directory", path=path)
         return bytes(content.data[position : position + length])
 
-    def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
         """See `Files.preads`."""
         return [self.pread(path, position, length) for position, length in ranges]
 

@@ -114,7 +114,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """The time by the clock of the process that runs."""
         return self.now * self._current.rate
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self,
         callback: Callable[..., Any],
         *args: Any,
@@ -122,12 +122,12 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> events.Handle:
         """See asyncio."""
         handle = events.Handle(callback, args, self, context)
-        self._queue(handle._context.get(PROCESS, self.world), handle)
+        self._queue(handle._context.get(PROCESS, self.world), handle)  # type: ignore[attr-defined]
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., Any],
@@ -136,7 +136,7 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> events.TimerHandle:
         """See asyncio."""
         timer = events.TimerHandle(when, callback, args, self, context)
-        process = timer._context.get(PROCESS, self.world)
+        process = timer._context.get(PROCESS, self.world)  # type: ignore[attr-defined]
         self._at(when / process.rate, timer, process)
         return timer
 

@@ -351,4 +351,4 @@ class _ControlCall:
 
 def internet_task(work: Awaitable[None]) -> asyncio.Task[None]:
     """A task of the process that runs now."""
-    return asyncio.ensure_future(work)  # type: ignore[return-value]
+    return asyncio.ensure_future(work)
