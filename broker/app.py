@@ -157,9 +157,8 @@ async def serving_broker(
     """
     async with contextlib.AsyncExitStack() as stack:
         run_commit, run_background = pools.commit, pools.background
-        opened = await run_commit(
-            lambda: _open(files, settings, clock, rng, names, pools, on_claimed=on_claimed)
-        )
+        opening = partial(_open, files, settings, clock, rng, names, pools, on_claimed=on_claimed)
+        opened = await run_commit(opening)
         store, scheduler = opened.store, opened.scheduler
         stack.push_async_callback(store.close)
 

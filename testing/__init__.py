@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .cluster import VirtualCluster, run
-    from .programs import BrokerProgram, ClientProgram, MetaserverProgram, Program
+    from .programs import BrokerProgram, ClientProgram, MetaserverProgram, StoryProgram
 
 __all__ = [
     "BrokerProgram",
     "ClientProgram",
     "MetaserverProgram",
-    "Program",
+    "StoryProgram",
     "VirtualCluster",
     "run",
 ]

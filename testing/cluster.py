@@ -41,7 +41,7 @@ from ..rpc.environment import AMBIENT
 from .loop import StoryLoop
 from .machines.loop import Process, StuckError
 from .machines.network import Internet
-from .programs import BrokerProgram, ClientProgram, MetaserverProgram, Program
+from .programs import BrokerProgram, ClientProgram, MetaserverProgram, StoryProgram
 from .real_world import refused_here
 from .waiting import waiting_lines
 
@@ -65,7 +65,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Test(Program):
+class _Test(StoryProgram):
     """The story itself, as a program: it has a place in the network, and ends with the run."""
 
     async def _main(self) -> None:
@@ -145,7 +145,7 @@ class VirtualCluster:
             )
             for index in range(brokers)
         )
-        self.test: Program = _Test(*self._place(TEST))
+        self.test: StoryProgram = _Test(*self._place(TEST))
         self._clients: list[ClientProgram] = []
 
     def _rng(self, what: str) -> random.Random:
@@ -220,7 +220,7 @@ class VirtualCluster:
 
     def _exited(self, process: Process, error: SystemExit) -> None:
         owner = process.owner
-        if not isinstance(owner, Program):
+        if not isinstance(owner, StoryProgram):
             raise error
         if process.alive:
             owner.exited(error)
@@ -232,8 +232,8 @@ class VirtualCluster:
             f"keylane.testing: seed {self.seed}, after {self.now_s:.3f} virtual seconds",
         ]
 
-    def _failed(self) -> list[Program]:
-        programs: list[Program] = [self.metaserver, *self.brokers, *self._clients]
+    def _failed(self) -> list[StoryProgram]:
+        programs: list[StoryProgram] = [self.metaserver, *self.brokers, *self._clients]
         return [program for program in programs if program.untold is not None]
 
     def _check_programs(self) -> None:
@@ -281,7 +281,7 @@ class VirtualCluster:
         program.start()
         return program
 
-    def cut(self, program: Program, *others: Program) -> None:
+    def cut(self, program: StoryProgram, *others: StoryProgram) -> None:
         """Cut a program off from others, in both directions; without others from all: nothing arrives until `heal`."""
         for other in others or self._programs():
             if other is not program:
@@ -292,7 +292,7 @@ class VirtualCluster:
         """Heal every cut: of what was under way, some arrives late, and some connections break."""
         self._internet.heal()
 
-    def _programs(self) -> list[Program]:
+    def _programs(self) -> list[StoryProgram]:
         return [self.test, self.metaserver, *self.brokers, *self._clients]
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────

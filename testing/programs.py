@@ -42,7 +42,7 @@ class Killed(SystemExit):
     """A program has killed itself: nothing of it runs further."""
 
 
-class Program(ABC):
+class StoryProgram(ABC):
     """
     One program of a virtual cluster.
 
@@ -64,7 +64,7 @@ class Program(ABC):
         self._lives: list[tuple[Process, asyncio.Task[Any]]] = []
         """Of every start: nothing of a killed program is taken apart before the story is over."""
         self._told = False
-        """The error was raised where somebody waited for it."""
+        """`wait` has raised the error."""
         self._over = asyncio.Event()
         self._rng = random.Random(seed)
 
@@ -191,7 +191,7 @@ class Program(ABC):
         self._over.set()
 
 
-class ClientProgram(Program):
+class ClientProgram(StoryProgram):
     """A program of the user: an async function with its arguments."""
 
     def __init__(
@@ -206,12 +206,12 @@ class ClientProgram(Program):
         self._result = await self._function()
 
     async def wait(self) -> Any:
-        """See `Program.wait`."""
+        """See `StoryProgram.wait`."""
         await super().wait()
         return self._result
 
 
-class MetaserverProgram(Program):
+class MetaserverProgram(StoryProgram):
     """The metaserver; its database outlives it."""
 
     def __init__(
@@ -259,7 +259,7 @@ async def _in_place(function: Callable[..., Any], /, *args: Any) -> Any:
 IN_PLACE = Pools(_in_place, _in_place, _in_place, _in_place)
 
 
-class BrokerProgram(Program):
+class BrokerProgram(StoryProgram):
     """
     A broker with its disk, which outlives it.
 

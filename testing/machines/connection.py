@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from ...protocol.errors import InternalError, KeylaneError, NotSentError, OutcomeUnknownError
 from ...protocol.frames import (
@@ -18,10 +19,45 @@ from ...protocol.frames import (
     refusal,
     refusal_error,
 )
-from .loop import Process
+from ...rpc.data_plane import DataHandler
+from .loop import Process, SimLoop
+from .machine import Machine
 
-if TYPE_CHECKING:
-    from .network import Internet, Listener
+
+class Served(Protocol):
+    """The server's end of a connection: a process that serves on a machine."""
+
+    process: Process
+    machine: Machine
+    data_handler: DataHandler | None
+
+
+class Carrier(Protocol):
+    """What a connection needs of the network that carries it."""
+
+    loop: SimLoop
+    messages: int
+    on_frame: Callable[[Process, Request, bool], None]
+
+    def delay(self) -> float:
+        """Seconds that a message takes."""
+        ...
+
+    def delay_of_a_double(self) -> float:
+        """Seconds by which what haunts a server comes later."""
+        ...
+
+    def lost(self) -> bool:
+        """Whether a message is lost."""
+        ...
+
+    def is_haunted(self) -> bool:
+        """Whether a server reads what was under way when its connection ended."""
+        ...
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing goes from one process to the other."""
+        ...
 
 
 class _Pipe:
@@ -38,7 +74,7 @@ class _Pipe:
 class Connection:
     """Between a client's channel and a listener; either end may be dead or paused."""
 
-    def __init__(self, internet: Internet, client: Process, server: Listener) -> None:
+    def __init__(self, internet: Carrier, client: Process, server: Served) -> None:
         self.client = client
         self.server = server
         self.channel: SimChannel | None = None
@@ -101,8 +137,7 @@ class Connection:
             return
         self.broken = True
         internet = self._internet
-        chance = internet.weather.ghost_chance
-        if self._up.frames and chance and internet.rng.random() < chance:
+        if self._up.frames and internet.is_haunted():
             later_s = internet.delay_of_a_double()
             for frame in self._up.frames:
                 internet.loop.after(later_s, self._haunt, frame)

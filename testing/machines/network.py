@@ -131,6 +131,11 @@ class Internet:
         """How much later the second of two may come."""
         return self.weather.late_s * self.rng.random()
 
+    def is_haunted(self) -> bool:
+        """Whether a server reads what was under way when its connection ended."""
+        chance = self.weather.ghost_chance
+        return bool(chance) and self.rng.random() < chance
+
     def lost(self) -> bool:
         """Whether a message is lost."""
         chance = self.weather.loss_chance
