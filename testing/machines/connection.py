@@ -24,7 +24,7 @@ from .loop import Process, SimLoop
 from .machine import Machine
 
 
-class Served(Protocol):
+class ServerEnd(Protocol):
     """The server's end of a connection: a process that serves on a machine."""
 
     process: Process
@@ -74,7 +74,7 @@ class _Pipe:
 class Connection:
     """Between a client's channel and a listener; either end may be dead or paused."""
 
-    def __init__(self, internet: Carrier, client: Process, server: Served) -> None:
+    def __init__(self, internet: Carrier, client: Process, server: ServerEnd) -> None:
         self.client = client
         self.server = server
         self.channel: SimChannel | None = None
