@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.testing import VirtualCluster
-
-pytest_plugins = ["pytester"]
 
 
 @pytest.mark.keylane(brokers=2)
@@ -40,3 +40,14 @@ async def test_orders_stay_in_order_when_a_consumer_is_killed(keylane_cluster: V
     assert values in ([b"1", b"2", b"3", b"4", b"5"], [b"1", b"1", b"2", b"3", b"4", b"5"])
     assert {name for name, value in handled if value == b"5"} == {"second"}
     assert await keylane_cluster.lag("orders", "billing") == 0
+
+
+def test_plugin_imports_no_cluster_before_a_test_asks_for_one():
+    """Each run of pytest imports it, with keylane installed; and keylane imports nothing of it."""
+    code = (
+        "import sys, keylane, keylane.errors; early = 'keylane.testing' in sys.modules; "
+        "import keylane.testing.plugin; "
+        "print(early, sorted({'sqlalchemy', 'aiohttp', 'keylane.testing.cluster'} & {*sys.modules}))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False []"
