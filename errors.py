@@ -16,6 +16,7 @@ from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
 from .protocol.errors.sink import *
+from .protocol.errors.testing import *
 
 __all__ = [
     "AcceptedAsLostError",
@@ -28,6 +29,7 @@ __all__ = [
     "BrokerReadOnlyError",
     "ClosedError",
     "CodecError",
+    "ConditionNotMetError",
     "ConfigError",
     "CorruptBatchError",
     "CorruptIndexError",
@@ -106,9 +108,11 @@ __all__ = [
     "PartlyStoredError",
     "PolicyInvalidError",
     "ProducerFencedError",
+    "ProgramFailedError",
     "QueueFullError",
     "QueueUnknownError",
     "ReadFilterError",
+    "RealWorldError",
     "RefusedError",
     "RequestTooSlowError",
     "ResetUnfinishedError",
@@ -127,6 +131,8 @@ __all__ = [
     "StaleRouteError",
     "StaticSubjectError",
     "StorageError",
+    "StoryError",
+    "StoryStuckError",
     "StrategyMismatchError",
     "SubjectDeletedError",
     "SubjectExistsError",

@@ -8,9 +8,11 @@ import gc
 import logging
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
@@ -18,8 +20,9 @@ from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
 from ..rpc.client import MetaClient
+from ..rpc.data_plane import DataHandler
 from ..rpc.http_network import HttpNetwork
-from ..rpc.identity import from_system
+from ..rpc.identity import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
@@ -70,13 +73,17 @@ class _Folder(NamedTuple):
     scheduler: Scheduler
 
 
-class _Pools(NamedTuple):
+class Pools(NamedTuple):
     """Threads for blocking work: of the store, and of the scheduled messages."""
 
     commit: RunBlocking
     read: RunBlocking
     background: RunBlocking
     scheduled: RunBlocking
+
+
+Listen = Callable[[Sequence[ControlRoute], DataHandler], AbstractAsyncContextManager[str]]
+"""Serves routes and the data plane until its block ends; gives the address, host:port."""
 
 
 @contextlib.asynccontextmanager
@@ -95,21 +102,69 @@ async def running_broker(
     Raises:
         DataFolderError, CorruptLogError, AddressError: the broker cannot start.
     """
-    clock, rng = clock or SystemClock(), rng or random.SystemRandom()
     check_free(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
         stack.callback(files.close)  # called last: the lock outlives all threads
         pools = _pools(stack, settings)
+        broker = serving_broker(
+            files,
+            settings,
+            pools=pools,
+            network=network or _own_network(stack),
+            clock=clock or SystemClock(),
+            rng=rng or random.SystemRandom(),
+            names=random.SystemRandom(),
+            listen=partial(_listening, settings),
+            on_claimed=partial(narrow_rights, str(settings.data)),
+        )
+        yield await stack.enter_async_context(broker)
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    settings: BrokerSettings, routes: Sequence[ControlRoute], data_handler: DataHandler
+) -> AsyncIterator[str]:
+    limits = HttpLimits(connections_max=settings.http_connections_max)
+    server = Server(routes, data_handler=data_handler, limits=limits)
+    await server.start(settings.host, settings.port)
+    try:
+        yield server.address
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def serving_broker(
+    files: Files,
+    settings: BrokerSettings,
+    *,
+    pools: Pools,
+    network: Network,
+    clock: Clock,
+    rng: random.Random,
+    names: random.Random,
+    listen: Listen,
+    on_claimed: Callable[[], None] = lambda: None,
+) -> AsyncIterator[RunningBroker]:
+    """
+    As `running_broker`, on given files, threads and network.
+
+    Args:
+        rng: draws the broker's id, and pauses.
+        names: names this opening of the folder, and scheduled messages: no two openings may draw the same.
+        on_claimed: called when the folder is locked and known as this broker's, before anything in it is read.
+    """
+    async with contextlib.AsyncExitStack() as stack:
         run_commit, run_background = pools.commit, pools.background
-        opened = await run_commit(lambda: _open(files, settings, clock, rng, pools))
+        opening = partial(_open, files, settings, clock, rng, names, pools, on_claimed=on_claimed)
+        opened = await run_commit(opening)
         store, scheduler = opened.store, opened.scheduler
         stack.push_async_callback(store.close)
-        network = network or _own_network(stack)
 
         def report() -> BrokerHeartbeat:
             taken, untold = not registration.problem, cleaning.untold
-            return _report(opened, server.address, untold=untold, taken=taken)
+            return _report(opened, address, untold=untold, taken=taken)
 
         registration = Registration(
             MetaClient(network, settings.meta),
@@ -130,16 +185,16 @@ async def running_broker(
         stack.push_async_callback(scheduler.close)
         control = _control(opened, registration, cleaning, clock=clock)
         posting = MessagePosting(peers, clock=clock, rng=rng)
-        scheduling = _scheduling(opened, service, peers, registration, clock=clock)
+        scheduling = _scheduling(
+            opened, service, peers, registration, clock=clock, draw=names.getrandbits
+        )
         parking = Parking(store, service, clock=clock, standing=registration)
         routes = _routes(control, posting, peers, scheduling, parking)
-        server = Server(routes, data_handler=service.handle, limits=_limits(settings))
-        await server.start(settings.host, settings.port)
-        stack.push_async_callback(server.stop)
+        address = await stack.enter_async_context(listen(routes, service.handle))
         stack.callback(service.close)
         for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
             stack.push_async_callback(_end, asyncio.create_task(loop))
-        yield RunningBroker(address=server.address, identity=opened.identity, store=store)
+        yield RunningBroker(address=address, identity=opened.identity, store=store)
 
 
 def _open(
@@ -147,12 +202,15 @@ def _open(
     settings: BrokerSettings,
     clock: Clock,
     rng: random.Random,
-    pools: _Pools,
+    names: random.Random,
+    pools: Pools,
+    *,
+    on_claimed: Callable[[], None],
 ) -> _Folder:
     """Lock the data folder, recover its store, and name the new opening; blocks."""
     files.lock()
     identity = claim_folder(files, broker_group=settings.group, rng=rng)
-    narrow_rights(str(settings.data))
+    on_claimed()
     store = Store.open(
         files, settings, clock=clock, run_commit=pools.commit, run_read=pools.read,
         run_background=pools.background,
@@ -160,13 +218,13 @@ def _open(
     scheduler = Scheduler.open(
         files,
         clock=clock,
-        rng=random.SystemRandom(),
+        rng=names,
         run_blocking=pools.scheduled,
         broker_group=settings.group,
         count_max=settings.scheduled_count_max,
         bytes_max=settings.scheduled_bytes_max,
     )
-    opening = begin_opening(files, rng=random.SystemRandom())
+    opening = begin_opening(files, rng=names)
     return _Folder(identity, store, opening, scheduler)
 
 
@@ -194,6 +252,7 @@ def _scheduling(
     registration: Registration,
     *,
     clock: Clock,
+    draw: DrawBits,
 ) -> Scheduling:
     """What answers calls about scheduled messages; `service` passes their frames to it."""
     scheduling = Scheduling(
@@ -201,7 +260,7 @@ def _scheduling(
         peers,
         broker_group=opened.identity.broker_group,
         clock=clock,
-        draw=from_system,
+        draw=draw,
         standing=registration,
         check_writable=lambda: opened.store.commit.check_room(0),
     )
@@ -246,10 +305,6 @@ def _report(
     )
 
 
-def _limits(settings: BrokerSettings) -> HttpLimits:
-    return HttpLimits(connections_max=settings.http_connections_max)
-
-
 def _own_network(stack: contextlib.AsyncExitStack) -> Network:
     """A network that the stack closes."""
     network = HttpNetwork()
@@ -257,8 +312,8 @@ def _own_network(stack: contextlib.AsyncExitStack) -> Network:
     return network
 
 
-def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings) -> _Pools:
-    return _Pools(
+def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings) -> Pools:
+    return Pools(
         commit=_in_pool(stack, 1, "commit"),
         read=_in_pool(stack, settings.reader_threads, "read"),
         background=_in_pool(stack, 1, "background"),

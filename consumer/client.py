@@ -24,10 +24,9 @@ from ..protocol.ids import check_name
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
-from ..rpc.environment import Environment
+from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
 from ..rpc.race import Race
-from ..rpc.stop_signals import StopSignals
 from .assignments import Assignments
 from .delivery.filter import Filter, filter_of
 from .dispatches import Calls, Dispatches
@@ -175,28 +174,26 @@ class Consumer(Resident, Owned, Taking[V]):
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name
-        self._environment = _environment or Environment()
         self._begins_at = start
-        self._start = group_start(start, now_ms=self._environment.clock.wall_ms())
+        self._given = _environment
         self._make_parts(wait_s)
         self._clear()
 
     def _make_parts(self, wait_s: float) -> None:
-        network, call_ms = self._environment.network, self._settings.call_timeout_ms
+        network = None if self._given is None else self._given.network
+        call_ms = self._settings.call_timeout_ms
         self._connections = Connections(network, timeout_ms=call_ms, what="consumer", wait_s=wait_s)
         self._home = self._connections.home
-        self._clock = self._environment.clock
         self._dispatches = Dispatches(
-            self._calls,
-            settings=self._settings,
-            clock=self._clock,
-            home=self._home,
-            wanted=self._filter,
+            self._calls, settings=self._settings, home=self._home, wanted=self._filter
         )
         self._ended: asyncio.Future[None] | None = None
 
     def _clear(self) -> None:
         """Set the state of a new opening: nothing of an earlier opening is in it, and nothing that a fork copied."""
+        self._environment = environment_of(self._given)
+        self._clock = self._environment.clock
+        self._start = group_start(self._begins_at, now_ms=self._clock.wall_ms())
         self._rng = self._environment.new_rng()
         self._membership: Membership | None = None
         self._dispatch: Workers | Stream | None = None
@@ -238,7 +235,10 @@ class Consumer(Resident, Owned, Taking[V]):
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
         dispatch = self._dispatch = self._dispatches.new(
-            rng=self._rng, on_crash=self._fail, client=self._client_name
+            environment=self._environment,
+            rng=self._rng,
+            on_crash=self._fail,
+            client=self._client_name,
         )
         self._assignments = self._new_assignments(membership, dispatch)
         try:
@@ -407,7 +407,7 @@ class Consumer(Resident, Owned, Taking[V]):
                 self._addresses,
                 subject=subject,
                 group=group,
-                _environment=self._environment,
+                _environment=self._given,
                 **known,
             )
             several.add(member)
@@ -432,7 +432,7 @@ class Consumer(Resident, Owned, Taking[V]):
         if self._several is not None:
             await self._several.run()
             return
-        with StopSignals() as stop:
+        with environment_of(self._given).stop_signals() as stop:
             if self._membership is not None:
                 await self._run(stop.event)
                 return

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol.clock import Clock
 from ..protocol.errors import ConfigError, HandlerTypeError
 from ..protocol.routing import ConsumeStrategy
+from ..rpc.environment import Environment
 from ..rpc.home import Home
 from .delivery.filter import MessageFilter
 from .handling.acked_first import AckedFirst
@@ -85,32 +85,31 @@ class Dispatches:
         calls: Calls,
         *,
         settings: ConsumerSettings,
-        clock: Clock,
         home: Home,
         wanted: MessageFilter | None = None,
     ) -> None:
         self._calls = calls
         self._wanted = wanted
         self._settings = settings
-        self._clock = clock
         self._home = home
         self._threads: HandlerThreads | None = None
 
     def new(
-        self, *, rng: random.Random, on_crash: Callable[[BaseException], None], client: str
+        self,
+        *,
+        environment: Environment,
+        rng: random.Random,
+        on_crash: Callable[[BaseException], None],
+        client: str,
     ) -> Workers | Stream:
         """The dispatch of a new opening; `client` is the name of the consumer, for people."""
-        calls, settings = self._calls, self._settings
+        calls, settings, clock = self._calls, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
-        failing = Failing(
-            policy=settings.on_failure,
-            tries_max=settings.tries_max,
-            client=client,
-            wall_ms=self._clock.wall_ms,
-        )
+        policy, tries_max = settings.on_failure, settings.tries_max
+        failing = Failing(policy, tries_max, client=client, wall_ms=clock.wall_ms)
         if calls.one is None:
             return Stream(
-                clock=self._clock,
+                clock=clock,
                 handover_ms=settings.handover_ms,
                 check=self._home.check_not_elsewhere,
                 ordered=ordered,
@@ -125,17 +124,19 @@ class Dispatches:
             handler = filters(handler, self._wanted)
         if calls.threads:
             threads = self._threads = HandlerThreads(
-                handler, calls.threads, forked=lambda: self._home.state == "forked"
+                handler,
+                0 if environment.in_place else calls.threads,
+                forked=lambda: self._home.state == "forked",
             )
             handler = threads.run
         if settings.ack is AckMode.BEFORE:
-            first = AckedFirst(handler, boot_ms=self._clock.boot_ms)
+            first = AckedFirst(handler, boot_ms=clock.boot_ms)
             handler = first.handle if calls.batch_handler is None else first.handle_all
         known: dict[str, Any] = {
             "concurrency": calls.threads or settings.concurrency,
             "handover_ms": settings.handover_ms,
             "backoff": settings.handler_backoff,
-            "clock": self._clock,
+            "clock": clock,
             "rng": rng,
             "on_crash": on_crash,
             "ordered": ordered,

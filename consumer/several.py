@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from ..protocol.errors import AlreadyOpenError, ClosedError, HandlerTypeError
+from ..rpc.environment import environment_of
 from ..rpc.race import Race
-from ..rpc.stop_signals import StopSignals
 
 
 class Member(Protocol):
@@ -100,7 +100,7 @@ class Several:
 
     async def run(self) -> None:
         """Open the members if they are not, wait for a signal or the end of one, and close all."""
-        with StopSignals() as stop:
+        with environment_of(None).stop_signals() as stop:
             if not self._open:
                 await self.open()
             try:

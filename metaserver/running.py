@@ -6,37 +6,18 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
 
-from msgspec import to_builtins
-
-from ..protocol import endpoints
 from ..protocol.clock import Clock, SystemClock
-from ..protocol.control import Health
-from ..protocol.errors import StorageError
 from ..rpc.http_network import HttpNetwork
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.race import Race
-from ..rpc.server import ControlRoute, Server, document_route
-from .attendant import Attendant
-from .calls import control_routes
-from .catalogue.service import Catalogue
-from .groups.service import GroupService
-from .operations.driver import OperationDriver
-from .removals.service import RemovalService
-from .resets.live import LiveResets
-from .resets.service import ResetService
-from .retention.announcer import Announcer
-from .retention.expirer import Expirer
-from .retention.group_expirer import GroupExpirer
+from ..rpc.server import Server
+from .services import services_of
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import open_database
 from .sql.write_watch import WatchedDatabase
-from .starts.service import StartService
-from .verify.service import VerifyService
 
 
 class RunningMetaserver:
@@ -97,7 +78,9 @@ async def running_metaserver(
             )
         )
         database = WatchedDatabase(opened, clock)
-        services = _services(database, network, settings, after_step)
+        services = services_of(
+            database, network, settings, rng=random.SystemRandom(), after_step=after_step
+        )
         limits = HttpLimits(connections_max=settings.http_connections_max)
         server = Server(services.routes, limits=limits)
         await server.start(settings.host, settings.port)
@@ -105,97 +88,9 @@ async def running_metaserver(
         try:
             yield RunningMetaserver(server, attending)
         finally:
-            services.groups.close()
-            services.catalogue.close()
+            services.close()
             await server.stop()
             attending.cancel()
             await asyncio.wait([attending])
             await services.operations.stop()
             await database.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Services:
-    """The services over one database, and their routes."""
-
-    catalogue: Catalogue
-    groups: GroupService
-    operations: OperationDriver
-    attendant: Attendant
-    routes: list[ControlRoute]
-
-
-def _services(
-    database: WatchedDatabase,
-    network: Network,
-    settings: MetaserverSettings,
-    after_step: Callable[[str], None],
-) -> _Services:
-    """The services of one metaserver, under an id that no other metaserver has."""
-    rng = random.SystemRandom()
-    driver = f"{rng.getrandbits(128):032x}"
-    catalogue = Catalogue(database, network, settings)
-    announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
-    expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
-    starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
-    groups = GroupService(database, settings, announce=announcer.announce, begin=starts.begin)
-    operations = OperationDriver(
-        database,
-        network,
-        settings,
-        catalogue=catalogue,
-        groups=groups,
-        driver=driver,
-        rng=rng,
-        after_step=after_step,
-    )
-    removals = RemovalService(
-        database, network, catalogue=catalogue, groups=groups, after_step=after_step
-    )
-    resets = LiveResets(
-        database,
-        ResetService(database, network, settings, holder=driver, after_step=after_step),
-        groups.settle,
-    )
-    group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
-    attendant = Attendant(
-        database,
-        groups,
-        catalogue,
-        settings,
-        operations,
-        duties=(expirer.run_once, group_expirer.run_once),
-        removals=removals,
-        quick_duties=(announcer.run_once, starts.resume, resets.resume),
-    )
-    health = partial(_health, database, catalogue)
-    verify = VerifyService(database, network)
-    routes = control_routes(
-        catalogue, groups, health, operations, verify, resets, removals=removals, starts=starts
-    )
-    return _Services(
-        catalogue=catalogue,
-        groups=groups,
-        operations=operations,
-        attendant=attendant,
-        routes=[*routes, document_route(endpoints.METASERVER, "metaserver")],
-    )
-
-
-async def _health(database: WatchedDatabase, catalogue: Catalogue) -> Health:
-    problem = await database.problem()
-    try:
-        brokers = await catalogue.brokers()
-        refused = await catalogue.refused()
-        lost = await catalogue.lost()
-    except StorageError as error:
-        return Health(program="metaserver", ready=False, reason=error.message)
-    details = {
-        "database": database.name,
-        "brokers": to_builtins(brokers),
-        "refused": to_builtins(refused),
-    }
-    reason = f"the database cannot be written: {problem}" if problem else ""
-    if lost is not None:
-        reason = reason or f"{lost.message}; {lost.hint}"
-    return Health(program="metaserver", ready=not reason, reason=reason, details=details)

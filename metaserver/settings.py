@@ -101,7 +101,7 @@ _RANGES = {
     "broker_heartbeat_ms": (50, 60_000),
     "broker_ttl_ms": (100, 600_000),
     "heartbeat_ms_max": (100, 60_000),
-    "poll_ms": (10, 10_000),
+    "poll_ms": (10, 60_000),
     "repair_ms": (100, 600_000),
     "operation_lease_ms": (100, 600_000),
     "expire_ms": (100, 600_000),

@@ -24,7 +24,7 @@ from ..protocol.routing import logical_partition
 from ..protocol.settings import kind_problems, refuse
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
-from ..rpc.environment import Environment
+from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
 from .commits import CommitWatch
 from .database import EngineOrUrl, OutboxDatabase, Transactions
@@ -83,7 +83,7 @@ class Outbox(Resident, Generic[V]):
         self._codec = checked_codecs(codec)
         self._settings = OutboxSettings() if settings is None else settings
         refuse(kind_problems({"settings": self._settings}, {"settings": OutboxSettings}))
-        self._environment = _environment or Environment()
+        self._environment = environment_of(_environment)
         self._database = _database or OutboxDatabase(engine_or_url, self._tables)
         self._connections = Connections(
             self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="outbox"

@@ -28,7 +28,7 @@ from ..protocol.message import check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
-from ..rpc.environment import Environment
+from ..rpc.environment import Environment, environment_of
 from ..rpc.home import NO_THREAD
 from .arguments import (
     checked_partitioner,
@@ -111,13 +111,13 @@ class Sending(ScheduledCancels, Generic[V]):
         self._large_bytes = self._settings.large_bytes
         self._plain_bytes = min(KEY_BYTES_MAX, self._large_bytes)
         """A message that is no larger needs no look at its key's size, and no batch of its own."""
-        self._environment = environment or Environment()
+        self._given = environment
         self._connections = Connections(
-            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="producer",
-            wait_s=wait_s,
+            None if environment is None else environment.network,
+            timeout_ms=self._settings.call_timeout_ms, what="producer", wait_s=wait_s,
         )  # fmt: skip
         self._home = self._connections.home
-        self._clock = self._environment.clock
+        self._clock = environment_of(environment).clock
         self._now_ns = self._clock.wall_ns
         self._turn_ns, self._turn_ends = UNREAD, False
         self._open, self._thread = False, NO_THREAD
@@ -132,12 +132,15 @@ class Sending(ScheduledCancels, Generic[V]):
         self._loop = asyncio.get_running_loop()
         self._end_turn()
         self._thread = get_ident() if self._codec is None else NO_THREAD  # where values are bytes
-        self._rng: random.Random = self._environment.new_rng()
-        self._identity = Identity(self._environment.draw_identity)
+        environment = environment_of(self._given)
+        self._clock = environment.clock
+        self._now_ns = self._clock.wall_ns
+        self._rng: random.Random = environment.new_rng()
+        self._identity = Identity(environment.draw_identity)
         self._senders = {}
         self._budget = SendBudget(self._settings.queue_bytes)
         self._scheduled = LaterSending(
-            meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=self._environment.draw_identity,
+            meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=environment.draw_identity,
             order_strategy=self._order_strategy, settings=self._settings, clock=self._clock, rng=self._rng,
         )  # fmt: skip
 

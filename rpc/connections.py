@@ -9,6 +9,7 @@ from typing import Any
 from ..protocol.errors import ConfigError
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
 from .client import BrokerClient, MetaClient
+from .environment import environment_of
 from .home import Home
 from .http_network import HttpNetwork
 from .network import Network
@@ -21,7 +22,7 @@ class Connections:
     The network and the broker clients of one client, opened inside a running event loop, and closed again.
 
     Args:
-        network: None: each opening makes a real one, and closes it.
+        network: None: each opening takes that of its environment, or makes a real one and closes it.
         timeout_ms: of a call to a broker.
         what: the kind of client, as errors name it.
         wait_s: seconds for which `wait_for` waits.
@@ -62,7 +63,7 @@ class Connections:
         """
         self.home.enter(self, on_fork)
         self._brokers = {}
-        self.network = self._given
+        self.network = self._given or environment_of(None).network
         if self.network is None:
             self.network = self._own = HttpNetwork()
         return self.network

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -214,11 +215,14 @@ def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
 
 
 def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRoute:
-    """The route of a program's OpenAPI document."""
-    document = openapi_document([*served, OPENAPI], program=program)
+    """The route of a program's OpenAPI document, which is made when it is first asked for."""
+
+    @cache
+    def document() -> object:
+        return openapi_document([*served, OPENAPI], program=program)
 
     async def openapi(_body: object, _params: Params) -> object:
-        return document
+        return document()
 
     return ControlRoute(OPENAPI, openapi)
 

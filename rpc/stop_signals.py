@@ -14,9 +14,28 @@ import functools
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopping(Protocol):
+    """Sets `event` when its program is told to stop, from `__enter__` to `__exit__`."""
+
+    event: asyncio.Event
+
+    def __enter__(self) -> Self:
+        """Begin to listen."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Listen no more."""
+        ...
 
 
 class StopSignals:

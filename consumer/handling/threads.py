@@ -23,6 +23,7 @@ class HandlerThreads:
 
     Args:
         handler: blocks; it is given what workers give it.
+        count: 0: it runs in the event loop.
         forked: True in a child of the process that made the threads.
     """
 
@@ -41,6 +42,8 @@ class HandlerThreads:
 
     async def run(self, given: Any) -> Any:
         """Run the handler in a thread; returns or raises what it does, also if it was cancelled meanwhile."""
+        if not self._count:
+            return self._handler(given)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._jobs.put((given, future, loop))

@@ -41,7 +41,7 @@ from ...protocol.routing import Partition, PartitionState
 from ...protocol.settings import is_within
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections
-from ...rpc.environment import Environment
+from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
 from ..pulling.read_messages import read_messages
 
@@ -124,7 +124,7 @@ class QueueReader(Resident, Generic[V]):
         self._subject = subject
         self._codec = codec
         self._timeout_ms = call_timeout_ms
-        self._environment = _environment or Environment()
+        self._environment = environment_of(_environment)
         self._connections = Connections(
             self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s
         )

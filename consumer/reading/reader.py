@@ -37,7 +37,7 @@ from ...protocol.settings import is_within
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up
-from ...rpc.environment import Environment
+from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
 from ..delivery.filter import MessageFilter
 from ..pulling.read_messages import read_messages
@@ -128,7 +128,7 @@ class Reader(Resident, Generic[V]):
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
         _check_arguments(key=key, partition=partition, where=where, codec=codec)
-        self._environment = _environment or Environment()
+        self._environment = environment_of(_environment)
         now_ms = self._environment.clock.wall_ms()
         self._start = start_bound(start, partition=partition, now_ms=now_ms)
         self._follow = follow and stop is None

@@ -422,6 +422,10 @@ class Catalogue:
         """Return the logic queues of a static subject.  Raises SubjectUnknownError, SubjectNotStaticError."""
         return await self._database.read(read_queues, name)
 
+    def trust_database(self) -> None:
+        """An empty database is no lost one: an unknown subject is told as unknown at once, also right after a start."""
+        self._patient_until = 0.0
+
     async def retry_while_empty(self, ask: Callable[[], Awaitable[T]]) -> T:
         """
         Return what `ask` returns; ask again after a pause if the subject is unknown and the database empty.

@@ -10,8 +10,8 @@ from pathlib import Path
 from keylane.broker.storage.identity import claim_folder
 from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.progress import SetCursor
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, open_store
 
 PATH = Path(__file__).parent / "queue_store_v1.json"

@@ -10,8 +10,8 @@ from pathlib import Path
 from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.opening import FIRST_MAX, begin_opening, note_heard
 from keylane.protocol.batch import encode_batch
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, open_store
 
 PATH = Path(__file__).parent / "store_v1.json"

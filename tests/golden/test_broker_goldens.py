@@ -9,8 +9,8 @@ from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import Unit
 from keylane.broker.store.known_groups import know_groups
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, open_store
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.store import open_store
 
 HERE = Path(__file__).parent

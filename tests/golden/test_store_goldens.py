@@ -15,8 +15,8 @@ from keylane.broker.partition.records import DroppedBody, ForgetBody, decode_bod
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import SequenceReusedError
 from keylane.protocol.record import HEADER_BYTES, Header, Kind, read_record
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 HERE = Path(__file__).parent

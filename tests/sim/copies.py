@@ -11,8 +11,8 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from keylane.testing.machines.disk import SimDisk, disk_of
 from sim.actors.hosts import META_SETTINGS, BrokerHost
-from sim.machines.disk import SimDisk, disk_of
 from sim.swarm import Swarm
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from keylane.protocol.errors import (
     PartitionUnknownError,
 )
 from keylane.protocol.record import HEADER_BYTES, Header, Kind, read_record
+from keylane.testing.machines.disk import SimDisk, disk_of
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk, disk_of
 from sim.machines.store import Desk, batch, open_store
 
 PARTITIONS = (1, 2, 3)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from keylane.protocol.errors import StorageError
 from keylane.protocol.operations import OperationKind, Reshape
+from keylane.testing.machines.disk import Crashed
 from sim.actors.clients import SUBJECT, ProducerHost
 from sim.actors.hosts import BrokerHost, Host, MetaHost
-from sim.machines.disk import Crashed
 from sim.network_faults import NetworkFaults
 
 if TYPE_CHECKING:

@@ -61,8 +61,8 @@ def _freeze() -> None:
 def run_one(seed: int) -> dict[str, Any]:
     """One seed in this process, as plain values."""
     from keylane.checker.findings import Findings
+    from keylane.testing.machines.database import forget_database
     from sim.features.world import FeatureWorld
-    from sim.machines.database import forget_database
     from sim.world import Outcome, World, run_seed
 
     _freeze()

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from keylane.broker.store.store import Store
+from keylane.testing.machines.disk import SimDisk
+from keylane.testing.machines.loop import Process
+from keylane.testing.machines.signals import SimStopSignals, send_stop
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
-from sim.machines.loop import Process
 from sim.machines.promises import is_sealed
-from sim.machines.signals import SimStopSignals, send_stop
 from sim.machines.store import Desk, open_store
 
 

@@ -24,6 +24,10 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
+from keylane.testing.machines.disk import Crashed
+from keylane.testing.machines.loop import Process, SimLoop, StuckError
+from keylane.testing.machines.machine import Machine
+from keylane.testing.machines.network import Internet, SimNetwork
 from sim.actors.clients import SUBJECT, ProducerHost
 from sim.actors.consumers import ConsumerHost
 from sim.actors.creating import SECOND, Creator, is_creating
@@ -36,13 +40,9 @@ from sim.actors.retaining import DeadGroupHost, for_retention, is_retaining, ver
 from sim.actors.users import SHARED, Preloaded, Users, for_users
 from sim.copies import Copier, for_copies, is_copied
 from sim.faults import Faults
+from sim.machines.calls import WatchedCalls
 from sim.machines.database import Shelf
-from sim.machines.disk import Crashed
 from sim.machines.logs import Removed, read_log
-from sim.machines.loop import Process, SimLoop, StuckError
-from sim.machines.machine import Machine
-from sim.machines.network import Internet, SimNetwork
-from sim.machines.signals import simulated_signals
 from sim.machines.threads import simulated_threads
 from sim.service import Idleness, Service
 from sim.swarm import Swarm, draw, has_twins
@@ -93,6 +93,7 @@ class World:
             self.poison |= {b"k%d" % number for number in range((self.swarm.keys + 1) // 2)}
         self.loop = SimLoop(random.Random(self.rng.getrandbits(64)))
         self.internet = Internet(self.loop, self._new_rng())
+        self.calls = WatchedCalls(self.internet)
         self.internet.weather.delay_s = self.swarm.delay_s
         self.internet.weather.ghost_chance = 0.5 if "ghosts" in self.swarm.faults else 0.0
         self.internet.weather.twice_chance = 0.2 if "twice" in self.swarm.faults else 0.0
@@ -546,7 +547,7 @@ def run_seed(seed: int, kind: type[World] = World) -> Outcome:
     try:
         drained_s = -1.0
         try:
-            with simulated_signals(), simulated_threads():
+            with simulated_threads():
                 drained_s = world.loop.run_until_complete(world.live())
         except StuckError as error:
             world.loop.faults.append(error)

@@ -13,8 +13,8 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure
-from sim.machines.loop import SimLoop
-from sim.machines.machine import Machine
+from keylane.testing.machines.loop import SimLoop
+from keylane.testing.machines.machine import Machine
 
 T = TypeVar("T")
 

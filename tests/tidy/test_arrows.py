@@ -28,6 +28,8 @@ ARROWS: dict[str, set[str]] = {
     "cli": {"protocol", "rpc", "checker", *PROGRAMS},
     "migrations": set(),
     "sync": {"protocol", "rpc", "producer", "consumer"},  # for programs without an event loop
+    # clusters in memory for users' tests: all that a cluster is made of, and its clients
+    "testing": {"protocol", "rpc", "metaserver", "broker", "admin", "consumer"},
     "": {"protocol", "producer", "consumer", "admin", "sync"},  # the public face
 }
 
@@ -42,6 +44,7 @@ MACHINE = [
     "consumer/client.py",  # a session tells operators its host and process id
     "outbox/client.py",  # so does the holder of a lease
     "rpc/home.py",  # hears of a fork
+    "testing/*.py",  # names data folders, which lie in memory
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
     "spark/java.py",  # looks for a JDK, keeps a wrapper
@@ -52,7 +55,11 @@ MACHINE = [
 HOME_OF: dict[str, list[str]] = {
     "aiohttp": ["rpc/*"],
     "uvloop": ["rpc/program.py", "cli/*"],
-    "sqlalchemy": ["metaserver/*", "migrations/*", "outbox/*", "sink/*"],
+    "sqlalchemy": [
+        *("metaserver/*", "migrations/*", "outbox/*", "sink/*"),
+        "testing/machines/*",  # the metaserver's database in memory
+    ],
+    "pytest": ["testing/plugin.py"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
     "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py", "sink/alembic.py"],
@@ -73,9 +80,12 @@ HOME_OF: dict[str, list[str]] = {
     "subprocess": ["cli/*", "spark/java.py"],
     "multiprocessing": ["cli/*"],
     "signal": ["rpc/program.py", "rpc/stop_signals.py", "cli/*"],
-    "socket": ["rpc/*", "cli/*", "consumer/client.py", "outbox/client.py"],
+    "socket": [
+        *("rpc/*", "cli/*", "consumer/client.py", "outbox/client.py"),
+        "testing/real_world.py",  # refuses them
+    ],
     # Clocks: passed in as a value, so that tests and simulations own the time.
-    "time": ["protocol/clock.py", "cli/*", "spark/*"],
+    "time": ["protocol/clock.py", "cli/*", "spark/*", "testing/real_world.py"],  # it refuses sleeps
     "datetime": [
         *("metaserver/*", "migrations/*", "cli/*", "spark/*"),
         # a time as a program gives it; no clock is asked
@@ -87,6 +97,7 @@ HOME_OF: dict[str, list[str]] = {
             "producer/scheduled/sending.py",
             "sync/producer.py",
         ),
+        "testing/cluster.py",  # the calendar of virtual time
     ],
 }
 

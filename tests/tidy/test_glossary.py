@@ -10,6 +10,7 @@ import pytest
 import keylane
 import keylane.outbox
 import keylane.sink
+import keylane.testing
 from tidy.tree import FILES, ROOT
 
 TEXT = (ROOT / "docs" / "GLOSSARY.md").read_text()
@@ -79,7 +80,8 @@ def test_each_name_of_the_face_is_in_the_glossary():
     face = TEXT.partition("## The public face")[2]
     missing = {
         name
-        for name in (*keylane.__all__, *keylane.outbox.__all__, *keylane.sink.__all__)
+        for module in (keylane, keylane.outbox, keylane.sink, keylane.testing)
+        for name in module.__all__
         if not name.endswith("Error") and f"`{name}`" not in face
     }
     assert not missing

@@ -77,6 +77,7 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/scheduled": set(),
     "cli/commands/queue": set(),
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
+    "testing/machines": set(),
     "protocol/codecs": {"protocol/errors"},
     "protocol/errors": set(),
     "protocol/groups": set(),

@@ -99,7 +99,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/reading/test_reader.py": "read_messages",
     },
     "consumer/reading": {"integration/operations/test_logic_queues.py": "queue_reader"},
-    "metaserver": {"integration/metaserver/test_metaserver_calls.py": "calls running"},
+    "metaserver": {"integration/metaserver/test_metaserver_calls.py": "calls running services"},
     "metaserver/catalogue": {
         "integration/brokers/test_accepted_copy.py": "accepted",
         "integration/metaserver/test_metaserver_calls.py": "service",
@@ -168,7 +168,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked reading refusals scheduled sink",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked reading refusals scheduled sink testing",
     },
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
@@ -186,6 +186,14 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "sync": {
         "integration/clients/test_sync_consumer.py": "consumer",
         "integration/clients/test_sync_producer.py": "producer",
+    },
+    "testing": {
+        "unit/testing/test_cluster.py": "loop real_world waiting",
+    },
+    "testing/machines": {
+        "sim/test_simulation.py": "connection database loop machine network",
+        "sim/test_judges.py": "signals",
+        "property/broker/test_crash_points.py": "disk",
     },
     "spark": {
         "spark/test_java.py": "java",

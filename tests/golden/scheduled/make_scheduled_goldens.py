@@ -19,7 +19,7 @@ from keylane.broker.scheduled.records import (
     WaitsForSubject,
 )
 from keylane.protocol.message import pack_properties
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 
 FILE = Path(__file__).parent / "scheduled_v1.json"
 A, B, C = (bytes([first, *range(15)]) for first in b"abc")

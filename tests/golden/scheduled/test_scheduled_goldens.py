@@ -11,7 +11,7 @@ import pytest
 from golden.scheduled.make_scheduled_goldens import FILE, FILE_2, FILES, journal_files
 from keylane.broker.scheduled.journal import ScheduledJournal
 from keylane.broker.scheduled.records import Record
-from sim.machines.disk import disk_of
+from keylane.testing.machines.disk import disk_of
 
 
 def golden(file: Path) -> dict[str, bytes]:

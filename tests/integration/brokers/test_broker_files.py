@@ -14,7 +14,7 @@ from keylane.broker.storage import files as files_module
 from keylane.broker.storage.files import Files, RealFiles, replace_file
 from keylane.broker.storage.identity import claim_folder
 from keylane.protocol.errors import DataFolderError, DiskFullError, InvalidNameError, StorageError
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 
 
 @pytest.fixture(params=["real", "simulated"])

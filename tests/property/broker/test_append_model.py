@@ -21,8 +21,8 @@ from keylane.broker.storage.files import Files, RealFiles
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import ProducerFencedError, SequenceGapError, SequenceReusedError
 from keylane.protocol.record import Header
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 PRODUCERS = 3

@@ -13,8 +13,8 @@ from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.reserve import Reserve
 from keylane.broker.store.group_commit import RETRY_FULL_MS
 from keylane.protocol.errors import OffsetOutOfRangeError, StorageError
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 SEGMENT = 4096

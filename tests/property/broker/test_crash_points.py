@@ -17,8 +17,8 @@ from keylane.broker.partition.appends import REMEMBERED_BATCHES
 from keylane.broker.partition.partition import HostedPartition
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import FencedError
+from keylane.testing.machines.disk import Crashed, SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import Crashed, SimDisk
 from sim.machines.store import SESSION, Desk, batch, open_store
 
 BATCHES = 24

@@ -17,8 +17,8 @@ import pytest
 from keylane.broker.store.admission import WAITING_MAX
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import KeylaneError, OverloadedError
+from keylane.testing.machines.disk import Crashed, SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import Crashed, SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 PRODUCERS = 3

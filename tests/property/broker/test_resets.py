@@ -10,8 +10,8 @@ import pytest
 
 from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.progress import SetCursor
+from keylane.testing.machines.disk import Crashed, SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import Crashed, SimDisk
 from sim.machines.store import SESSION, Desk, batch, open_store
 
 SMALL = {"segment_bytes": 4096, "snapshot_bytes": 4096}

@@ -15,7 +15,7 @@ from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
 from keylane.protocol.scheduled.receipt import CancelOutcome
-from sim.machines.disk import Crashed, SimDisk
+from keylane.testing.machines.disk import Crashed, SimDisk
 from unit.broker.scheduled.test_scheduler import ScriptedSubjects, running
 
 CLOCK = SystemClock()

@@ -20,7 +20,7 @@ from keylane.broker.scheduled.records import (
     read_frame,
     scan,
 )
-from sim.machines.disk import Crashed, SimDisk
+from keylane.testing.machines.disk import Crashed, SimDisk
 
 ids = st.binary(min_size=16, max_size=16)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

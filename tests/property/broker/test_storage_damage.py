@@ -21,8 +21,8 @@ import pytest
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.log.commit_log import segment_path
 from keylane.protocol.record import HEADER_BYTES, Kind
+from keylane.testing.machines.disk import SimDisk
 from sim.damage import FIRST_SNAPSHOT, Found, Owed, Whole, check, check_twice, fill, image, started
-from sim.machines.disk import SimDisk
 
 BLOCK = 4096
 LAST = 64

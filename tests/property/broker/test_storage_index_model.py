@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import ConsumeQueues
 from keylane.protocol.control import TimeBound
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 from support.indexes import ListIndex, opener
 
 PARTITIONS = 3

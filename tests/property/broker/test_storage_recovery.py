@@ -14,8 +14,8 @@ from keylane.broker.storage.log.trail import trail_bases, trail_path
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import CorruptLogError, DataFolderError
 from keylane.protocol.record import HEADER_BYTES
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 

@@ -16,8 +16,8 @@ from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from keylane.rpc.environment import Environment
-from sim.machines.loop import SimLoop
-from sim.machines.machine import Machine
+from keylane.testing.machines.loop import SimLoop
+from keylane.testing.machines.machine import Machine
 from support.scripted_network import ScriptedNetwork, route_over
 
 LEAVE_MS = 1_000

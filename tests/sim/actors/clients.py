@@ -28,11 +28,11 @@ from keylane.protocol.ids import Subject
 from keylane.protocol.message import Receipt
 from keylane.protocol.routing import Partition, Route
 from keylane.rpc.environment import Environment
+from keylane.testing.machines.loop import Process
+from keylane.testing.machines.network import SimNetwork
 from sim.actors.elsewhere import Calls, Visitor, calls_of_producer
 from sim.actors.hosts import BrokerHost, Host
 from sim.actors.users import Identities, Preloaded, cancelled
-from sim.machines.loop import Process
-from sim.machines.network import SimNetwork
 from sim.machines.promises import is_sealed
 
 Record = Callable[[Event], None]

@@ -17,13 +17,13 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import KeylaneError, RetryRule
 from keylane.protocol.message import Message
 from keylane.rpc.environment import Environment
+from keylane.testing.machines.network import SimNetwork
+from keylane.testing.machines.signals import SimStopSignals, send_stop
 from sim.actors.clients import SUBJECT, Record
 from sim.actors.elsewhere import Calls, Visitor, calls_of_consumer
 from sim.actors.handlers import WRAPPED, failure, plain
 from sim.actors.hosts import Host
 from sim.actors.users import SHARED, Identities, Preloaded, cancelled
-from sim.machines.network import SimNetwork
-from sim.machines.signals import send_stop
 from support.observation import Telling, dropped, ended, started
 
 
@@ -198,7 +198,11 @@ class ConsumerHost(Host):
             name=self.name,
             settings=self._settings,
             _environment=Environment(
-                network=network, clock=clock, rng=rng, draw_identity=identities
+                network=network,
+                clock=clock,
+                rng=rng,
+                draw_identity=identities,
+                stop_signals=SimStopSignals,
             ),
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from keylane.protocol.message import Message
-from sim.machines.loop import PROCESS
+from keylane.testing.machines.loop import PROCESS
 
 
 def _handle(message: Message) -> Awaitable[None]:

@@ -44,12 +44,12 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.frames import Answer, Request
 from keylane.rpc.client import MetaClient
 from keylane.rpc.server import ControlRoute, Params
+from keylane.testing.machines.disk import Crashed, SimDisk
+from keylane.testing.machines.loop import Process, SimLoop
+from keylane.testing.machines.machine import Machine
+from keylane.testing.machines.network import Internet, Listener, SimNetwork
 from sim.machines.database import Shelf, SimDatabase
-from sim.machines.disk import Crashed, SimDisk
 from sim.machines.logs import Removed
-from sim.machines.loop import Process, SimLoop
-from sim.machines.machine import Machine
-from sim.machines.network import Internet, Listener, SimNetwork
 from sim.machines.promises import Claims, DurableEnds
 from sim.machines.store import settings_of
 from support.observation import served, set_aside

@@ -19,10 +19,10 @@ from keylane.broker.store.store import Store
 from keylane.protocol.errors import AcceptedAsLostError, KeylaneError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
+from keylane.testing.machines.loop import Process
 from sim.actors.clients import SUBJECT
 from sim.actors.hosts import BrokerHost
 from sim.actors.operators import uncordon, uncordon_all_but
-from sim.machines.loop import Process
 from sim.swarm import Swarm
 
 if TYPE_CHECKING:
@@ -121,5 +121,5 @@ class Loser:
             self._world.loop.faults.append(
                 f"told as lost with partition {partition_id}, which is not"
             )
-        elif sender.appends.get(partition_id, -1.0) < sent_at_s:
+        elif self._world.calls.appends.get((sender, partition_id), -1.0) < sent_at_s:
             self._world.loop.faults.append("told as lost, and was never sent there")

@@ -24,14 +24,14 @@ from keylane.outbox import Outbox, OutboxSettings
 from keylane.outbox.tables import OutboxTables
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.environment import Environment
+from keylane.testing.machines.disk import Crashed
+from keylane.testing.machines.loop import SimLoop
+from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import SUBJECT
 from sim.actors.hosts import Host
 from sim.actors.losing import is_losing
 from sim.actors.users import Identities
 from sim.copies import is_copied
-from sim.machines.disk import Crashed
-from sim.machines.loop import SimLoop
-from sim.machines.network import SimNetwork
 
 if TYPE_CHECKING:
     from sim.world import World

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.client import MetaClient
+from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import SUBJECT
 from sim.actors.consumers import ConsumerHost
-from sim.machines.network import SimNetwork
 from sim.swarm import Swarm
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import ChangeParkedKey, ParkedView
 from keylane.rpc.client import BrokerClient
+from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import SUBJECT
 from sim.features.feature import Feature
-from sim.machines.network import SimNetwork
 from sim.swarm import Swarm
 
 GROUP = "group0"

@@ -15,8 +15,8 @@ from keylane.broker.scheduling import Scheduling
 from keylane.broker.service import BrokerService
 from keylane.broker.store.store import Store
 from keylane.protocol.frames import CancelScheduled, Schedule
+from keylane.testing.machines.network import SimNetwork
 from sim.actors.hosts import BrokerHost
-from sim.machines.network import SimNetwork
 
 SEGMENT_BYTES = 2_000
 """Of the journal: it turns and is cleaned within a seed."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from keylane.protocol.frames import Append, Request
+from keylane.testing.machines.loop import Process
+from keylane.testing.machines.network import Internet
+
 WINDOW_S = 5.0
 CONTROLS_MAX = 300
 """Control calls of one path, and new connections, by one process, in such a window of true time."""
@@ -33,3 +37,28 @@ class CallRates:
             self._tell(
                 f"hot loop: {process} asks {who[1]} more than {most} times in {WINDOW_S:.0f} s"
             )
+
+
+class WatchedCalls:
+    """
+    Watches the calls of every process of a network.
+
+    Attributes:
+        appends: when a process last put an append to a partition on its way to a broker.
+    """
+
+    def __init__(self, internet: Internet) -> None:
+        self._loop = internet.loop
+        self._rates = CallRates(internet.loop.faults.append)
+        self.appends: dict[tuple[Process, int], float] = {}
+        internet.on_call = self._called
+        internet.on_frame = self._asked
+
+    def _called(self, process: Process, call: str) -> None:
+        self._rates.note(self._loop.now, process.name, call, most=CONTROLS_MAX)
+
+    def _asked(self, process: Process, request: Request, sent: bool) -> None:
+        kind = type(request).__name__
+        self._rates.note(self._loop.now, process.name, kind, most=FRAMES_MAX)
+        if sent and type(request) is Append:
+            self.appends[process, request.partition_id] = self._loop.now

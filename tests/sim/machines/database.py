@@ -9,63 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
-
 from keylane.checker.events import AcceptedLost, Granted
-from keylane.metaserver.sql.dialect import prepare_sqlite
-from keylane.metaserver.sql.migrate import migrate
-from sim.machines.machine import Machine
+from keylane.testing.machines.database import connected
+from keylane.testing.machines.machine import Machine
 from sim.machines.promises import Claims
-from sim.machines.statements import QuickConnection
 from support.sql.grants import Leases
-
-STATEMENTS_MAX = 5_000
-"""Prepared statements that SQLite keeps; more than the metaserver has."""
-
-
-class _ClockOfNow:
-    """The clock of the machine that has the database in this seed; the connection outlives many seeds."""
-
-    def __init__(self) -> None:
-        self.machine: Machine | None = None
-
-    def boot_ms(self) -> int:
-        return 0 if self.machine is None else self.read(self.machine)
-
-    def read(self, machine: Machine) -> int:
-        """Return the machine's boot clock; looked up at each call, as the connection keeps the bound `boot_ms`."""
-        return machine.boot_ms()
-
-
-@cache
-def _connected() -> tuple[QuickConnection, sqlite3.Connection, _ClockOfNow, bytes]:
-    """One connection a process, so that SQLAlchemy compiles each statement once; and an empty, migrated database."""
-    raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
-    engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
-    clock = _ClockOfNow()
-    prepare_sqlite(engine, clock)  # type: ignore[arg-type]
-    connection = engine.connect()
-    with connection.begin():
-        migrate(connection)
-    return QuickConnection(connection, raw), raw, clock, raw.serialize()
-
-
-def forget_database() -> None:
-    """Drop the connection after a run that was broken off: a transaction may still be open."""
-    _connected.cache_clear()
 
 
 class Shelf:
     """One database, used by all metaserver processes of a machine; it outlives them."""
 
     def __init__(self, machine: Machine, record: Callable[[Granted | AcceptedLost], None]) -> None:
-        self._connection, self._raw, clock, empty = _connected()
+        self._connection, self._raw, clock, empty = connected()
         clock.machine = machine
         self._clock = clock
         self._machine = machine

@@ -16,7 +16,7 @@ from typing import Any
 
 from keylane.producer import sending
 from keylane.rpc import home
-from sim.machines.loop import Process, SimLoop
+from keylane.testing.machines.loop import Process, SimLoop
 
 FIRST_THREAD = 1
 """What the operating system calls the thread in which a simulated process begins."""

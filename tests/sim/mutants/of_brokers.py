@@ -23,7 +23,7 @@ from keylane.protocol.errors import ProducerFencedError, SequenceGapError, Seque
 from keylane.protocol.frames import Ack, Acked, Appended, Pull
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.record import HEADER_BYTES, Header, Short, read_header, stamp
-from sim.machines.disk import SimAppendFile, SimDisk
+from keylane.testing.machines.disk import SimAppendFile, SimDisk
 from sim.mutants.mutant import Breaks, Patches
 
 

@@ -18,8 +18,8 @@ from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import partitions, sessions, steps, subjects
 from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import PartitionState
+from keylane.testing.machines.database import ClockOfNow
 from sim.actors import hosts
-from sim.machines.database import _ClockOfNow
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -58,7 +58,7 @@ def any_release_frees_the_lease(patches: Patches) -> None:
 
 
 def lease_by_the_calendar(patches: Patches) -> None:
-    patches.set(_ClockOfNow, "read", lambda self, machine: machine.wall_ms())
+    patches.set(ClockOfNow, "read", lambda self, machine: machine.wall_ms())
 
 
 def session_renewed_after_expiry(patches: Patches) -> None:

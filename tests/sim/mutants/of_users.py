@@ -14,6 +14,7 @@ from keylane.producer.client import Producer
 from keylane.producer.send_budget import SendBudget
 from keylane.protocol.errors import ClosedError, SequenceReusedError
 from keylane.protocol.frames import PullShared
+from keylane.rpc.environment import environment_of
 from keylane.rpc.home import NO_THREAD, Home
 from sim.mutants.mutant import Breaks, Patches
 
@@ -47,7 +48,7 @@ def id_drawn_when_made(patches: Patches) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)
-        self._drawn = self._environment.draw_identity(63) | 1
+        self._drawn = environment_of(self._given).draw_identity(63) | 1
 
     def begin(self: Any, meta: Any) -> None:
         real_begin(self, meta)

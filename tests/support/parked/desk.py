@@ -29,8 +29,8 @@ from keylane.protocol.parked import (
     decode_key_rows,
     encode_parked,
 )
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import SESSION, Desk, batch, open_store
 
 FAILURE = Failure("ValueError", "no such aircraft", "c", 5, 3)

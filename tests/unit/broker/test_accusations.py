@@ -12,7 +12,7 @@ from keylane.protocol.errors import InvalidRequestError, OverloadedError
 from keylane.protocol.frames import Ack
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.progress import SetCursor
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.store import SESSION
 from support.parked.desk import ParkedDesk
 

@@ -49,7 +49,7 @@ from keylane.protocol.parked import (
     failing_message,
 )
 from keylane.protocol.routing import logical_partition
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.store import SESSION
 from support.parked.desk import FAILURE, ParkedDesk
 

@@ -19,8 +19,8 @@ from keylane.protocol.errors import (
     WrongBrokerError,
 )
 from keylane.rpc.client import MetaClient
+from keylane.testing.machines.loop import SimLoop
 from sim.machines.clock import ManualClock
-from sim.machines.loop import SimLoop
 
 
 class Reception:

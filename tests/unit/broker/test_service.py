@@ -23,8 +23,8 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Ack, Acquire, Append, Pull, Read, Release
 from keylane.protocol.message import pack_properties
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import SESSION, Desk, batch, facts, open_store
 
 OTHER = "b" * 16

@@ -9,8 +9,8 @@ import pytest
 from keylane.protocol.control import ConsumeStrategy
 from keylane.protocol.errors import FencedError, InvalidRequestError, TokenUnknownError
 from keylane.protocol.frames import Ack, AcquireShared, Handed, PullShared, Release
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import SESSION, Desk, batch, open_store
 
 OTHER = "b" * 16

@@ -15,7 +15,7 @@ from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Grants, Heartbeat, Joined
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
 from keylane.rpc.client import MetaClient
-from sim.machines.loop import SimLoop
+from keylane.testing.machines.loop import SimLoop
 
 TTLS_MS = [1_000, 2_000, 6_000, 30_000]
 HEARTBEAT_MS_MAX = 5_000

@@ -14,8 +14,8 @@ from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import Unit
 from keylane.broker.storage.index.kinds import has_index, open_index
 from keylane.protocol.errors import DataFolderError, InvalidRequestError
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 from support.indexes import KINDS
 

@@ -17,8 +17,8 @@ from keylane.broker.storage.log.commit_log import segment_path
 from keylane.broker.storage.log.holes import Hole
 from keylane.broker.store.replay import HOLES_MAX, Replay
 from keylane.protocol.errors import CorruptLogError
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, open_store
 
 

@@ -13,8 +13,8 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.http.idempotency import ASKED
 from keylane.protocol.ids import KEYED_IDS, NO_PRODUCER
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 KEY = KEYED_IDS + 7

@@ -10,8 +10,8 @@ from keylane.broker.partition.in_flight import InFlight
 from keylane.broker.waiting import LongPolls
 from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import AcquireShared, PullShared
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 SESSIONS = [letter * 16 for letter in "abcdefgh"]

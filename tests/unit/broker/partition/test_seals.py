@@ -18,8 +18,8 @@ from keylane.protocol.errors import (
     StaleRouteError,
 )
 from keylane.protocol.routing import PartitionState
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, open_store
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from keylane.broker.partition.appends import REMEMBERED_BATCHES
 from keylane.protocol.errors import SequenceGapError, SequenceReusedError
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 SEGMENT = 4096

@@ -6,8 +6,8 @@ import pytest
 
 from keylane.broker.partition.records import CursorBody, FenceBody, decode_body, encode_body
 from keylane.protocol.record import HEADER_BYTES, Header, read_record
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, open_store
 
 

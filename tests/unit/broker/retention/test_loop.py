@@ -15,8 +15,8 @@ from keylane.broker.store.known_groups import know_groups
 from keylane.protocol.control import Retention, TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.frames import Append
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, in_place, open_store, settings_of
 
 SEGMENT = 4096

@@ -17,8 +17,8 @@ from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.progress import SetCursor
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, in_place, open_store, settings_of
 from support.indexes import KINDS
 

@@ -7,7 +7,7 @@ import pytest
 from keylane.broker.scheduled.journal import ScheduledJournal, segment_path
 from keylane.broker.scheduled.records import Canceled, Place, Record
 from keylane.protocol.errors import CorruptLogError, DataFolderError, DiskFullError
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 
 FIRST, SECOND = segment_path(1), segment_path(2)
 

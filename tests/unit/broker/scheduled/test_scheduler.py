@@ -29,8 +29,8 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.http.posted import PostedMessage
 from keylane.protocol.scheduled.receipt import CancelOutcome
-from sim.machines.disk import SimDisk
-from sim.machines.loop import SimLoop
+from keylane.testing.machines.disk import SimDisk
+from keylane.testing.machines.loop import SimLoop
 
 CLOCK = SystemClock()
 RNG = random.Random(7)

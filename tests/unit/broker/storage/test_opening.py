@@ -13,7 +13,7 @@ from keylane.broker.storage.opening import (
     read_opening,
 )
 from keylane.protocol.control import OPENINGS_MAX
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 
 
 def test_opening_names_those_before_it() -> None:

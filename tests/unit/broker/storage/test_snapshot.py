@@ -13,7 +13,7 @@ from keylane.broker.storage.snapshot import (
     encode_chunk,
 )
 from keylane.protocol.errors import DataFolderError, StorageError
-from sim.machines.disk import Crashed, SimDisk
+from keylane.testing.machines.disk import Crashed, SimDisk
 
 Images = dict[int, bytes]
 

@@ -10,8 +10,8 @@ from keylane.broker.control import BrokerControl
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.log.commit_log import CommitLog, segment_path
 from keylane.protocol.errors import CorruptLogError, DataFolderError, DiskFullError, StorageError
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, open_store
 
 

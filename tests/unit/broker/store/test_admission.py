@@ -17,8 +17,8 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Appended
 from keylane.protocol.limits import BATCH_BYTES_MAX
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 LARGE = b"x" * (1 << 20)

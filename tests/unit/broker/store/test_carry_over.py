@@ -19,8 +19,8 @@ from keylane.broker.store.store import Store
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import ACK_RANGES_MAX, PRODUCERS_PER_PARTITION_MAX
 from keylane.protocol.record import RECORD_BYTES_MAX
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, open_store
 
 SEGMENT = 4096

@@ -20,8 +20,8 @@ from keylane.protocol.errors import (
     PartitionUnknownError,
 )
 from keylane.protocol.limits import BATCH_BYTES_MAX
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 

@@ -17,8 +17,8 @@ from keylane.protocol.control import HostPartition, Retention
 from keylane.protocol.errors import BrokerReadOnlyError
 from keylane.protocol.frames import Ack, AcquireShared, PullShared
 from keylane.protocol.progress import KnowGroups
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import SESSION, Desk, batch, facts, in_place, open_store, settings_of
 
 HOUR = 3_600_000

@@ -7,8 +7,8 @@ import pytest
 from keylane.broker.store.known_groups import know_groups
 from keylane.broker.store.old_tokens import refuse_old_tokens
 from keylane.protocol.errors import FencedError
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 FENCE = 9

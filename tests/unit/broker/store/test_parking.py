@@ -30,7 +30,7 @@ from keylane.protocol.parked import (
 )
 from keylane.protocol.progress import SetCursor
 from keylane.protocol.record import Kind, encode_record
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.store import SESSION, batch
 from support.parked.desk import FAILURE, ParkedDesk
 from unit.broker.store.test_replay import ReplayTeller, traced

@@ -20,8 +20,8 @@ from keylane.protocol.errors import (
     TokenUnknownError,
 )
 from keylane.protocol.progress import ForgetGroup, KnowGroups, SetCursor
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, facts, in_place, open_store, settings_of
 
 SEGMENT = 4096

@@ -15,8 +15,8 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.progress import SetCursor
 from keylane.protocol.routing import ConsumeStrategy
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 OTHER = "b" * 16

@@ -10,8 +10,8 @@ import pytest
 from keylane.broker.partition.image import image_of
 from keylane.broker.storage.snapshot import Snapshots
 from keylane.protocol.errors import DiskFullError, FlushFailedError
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 SMALL = {"segment_bytes": 8192, "snapshot_bytes": 4096}

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.protocol.message import Message
-from sim.machines import loop as loop_module
+from keylane.testing.machines import loop as loop_module
 from support.handling import Client, in_virtual_time, virtual_loop, workers_of
 
 WORK_S = 0.01

@@ -8,7 +8,7 @@ import threading
 from keylane.broker.storage.index import file_blocks
 from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import Unit
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 
 ALL = 1 << 60
 

@@ -7,7 +7,7 @@ import pytest
 from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import Unit
 from keylane.protocol.errors import StorageError
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 
 
 def units(first: int, count: int) -> list[tuple[int, Unit]]:

@@ -9,8 +9,8 @@ from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.file_blocks import BLOCK_BYTES, BLOCK_UNITS
 from keylane.broker.storage.index.interface import Unit
 from keylane.protocol.errors import CorruptLogError, StorageError
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
 
 SEGMENT = "log/" + "0" * 20 + ".log"

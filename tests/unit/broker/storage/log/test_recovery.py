@@ -9,7 +9,7 @@ from keylane.broker.storage.log.holes import Hole
 from keylane.broker.storage.log.recovery import recover_log, scan_log
 from keylane.protocol.errors import DataFolderError
 from keylane.protocol.record import Header
-from sim.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.store import batch
 
 RECORD = batch()

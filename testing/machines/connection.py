@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from keylane.protocol.errors import InternalError, KeylaneError, NotSentError, OutcomeUnknownError
-from keylane.protocol.frames import (
+from ...protocol.errors import InternalError, KeylaneError, NotSentError, OutcomeUnknownError
+from ...protocol.frames import (
     Answer,
-    Append,
     Refused,
     Request,
     decode_answer,
@@ -19,11 +19,45 @@ from keylane.protocol.frames import (
     refusal,
     refusal_error,
 )
-from sim.machines.calls import FRAMES_MAX
-from sim.machines.loop import Process
+from ...rpc.data_plane import DataHandler
+from .loop import Process, SimLoop
+from .machine import Machine
 
-if TYPE_CHECKING:
-    from sim.machines.network import Internet, Listener
+
+class ServerEnd(Protocol):
+    """The server's end of a connection: a process that serves on a machine."""
+
+    process: Process
+    machine: Machine
+    data_handler: DataHandler | None
+
+
+class Carrier(Protocol):
+    """What a connection needs of the network that carries it."""
+
+    loop: SimLoop
+    messages: int
+    on_frame: Callable[[Process, Request, bool], None]
+
+    def delay(self) -> float:
+        """Seconds that a message takes."""
+        ...
+
+    def delay_of_a_double(self) -> float:
+        """Seconds by which what haunts a server comes later."""
+        ...
+
+    def lost(self) -> bool:
+        """Whether a message is lost."""
+        ...
+
+    def is_haunted(self) -> bool:
+        """Whether a server reads what was under way when its connection ended."""
+        ...
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing goes from one process to the other."""
+        ...
 
 
 class _Pipe:
@@ -40,7 +74,7 @@ class _Pipe:
 class Connection:
     """Between a client's channel and a listener; either end may be dead or paused."""
 
-    def __init__(self, internet: Internet, client: Process, server: Listener) -> None:
+    def __init__(self, internet: Carrier, client: Process, server: ServerEnd) -> None:
         self.client = client
         self.server = server
         self.channel: SimChannel | None = None
@@ -50,15 +84,12 @@ class Connection:
         self._down = _Pipe(server.process.name, client.name)
         self._tasks: dict[asyncio.Task[None], None] = {}
 
-    @property
-    def now(self) -> float:
-        return self._internet.loop.now
-
-    def asks(self, kind: str) -> None:
-        """The client makes a call."""
-        self._internet.asks(self.client, kind, most=FRAMES_MAX)
+    def note(self, request: Request, *, sent: bool) -> None:
+        """The client makes a request; `sent`: the channel is open."""
+        self._internet.on_frame(self.client, request, sent)
 
     def send_up(self, frame: bytes) -> None:
+        """Send a frame to the server."""
         self._send(self._up, frame)
 
     def _send(self, pipe: _Pipe, frame: bytes) -> None:
@@ -106,8 +137,7 @@ class Connection:
             return
         self.broken = True
         internet = self._internet
-        chance = internet.weather.ghost_chance
-        if self._up.frames and chance and internet.rng.random() < chance:
+        if self._up.frames and internet.is_haunted():
             later_s = internet.delay_of_a_double()
             for frame in self._up.frames:
                 internet.loop.after(later_s, self._haunt, frame)
@@ -159,18 +189,18 @@ class SimChannel:
 
     @property
     def closed(self) -> bool:
+        """See `Channel.closed`."""
         return self._broken is not None
 
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
     ) -> tuple[Answer, memoryview]:
-        self.connection.asks(type(request).__name__)
+        """See `Channel.call`."""
+        self.connection.note(request, sent=self._broken is None)
         if self._broken is not None:
             raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
         correlation_id = self._next_id()
         frame = encode_frame(correlation_id, request, payload)
-        if type(request) is Append:
-            self.connection.client.appends[request.partition_id] = self.connection.now
         future = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         try:
@@ -186,6 +216,7 @@ class SimChannel:
         return answer, rest
 
     def receive(self, frame: bytes) -> None:
+        """Take a frame of the server."""
         if self._broken is not None:
             return
         correlation_id, answer, payload = decode_answer(frame)
@@ -194,6 +225,7 @@ class SimChannel:
             future.set_result((answer, payload))
 
     def ended(self, reason: str) -> None:
+        """Fail the calls under way: the connection has ended."""
         if self._broken is None:
             self._broken = reason
             for future in self._waiting.values():
@@ -201,5 +233,6 @@ class SimChannel:
                     future.set_exception(OutcomeUnknownError(f"the connection ended: {reason}"))
 
     async def close(self) -> None:
+        """See `Channel.close`."""
         self.ended("closed on this side")
         self.connection.break_off()

@@ -32,7 +32,9 @@ class StuckError(Exception):
 class Process:
     """One running program: the callbacks that are due, and the rate of its clock."""
 
-    def __init__(self, name: str, rate: float = 1.0) -> None:
+    def __init__(
+        self, name: str, rate: float = 1.0, *, context: contextvars.Context | None = None
+    ) -> None:
         self.name = name
         self.rate = rate
         self.owner: Any = None
@@ -43,23 +45,38 @@ class Process:
         self.paused = False
         self.loop: asyncio.AbstractEventLoop | None = None
         """Which event loop its code runs in; None: that of the simulation."""
-        self.appends: dict[int, float] = {}
-        """When it last put an append to a partition on its way to a broker."""
         self.threads: list[Process] = []
         """More threads of the same program; they end with it."""
         self.ready: deque[events.Handle] = deque()
         self.queued = False
         """True while the loop has it in its list."""
-        self.context = contextvars.Context()
+        self.context = context or contextvars.Context()
         self.context.run(PROCESS.set, self)
 
     def kill(self) -> None:
+        """End it: nothing of it runs any more."""
         for thread in self.threads:
             thread.kill()
         self.alive = False
         self.left = list(self.ready)
         """Never run; kept, so that nothing of it is taken apart before the end."""
         self.ready.clear()
+
+
+CANCELLATIONS_MAX = 200
+"""Of a coroutine that is ended; one that ignores them all is closed."""
+
+
+def _end(coro: Any) -> None:
+    """End a coroutine where it stands: it is cancelled there, and in each await that its clean-up begins."""
+    try:
+        for _ in range(CANCELLATIONS_MAX):
+            if coro.cr_frame is None:
+                return
+            coro.throw(asyncio.CancelledError())
+        coro.close()
+    except BaseException:  # noqa: BLE001 - what a half-ended coroutine says is of no interest
+        return
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -94,29 +111,32 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # ── what asyncio asks of a loop ───────────────────────────────────────────────────────────────────
     def time(self) -> float:
+        """The time by the clock of the process that runs."""
         return self.now * self._current.rate
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self,
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> events.Handle:
+        """See asyncio."""
         handle = events.Handle(callback, args, self, context)
-        self._queue(handle._context.get(PROCESS, self.world), handle)
+        self._queue(handle._context.get(PROCESS, self.world), handle)  # type: ignore[attr-defined]
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> events.TimerHandle:
+        """See asyncio."""
         timer = events.TimerHandle(when, callback, args, self, context)
-        process = timer._context.get(PROCESS, self.world)
+        process = timer._context.get(PROCESS, self.world)  # type: ignore[attr-defined]
         self._at(when / process.rate, timer, process)
         return timer
 
@@ -128,7 +148,10 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[Any]:
         """Run it in place: the simulation has no threads."""
         future = self.create_future()
-        future.set_result(func(*args))
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - the caller awaits it
+            future.set_exception(error)
         return future
 
     # ── what the simulation asks ──────────────────────────────────────────────────────────────────────
@@ -143,6 +166,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._at(self.now + seconds, handle, self.world)
 
     def resume(self, process: Process) -> None:
+        """Let a paused process go on."""
         process.paused = False
         if process.ready and not process.queued and process.alive:
             process.queued = True
@@ -185,8 +209,8 @@ class SimLoop(asyncio.BaseEventLoop):
                 self.steps += 1
                 try:
                     handle._run()
-                except SystemExit:  # a process died in the middle of what it did
-                    assert not process.alive
+                except SystemExit as error:  # a process ended in the middle of what it did
+                    self.exited(process, error)
                     break
         self._current = self.world
         if process.loop is not None:
@@ -196,6 +220,10 @@ class SimLoop(asyncio.BaseEventLoop):
             can_run.append(process)
         if self.steps - self._second_steps > STEPS_MAX:
             raise StuckError("time does not pass any more")
+
+    def exited(self, process: Process, _error: SystemExit) -> None:
+        """Code of a process raised SystemExit; here only a machine that stops in the middle of a write does."""
+        assert not process.alive
 
     def _jump(self) -> None:
         timers = self._timers
@@ -215,12 +243,15 @@ class SimLoop(asyncio.BaseEventLoop):
         with warnings.catch_warnings():
             # What is begun by something that ends here never runs.
             warnings.simplefilter("ignore", RuntimeWarning)
+            running = events._get_running_loop()
+            events._set_running_loop(self)  # else a clean-up would begin a loop of its own
             for loop in (self, *self.threads):
-                for task in asyncio.all_tasks(loop):
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    try:
-                        task.get_coro().close()
-                    except BaseException:  # noqa: BLE001 - what a half-closed coroutine says is of no interest
-                        continue
+                ended: set[asyncio.Task[Any]] = set()
+                while left := asyncio.all_tasks(loop) - ended:  # a clean-up may begin further tasks
+                    for task in left:
+                        task._log_destroy_pending = False  # type: ignore[attr-defined]
+                        _end(task.get_coro())
+                    ended |= left
+            events._set_running_loop(running)
         self._timers.clear()
         self.close()

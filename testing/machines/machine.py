@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.machines.loop import SimLoop
+from .loop import SimLoop
 
 
 class Machine:
@@ -22,15 +22,19 @@ class Machine:
         self._zero = 0.0
 
     def boot_ns(self) -> int:
+        """Nanoseconds since it started."""
         return self._boot_ns + int((self.loop.now - self._zero) * self.rate * 1e9)
 
     def boot_ms(self) -> int:
+        """Milliseconds since it started."""
         return self.boot_ns() // 1_000_000
 
     def wall_ms(self) -> int:
+        """Milliseconds since 1970, by its calendar."""
         return 1_700_000_000_000 + self.wall_jump_ms + int(self.loop.now * self.rate * 1000)
 
     def wall_ns(self) -> int:
+        """Nanoseconds since 1970, by its calendar."""
         return self.wall_ms() * 1_000_000
 
     def reboot(self, boot_s: float) -> None:

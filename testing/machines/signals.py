@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from keylane.consumer import client
-from sim.machines.loop import PROCESS, Process
+from .loop import PROCESS, Process
 
 
 class SimStopSignals:
@@ -38,14 +35,3 @@ def send_stop(process: Process) -> bool:
     for tell in listeners:
         tell()
     return bool(listeners)
-
-
-@contextmanager
-def simulated_signals() -> Iterator[None]:
-    """Consumers listen to these signals, and to no others."""
-    real = client.StopSignals
-    client.StopSignals = SimStopSignals  # type: ignore[assignment,misc]
-    try:
-        yield
-    finally:
-        client.StopSignals = real  # type: ignore[misc]

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from sim.machines.statements import QuickConnection
+from keylane.testing.machines.statements import QuickConnection
 
 things = sa.Table(
     "things",

@@ -7,11 +7,12 @@ comes up again.
 
 from __future__ import annotations
 
+import builtins
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from keylane.broker.storage.append_file import Buffer
-from keylane.protocol.errors import (
+from ...broker.storage.append_file import Buffer
+from ...protocol.errors import (
     DataFolderError,
     DiskFullError,
     FlushFailedError,
@@ -31,18 +32,18 @@ class _Content:
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
-        self.synced = bytes(data)
+        self.synced = bytearray(data)
         self.written: list[tuple[int, bytes]] = []
         self.torn = False
         """The last write has lost one of its blocks, and nothing else is missing."""
 
     def sync(self) -> None:
         """Only what was written since the last sync goes to the platter: a failed sync has lost it from there."""
-        platter = bytearray(self.synced)
+        platter = self.synced
         for start, data in self.written:
             platter.extend(bytes(max(0, start + len(data) - len(platter))))
             platter[start : start + len(data)] = data
-        self.synced = bytes(platter[: len(self.data)])
+        del platter[len(self.data) :]
         self.written.clear()
 
     def crashed(self, rng: random.Random, block_bytes: int) -> bytes:
@@ -62,6 +63,8 @@ class _Content:
 
 
 class SimAppendFile:
+    """See `keylane.broker.storage.files.AppendFile`."""
+
     def __init__(self, disk: SimDisk, path: str, content: _Content) -> None:
         self._disk = disk
         self._path = path
@@ -69,6 +72,7 @@ class SimAppendFile:
         self.size = len(content.data)
 
     def append(self, buffers: Sequence[Buffer]) -> None:
+        """See `AppendFile.append`."""
         data = b"".join(buffers)
         room = self._disk.room
         if self._disk.fail == "write":
@@ -89,6 +93,7 @@ class SimAppendFile:
             raise DiskFullError(f"write {self._path}: No space left on device", path=self._path)
 
     def fdatasync(self) -> None:
+        """See `AppendFile.fdatasync`."""
         self._disk.step("fdatasync")
         if self._disk.fail == "fdatasync":
             # As Linux does: the pages are marked clean, and are not on the disk.
@@ -99,6 +104,7 @@ class SimAppendFile:
         self._disk.step("synced")
 
     def truncate(self, size: int) -> None:
+        """See `AppendFile.truncate`."""
         self._disk.step("truncate")
         freed = len(self._content.data) - size
         if self._disk.room is not None:
@@ -108,10 +114,11 @@ class SimAppendFile:
         self._content.sync()
 
     def rewind(self, size: int) -> None:
+        """See `AppendFile.rewind`."""
         self.size = size
 
     def close(self) -> None:
-        pass
+        """See `AppendFile.close`."""
 
 
 class SimDisk:
@@ -170,18 +177,22 @@ class SimDisk:
 
     # ── Files ─────────────────────────────────────────────────────────────────────────────────────────
     def name(self) -> str:
+        """See `Files.name`."""
         return "simulated disk"
 
     def lock(self) -> None:
+        """See `Files.lock`."""
         if self._locked:
             raise DataFolderError("another broker is using the simulated disk")
         self._locked = True
 
     def make_folder(self, path: str) -> None:
+        """See `Files.make_folder`."""
         self.folders.add(path)
         self._named.setdefault(path, {})
 
     def list(self, path: str = "") -> list[str]:
+        """See `Files.list`."""
         names = {name.rpartition("/")[2] for name in self.contents if _folder(name) == path}
         names |= {
             folder.rpartition("/")[2]
@@ -191,10 +202,12 @@ class SimDisk:
         return sorted(names)
 
     def size(self, path: str) -> int | None:
+        """See `Files.size`."""
         content = self.contents.get(path)
         return None if content is None else len(content.data)
 
     def open_append(self, path: str) -> SimAppendFile:
+        """See `Files.open_append`."""
         if _folder(path) not in self.folders:
             raise StorageError(f"open {path}: No such file or directory", path=path)
         if path in self.protected:  # as for a user who is not root
@@ -204,32 +217,38 @@ class SimDisk:
         return SimAppendFile(self, path, self.contents.setdefault(path, _Content()))
 
     def pread(self, path: str, position: int, length: int) -> bytes:
+        """See `Files.pread`."""
         content = self.contents.get(path)
         if content is None:
             raise StorageError(f"read {path}: No such file or directory", path=path)
         return bytes(content.data[position : position + length])
 
-    def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+        """See `Files.preads`."""
         return [self.pread(path, position, length) for position, length in ranges]
 
     def will_read(self, path: str, position: int, length: int) -> None:
-        pass
+        """See `Files.will_read`."""
 
     def protect(self, path: str) -> None:
+        """See `Files.protect`."""
         if path not in self.contents:
             raise StorageError(f"chmod {path}: No such file or directory", path=path)
         self.protected.add(path)
 
     def unprotect(self, path: str) -> None:
+        """See `Files.unprotect`."""
         self.protected.discard(path)
 
     def rename(self, old: str, new: str) -> None:
+        """See `Files.rename`."""
         self.step("rename")
         if old not in self.contents:
             raise StorageError(f"rename {new}: No such file or directory", path=new)
         self.contents[new] = self.contents.pop(old)
 
     def remove(self, path: str) -> None:
+        """See `Files.remove`."""
         self.step("remove")
         if self.fail == "remove":
             raise StorageError(f"remove {path}: Input/output error", path=path)
@@ -241,21 +260,26 @@ class SimDisk:
             self.room += len(content.data)
 
     def sync_folder(self, path: str = "") -> None:
+        """See `Files.sync_folder`."""
         self.step("sync_folder")
         self._named[path] = {
             name: content for name, content in self.contents.items() if _folder(name) == path
         }
 
     def free_bytes(self) -> int:
+        """See `Files.free_bytes`."""
         return 1 << 40 if self.room is None else self.room
 
     def total_bytes(self) -> int:
+        """See `Files.total_bytes`."""
         return self.total
 
     def outside(self, path: str) -> str:
+        """See `Files.outside`."""
         raise StorageError(f"{path}: a simulated disk is inside only", path=path)
 
     def close(self) -> None:
+        """See `Files.close`."""
         self._locked = False
 
 

@@ -15,24 +15,26 @@ import random
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from keylane.protocol.control import ErrorBody, encode_json
-from keylane.protocol.errors import (
+from ...protocol.control import ErrorBody, encode_json
+from ...protocol.errors import (
     InternalError,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
 )
-from keylane.rpc.server import ControlRoute, DataHandler, status_of
-from sim.machines.calls import CONTROLS_MAX, CallRates
-from sim.machines.connection import Connection, SimChannel
-from sim.machines.loop import Process, SimLoop
-from sim.machines.machine import Machine
+from ...protocol.frames import Request
+from ...rpc.data_plane import DataHandler
+from ...rpc.server import ControlRoute, status_of
+from .connection import Connection, SimChannel
+from .loop import Process, SimLoop
+from .machine import Machine
 
 T = TypeVar("T")
 
@@ -52,6 +54,12 @@ class Weather:
     """What is under way when a link is cut arrives after the cut, instead of breaking its connection."""
 
 
+@cache
+def _pattern(path: str) -> re.Pattern[str]:
+    """What a path looks like with the names in braces filled in."""
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+
+
 class Listener:
     """A process that serves at an address."""
 
@@ -65,12 +73,10 @@ class Listener:
         self.process = process
         self.machine = machine
         self.data_handler = data_handler
-        self._routes = [
-            (route, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.endpoint.path)))
-            for route in routes
-        ]
+        self._routes = [(route, _pattern(route.endpoint.path)) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
+        """The route of a call, and the names in its path."""
         for route, pattern in self._routes:
             match = pattern.fullmatch(path)
             if match is not None and route.endpoint.method == method:
@@ -92,13 +98,13 @@ class Internet:
         self.connections: list[Connection] = []
         self.messages = 0
         self._held: list[tuple[str, str, Callable[[], None]]] = []
-        self._rates = CallRates(loop.faults.append)
-
-    def asks(self, process: Process, kind: str, *, most: int = CONTROLS_MAX) -> None:
-        """A process makes a call; see `CallRates.note`."""
-        self._rates.note(self.loop.now, process.name, kind, most=most)
+        self.on_call: Callable[[Process, str], None] = lambda _process, _call: None
+        """Told of each control call and of each new connection, as text, before it leaves."""
+        self.on_frame: Callable[[Process, Request, bool], None] = lambda *_: None
+        """Told of each request on a connection, and whether the connection is still there to carry it."""
 
     def listen(self, address: str, listener: Listener) -> None:
+        """Have a process serve at an address."""
         self.listeners[address] = listener
         self.machines[address] = listener.machine
 
@@ -114,6 +120,7 @@ class Internet:
         self.connections = [connection for connection in self.connections if not connection.broken]
 
     def delay(self) -> float:
+        """Seconds that a message takes."""
         weather = self.weather
         wait = weather.delay_s * (0.2 + 1.6 * self.rng.random())
         if weather.late_chance and self.rng.random() < weather.late_chance:
@@ -124,11 +131,18 @@ class Internet:
         """How much later the second of two may come."""
         return self.weather.late_s * self.rng.random()
 
+    def is_haunted(self) -> bool:
+        """Whether a server reads what was under way when its connection ended."""
+        chance = self.weather.ghost_chance
+        return bool(chance) and self.rng.random() < chance
+
     def lost(self) -> bool:
+        """Whether a message is lost."""
         chance = self.weather.loss_chance
         return bool(chance) and self.rng.random() < chance
 
     def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing goes from one process to the other."""
         return (source, target) in self.cut
 
     def carry(self, source: str, target: str, arrive: Callable[[], None]) -> None:
@@ -145,9 +159,11 @@ class Internet:
             self.loop.after(self.delay(), arrived)
 
     def cut_link(self, source: str, target: str) -> None:
+        """Let nothing through in this direction."""
         self.cut.add((source, target))
 
     def heal_link(self, source: str, target: str) -> None:
+        """Let everything through in this direction: what was held arrives, or breaks its connection."""
         self.cut.discard((source, target))
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
@@ -187,10 +203,11 @@ class SimNetwork:
         self._loop = internet.loop
 
     async def open_channel(self, address: str, *, timeout_ms: int) -> SimChannel:
+        """See `Network.open_channel`."""
         internet = self._internet
         future: asyncio.Future[SimChannel] = self._loop.create_future()
         me = self._process
-        internet.asks(me, "for a connection")
+        internet.on_call(me, "for a connection")
 
         def give(channel: SimChannel | None) -> None:
             if future.done():
@@ -236,7 +253,8 @@ class SimNetwork:
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
     ) -> T:
-        self._internet.asks(self._process, f"{method} {path}")
+        """See `Network.control`."""
+        self._internet.on_call(self._process, f"{method} {path}")
         packed = b"" if body is None else encode_json(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         call = _ControlCall(self, method, address, path, packed, dict(query or {}), future)
@@ -259,13 +277,13 @@ class SimNetwork:
         raise msgspec.json.decode(data, type=ErrorBody).error()
 
     async def close(self) -> None:
-        pass
+        """See `Network.close`."""
 
 
 class _ControlCall:
     """One control call on its way there and back."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the parts of a call, in the order in which it has them
         self,
         network: SimNetwork,
         method: str,
@@ -338,4 +356,4 @@ class _ControlCall:
 
 def internet_task(work: Awaitable[None]) -> asyncio.Task[None]:
     """A task of the process that runs now."""
-    return asyncio.ensure_future(work)  # type: ignore[return-value]
+    return asyncio.ensure_future(work)

@@ -1,0 +1,139 @@
+"""The services of a metaserver over one database, their periodic work and their routes, put together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from msgspec import to_builtins
+
+from ..protocol import endpoints
+from ..protocol.control import Health
+from ..protocol.errors import StorageError
+from ..rpc.network import Network
+from ..rpc.server import ControlRoute, document_route
+from .attendant import Attendant
+from .calls import control_routes
+from .catalogue.service import Catalogue
+from .groups.service import GroupService
+from .operations.driver import OperationDriver
+from .removals.service import RemovalService
+from .resets.live import LiveResets
+from .resets.service import ResetService
+from .retention.announcer import Announcer
+from .retention.expirer import Expirer
+from .retention.group_expirer import GroupExpirer
+from .settings import MetaserverSettings
+from .sql.database import Database
+from .starts.service import StartService
+from .verify.service import VerifyService
+
+
+class HealthyDatabase(Database, Protocol):
+    """A database that says whether it can be written."""
+
+    @property
+    def name(self) -> str:
+        """The kind of the database."""
+        ...
+
+    async def problem(self) -> str:
+        """Return why it cannot be written now, "" if it can."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The services over one database, and their routes."""
+
+    catalogue: Catalogue
+    groups: GroupService
+    operations: OperationDriver
+    attendant: Attendant
+    routes: list[ControlRoute]
+
+    def close(self) -> None:
+        """Answer what waits, before the server stops."""
+        self.groups.close()
+        self.catalogue.close()
+
+
+def services_of(
+    database: HealthyDatabase,
+    network: Network,
+    settings: MetaserverSettings,
+    *,
+    rng: random.Random,
+    after_step: Callable[[str], None] = lambda _step: None,
+) -> Services:
+    """
+    The services of one metaserver, under an id that no other metaserver has.
+
+    Args:
+        network: how brokers are called.
+        rng: draws the id, and pauses between tries.
+        after_step: called with the name of each step of an operation on partitions and of a reset that was done.
+    """
+    driver = f"{rng.getrandbits(128):032x}"
+    catalogue = Catalogue(database, network, settings)
+    announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
+    expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
+    starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
+    groups = GroupService(database, settings, announce=announcer.announce, begin=starts.begin)
+    operations = OperationDriver(
+        database, network, settings, catalogue=catalogue, groups=groups, driver=driver, rng=rng,
+        after_step=after_step,
+    )  # fmt: skip
+    removals = RemovalService(
+        database, network, catalogue=catalogue, groups=groups, after_step=after_step
+    )
+    resets = LiveResets(
+        database,
+        ResetService(database, network, settings, holder=driver, after_step=after_step),
+        groups.settle,
+    )
+    group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
+    attendant = Attendant(
+        database,
+        groups,
+        catalogue,
+        settings,
+        operations,
+        duties=(expirer.run_once, group_expirer.run_once),
+        removals=removals,
+        quick_duties=(announcer.run_once, starts.resume, resets.resume),
+    )
+    health = partial(_health, database, catalogue)
+    verify = VerifyService(database, network)
+    routes = control_routes(
+        catalogue, groups, health, operations, verify, resets, removals=removals, starts=starts
+    )
+    return Services(
+        catalogue=catalogue,
+        groups=groups,
+        operations=operations,
+        attendant=attendant,
+        routes=[*routes, document_route(endpoints.METASERVER, "metaserver")],
+    )
+
+
+async def _health(database: HealthyDatabase, catalogue: Catalogue) -> Health:
+    problem = await database.problem()
+    try:
+        brokers = await catalogue.brokers()
+        refused = await catalogue.refused()
+        lost = await catalogue.lost()
+    except StorageError as error:
+        return Health(program="metaserver", ready=False, reason=error.message)
+    details = {
+        "database": database.name,
+        "brokers": to_builtins(brokers),
+        "refused": to_builtins(refused),
+    }
+    reason = f"the database cannot be written: {problem}" if problem else ""
+    if lost is not None:
+        reason = reason or f"{lost.message}; {lost.hint}"
+    return Health(program="metaserver", ready=not reason, reason=reason, details=details)

@@ -1,0 +1,28 @@
+"""Clusters in memory with virtual time, for tests of programs that use keylane: `run`, and a plugin for pytest.
+
+Names are loaded when they are first used: pytest imports the plugin in every run, and most runs have no cluster.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .cluster import VirtualCluster, run
+    from .programs import BrokerProgram, ClientProgram, MetaserverProgram, StoryProgram
+
+__all__ = [
+    "BrokerProgram",
+    "ClientProgram",
+    "MetaserverProgram",
+    "StoryProgram",
+    "VirtualCluster",
+    "run",
+]
+
+if not TYPE_CHECKING:  # for a type checker a name that is not above is an error
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = ".cluster" if name in {"VirtualCluster", "run"} else ".programs"
+        return getattr(import_module(home, __name__), name)

@@ -1,0 +1,364 @@
+"""A cluster in memory with virtual time: a metaserver and brokers, the real ones, and the programs of a test.
+
+    story(cluster) ─▶ clients, made as always from cluster.address
+                   ─▶ cluster.start(function, …)   programs of their own, that can be killed
+                   ─▶ faults, and `await asyncio.sleep(600)`, which takes no time
+
+The test, each program and each server run as processes of one event loop.  Which of them goes first where two could is
+drawn from the seed, and so are the delays of the network: the same seed is the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from ..admin import Admin
+from ..admin.parked import ParkedKeyView
+from ..consumer import Reader
+from ..metaserver.settings import MetaserverSettings
+from ..protocol.control import SubjectView
+from ..protocol.errors import (
+    ConditionNotMetError,
+    ConfigError,
+    ProgramFailedError,
+    RealWorldError,
+    StoryError,
+    StoryStuckError,
+)
+from ..protocol.message import Message
+from ..rpc.environment import AMBIENT
+from .loop import StoryLoop
+from .machines.loop import Process, StuckError
+from .machines.network import Internet
+from .programs import BrokerProgram, ClientProgram, MetaserverProgram, StoryProgram
+from .real_world import refused_here
+from .waiting import waiting_lines
+
+P = ParamSpec("P")
+T = TypeVar("T")
+TEST = "test"
+"""The name of the program that is the story itself."""
+BROKERS_MAX = 100
+POLL_S = 0.01
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A finalizer would run at a moment that no seed decides."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+class _Test(StoryProgram):
+    """The story itself, as a program: it has a place in the network, and ends with the run."""
+
+    async def _main(self) -> None:
+        raise AssertionError("the cluster runs it")
+
+    def begin(self) -> Process:
+        """Its process."""
+        process = self._process = Process(self.name, context=copy_context())
+        process.context.run(AMBIENT.set, self._environment(process))
+        return process
+
+
+class VirtualCluster:
+    """
+    A cluster in memory, for one story.
+
+    Attributes:
+        address: of the metaserver, for `Producer(cluster.address)`.
+        seed: what the run is drawn from.
+        metaserver, brokers: its servers, running when the story begins.
+        test: the story itself, as `cut` takes it.
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        seed: int | None = 0,
+        auto_create: str = "off",
+        limit_s: float = 3_600.0,
+        real_limit_s: float = 60.0,
+    ) -> None:
+        """
+        Make a cluster; `run` runs a story in it.
+
+        Args:
+            brokers: each is a broker group of its own, "g0", "g1", …
+            seed: None draws one, which a failure prints.
+            auto_create: "off", or a pattern of subjects that their first message creates.
+            limit_s: virtual seconds that the story may take.
+            real_limit_s: seconds of the machine, likewise; a story in which code never awaits is not ended.
+
+        Raises:
+            ConfigError: an argument that cannot work.
+        """
+        if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
+            raise ConfigError(f"brokers must be 1 to {BROKERS_MAX}, not {brokers!r:.40}")
+        for name, limit in (("limit_s", limit_s), ("real_limit_s", real_limit_s)):
+            if not limit > 0:
+                raise ConfigError(f"{name} must be above 0 seconds, not {limit!r:.40}")
+        self.seed = random.SystemRandom().getrandbits(32) if seed is None else seed
+        self._ran = False
+        self._loop = StoryLoop(self._rng("turns"), limit_s=limit_s, real_limit_s=real_limit_s)
+        self._loop.exits = self._exited
+        self._internet = Internet(self._loop, self._rng("network"))
+        self.address = "127.0.0.1:7000"
+        settings = MetaserverSettings(
+            data=Path("metaserver"),
+            auto_create=auto_create,
+            # The only metaserver hears of every change by itself, so what looks for changes looks seldom.
+            broker_heartbeat_ms=15_000,
+            broker_ttl_ms=30_000,
+            heartbeat_ms_max=10_000,
+            poll_ms=30_000,
+            repair_ms=30_000,
+            expire_ms=300_000,
+        )
+        self.metaserver = MetaserverProgram(
+            *self._place("metaserver"), address=self.address, settings=settings
+        )
+        self.brokers = tuple(
+            BrokerProgram(
+                *self._place(f"broker {index}"),
+                group=f"g{index}",
+                address=f"127.0.0.1:{8000 + index}",
+                meta=self.address,
+            )
+            for index in range(brokers)
+        )
+        self.test: StoryProgram = _Test(*self._place(TEST))
+        self._clients: list[ClientProgram] = []
+
+    def _rng(self, what: str) -> random.Random:
+        return random.Random(f"{self.seed} {what}")
+
+    def _place(self, name: str) -> tuple[Internet, str, str]:
+        return self._internet, name, f"{self.seed} {name}"
+
+    def __repr__(self) -> str:
+        return f"<VirtualCluster of {len(self.brokers)} brokers, seed {self.seed}, at {self.now_s:.3f} s>"
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────────
+    def run(self, story: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """
+        Run an async function in virtual time, once, and return what it returns; everything ends with it.
+
+        Raises:
+            What the story raises, with a note of the seed and of programs that had failed.
+            ProgramFailedError: a program ended with an exception that no `wait` raised.
+            StoryStuckError: it did not end within the limits.
+            RealWorldError: it reached a real sleep, thread or socket.
+            StoryError: the cluster has had its story, or another event loop is running.
+        """
+        self._check_first()
+        try:
+            with refused_here(self._break), _no_garbage_collection():
+                result = self._run(partial(story, *args, **kwargs))
+        except BaseException as error:
+            for line in self._notes():
+                error.add_note(line)
+            raise
+        finally:
+            self._dispose()
+        self._check_programs()
+        return result
+
+    def _check_first(self) -> None:
+        if self._ran:
+            raise StoryError("a cluster has one story: make another cluster")
+        if asyncio._get_running_loop() is not None:
+            raise StoryError(
+                "an event loop is running here: call `run` from a plain function, or have the fixture keylane_cluster run an async test"
+            )
+        self._ran = True
+
+    def _run(self, story: Callable[[], Awaitable[T]]) -> T:
+        loop = self._loop
+        assert isinstance(self.test, _Test)
+        process = self.test.begin()
+        for program in (self.metaserver, *self.brokers):
+            program.start()
+        task = loop.create_task(self._tell(story), name=TEST, context=process.context.copy())
+        try:
+            return loop.run_until_complete(task)
+        except StuckError as error:
+            lines = waiting_lines(asyncio.all_tasks(loop))
+            text = "\n".join([f"the story did not end: {error}", *lines])
+            raise StoryStuckError(text, virtual_s=loop.now) from None
+
+    async def _tell(self, story: Callable[[], Awaitable[T]]) -> T:
+        async with Admin(self.address) as admin:
+
+            async def ready() -> bool:
+                return len((await admin.list_brokers()).brokers) == len(self.brokers)
+
+            await self.until(ready, every_s=POLL_S)
+        return await story()
+
+    def _break(self, error: RealWorldError) -> None:
+        """Code under test may swallow the error, or try again for ever."""
+        self._loop.broken = error
+
+    def _exited(self, process: Process, error: SystemExit) -> None:
+        owner = process.owner
+        if not isinstance(owner, StoryProgram):
+            raise error
+        if process.alive:
+            owner.exited(error)
+
+    def _notes(self) -> list[str]:
+        failed = [f"{program.name} had failed: {program.untold!r}" for program in self._failed()]
+        return [
+            *failed,
+            f"keylane.testing: seed {self.seed}, after {self.now_s:.3f} virtual seconds",
+        ]
+
+    def _failed(self) -> list[StoryProgram]:
+        programs: list[StoryProgram] = [self.metaserver, *self.brokers, *self._clients]
+        return [program for program in programs if program.untold is not None]
+
+    def _check_programs(self) -> None:
+        for program in self._failed():
+            error = ProgramFailedError(
+                f"{program.name} ended with {program.untold!r}", program=program.name
+            )
+            error.add_note(self._notes()[-1])
+            raise error from program.untold
+        for fault in self._loop.faults:
+            raise ProgramFailedError(f"a task ended with {fault!r}") from (
+                fault if isinstance(fault, BaseException) else None
+            )
+
+    def close(self) -> None:
+        """Give everything back, if no story was run."""
+        if not self._ran:
+            self._ran = True
+            self._dispose()
+
+    def _dispose(self) -> None:
+        """End everything where it stands.  What is cut off in its work would log that as an error."""
+        disabled = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        try:
+            self._loop.dispose()
+        finally:
+            logging.disable(disabled)
+
+    # ── programs and faults ───────────────────────────────────────────────────────────────────────────
+    def start(
+        self, function: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> ClientProgram:
+        """
+        Start an async function as a program of its own, on a machine of its own.
+
+        It is named by its function; of several with one function the second is "work 2".
+        """
+        base = getattr(function, "__name__", type(function).__name__)
+        taken = {program.name for program in self._clients}
+        names = (base if number == 1 else f"{base} {number}" for number in range(1, len(taken) + 2))
+        name = next(name for name in names if name not in taken)
+        program = ClientProgram(*self._place(name), partial(function, *args, **kwargs))
+        self._clients.append(program)
+        program.start()
+        return program
+
+    def cut(self, program: StoryProgram, *others: StoryProgram) -> None:
+        """Cut a program off from others, in both directions; without others from all: nothing arrives until `heal`."""
+        for other in others or self._programs():
+            if other is not program:
+                self._internet.cut_link(program.name, other.name)
+                self._internet.cut_link(other.name, program.name)
+
+    def heal(self) -> None:
+        """Heal every cut: of what was under way, some arrives late, and some connections break."""
+        self._internet.heal()
+
+    def _programs(self) -> list[StoryProgram]:
+        return [self.test, self.metaserver, *self.brokers, *self._clients]
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the cluster was made."""
+        return self._loop.now
+
+    def now(self) -> datetime:
+        """The calendar of every program of the cluster, which `deliver_at` and `start=` of a reader go by."""
+        wall_ms = self.test.clock.wall_ms()
+        return datetime.fromtimestamp(wall_ms / 1000, UTC)
+
+    async def until(
+        self, condition: Callable[[], Any], *, within_s: float = 60.0, every_s: float = 0.05
+    ) -> Any:
+        """
+        Wait until `condition()` is true, and return what it returned; it may be an async function.
+
+        Args:
+            within_s: virtual seconds.
+            every_s: how often it is asked, in virtual seconds.
+
+        Raises:
+            ConditionNotMetError: it did not become true.
+        """
+        end_s = self.now_s + within_s
+        while True:
+            value = condition()
+            if inspect.isawaitable(value):
+                value = await value
+            if value:
+                return value
+            if self.now_s >= end_s:
+                text = f"the condition was still {value!r:.200} after {within_s:g} virtual seconds"
+                raise ConditionNotMetError(text, within_s=within_s)
+            await asyncio.sleep(every_s)
+
+    # ── looking ───────────────────────────────────────────────────────────────────────────────────────
+    async def create_subject(self, subject: str, **options: Any) -> SubjectView:
+        """Create a subject; see `Admin.create_subject`."""
+        async with Admin(self.address) as admin:
+            return await admin.create_subject(subject, **options)
+
+    async def messages(self, subject: str, *, key: bytes | None = None) -> list[Message[bytes]]:
+        """The stored messages of a subject, or of a key: those of a partition in their order."""
+        async with Reader(self.address, subject, key=key) as reader:
+            return [message async for message in reader]
+
+    async def lag(self, subject: str, group: str) -> int:
+        """The messages that a group has not acked yet; see `Admin.lag`."""
+        async with Admin(self.address) as admin:
+            return await admin.lag(subject, group)
+
+    async def parked(self, subject: str, group: str) -> list[ParkedKeyView]:
+        """The keys that a group has set aside; see `Admin.parked`."""
+        async with Admin(self.address) as admin:
+            return [view async for view in admin.parked(subject, group)]
+
+
+def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T:
+    """
+    Run `story(cluster)` in a new cluster; `options` are those of VirtualCluster.
+
+    Raises:
+        As of `VirtualCluster.run`.
+    """
+    cluster = VirtualCluster(**options)
+    return cluster.run(story, cluster)

@@ -1,0 +1,61 @@
+"""The event loop of a story: virtual time with limits, and an end as soon as the story has reached the real world."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from ..protocol.clock import SystemClock
+from .machines.loop import FAULTS_OF_CODE, Process, SimLoop, StuckError
+
+JUMPS_A_LOOK = 64
+"""Jumps of virtual time between two looks at the real clock."""
+
+
+class StoryLoop(SimLoop):
+    """
+    See the module.
+
+    Args:
+        limit_s: virtual seconds.
+        real_limit_s: seconds of the machine.
+    """
+
+    def __init__(self, rng: random.Random, *, limit_s: float, real_limit_s: float) -> None:
+        super().__init__(rng)
+        self._limit_s = limit_s
+        self._real_limit_s = real_limit_s
+        self._real_ns = SystemClock().boot_ns
+        self._until_ns = self._real_ns() + int(real_limit_s * 1e9)
+        self._looks = JUMPS_A_LOOK
+        self.broken: BaseException | None = None
+        """What ends the story at once."""
+        self.exits: Callable[[Process, SystemExit], None] = super().exited
+        """Told of a program that calls sys.exit."""
+
+    def __del__(self, _warn: object = None) -> None:
+        """An open one holds nothing of the machine."""
+
+    def exited(self, process: Process, error: SystemExit) -> None:
+        """See `SimLoop.exited`."""
+        self.exits(process, error)
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        super()._on_exception(loop, context)
+        killed = "was destroyed" in context.get("message", "")
+        if not killed and not isinstance(context.get("exception"), FAULTS_OF_CODE):
+            self.default_exception_handler(context)
+
+    def _jump(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        super()._jump()
+        if self.now > self._limit_s:
+            raise StuckError(f"{self._limit_s:g} s of virtual time have passed")
+        self._looks -= 1
+        if not self._looks:
+            self._looks = JUMPS_A_LOOK
+            if self._real_ns() > self._until_ns:
+                raise StuckError(f"it has taken {self._real_limit_s:g} s of real time")

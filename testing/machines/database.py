@@ -1,0 +1,129 @@
+"""The metaserver's database in memory: SQLite with the metaserver's schema, its SQL functions run in place.
+
+One connection serves every cluster of a process, one after another: SQLAlchemy compiles each statement once, and a new
+cluster begins with a copy of the empty database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from functools import cache
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.pool import StaticPool
+
+from ...metaserver.sql.dialect import prepare_sqlite
+from ...metaserver.sql.schema import metadata
+from .statements import QuickConnection
+
+P = ParamSpec("P")
+T = TypeVar("T")
+STATEMENTS_MAX = 5_000
+"""Prepared statements that SQLite keeps; more than the metaserver has."""
+
+
+class BootClock(Protocol):
+    """The machine that has the database."""
+
+    def boot_ms(self) -> int:
+        """Milliseconds since it started."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970."""
+        ...
+
+
+class ClockOfNow:
+    """The clock of the machine that has the database in this cluster; the connection outlives clusters."""
+
+    def __init__(self) -> None:
+        self.machine: BootClock | None = None
+
+    def boot_ms(self) -> int:
+        """Milliseconds since the machine started."""
+        return 0 if self.machine is None else self.read(self.machine)
+
+    def read(self, machine: BootClock) -> int:
+        """Return the machine's boot clock; looked up at each call, as the connection keeps the bound `boot_ms`."""
+        return machine.boot_ms()
+
+    def boot_ns(self) -> int:
+        """Nanoseconds since the machine started."""
+        return self.boot_ms() * 1_000_000
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return 0 if self.machine is None else self.machine.wall_ms()
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970."""
+        return self.wall_ms() * 1_000_000
+
+
+class Connected(NamedTuple):
+    """The connection of this process; `empty` is a database with the schema and no rows."""
+
+    quick: QuickConnection
+    raw: sqlite3.Connection
+    clock: ClockOfNow
+    empty: bytes
+
+
+@cache
+def connected() -> Connected:
+    """The one connection of this process."""
+    raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
+    engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
+    clock = ClockOfNow()
+    prepare_sqlite(engine, clock)
+    connection = engine.connect()
+    with connection.begin():
+        metadata.create_all(connection)
+    return Connected(QuickConnection(connection, raw), raw, clock, raw.serialize())
+
+
+def forget_database() -> None:
+    """Drop the connection after a run that was broken off: a transaction may still be open."""
+    connected.cache_clear()
+
+
+class MemoryDatabase:
+    """One cluster's database; it outlives the metaserver's processes.  See `metaserver.sql.database.Database`."""
+
+    name = "memory"
+
+    def __init__(self, machine: BootClock) -> None:
+        self._quick, raw, clock, empty = connected()
+        clock.machine = machine
+        raw.deserialize(empty)
+
+    def transact(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a transaction now."""
+        return self._quick.transact(work, args, kwargs)
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write`.  Other processes may run before it."""
+        await asyncio.sleep(0)
+        return self._quick.transact(work, args, kwargs)
+
+    write_first = renew = write
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.read`.  Nothing else runs meanwhile, so it needs no transaction."""
+        await asyncio.sleep(0)
+        return work(cast("Connection", self._quick), *args, **kwargs)
+
+    async def problem(self) -> str:
+        """Why it cannot be written: it always can."""
+        return ""

@@ -1,0 +1,83 @@
+"""The plugin for pytest: a test that takes `keylane_cluster` has a cluster of its own, and runs in virtual time.
+
+    @pytest.mark.keylane(brokers=2)
+    async def test_order_survives_a_broker(keylane_cluster): ...
+
+An `async def` test runs as the cluster's story, in no other plugin's event loop; a plain one calls `keylane_cluster.run`.
+Other tests are left alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ..protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from .cluster import VirtualCluster
+
+FIXTURE = "keylane_cluster"
+MARKER = "keylane(brokers=1, seed=0, auto_create='off', limit_s=3600, real_limit_s=60): of the cluster of this test"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Seeds from the command line, for a test that fails with some."""
+    parser.getgroup("keylane").addoption(
+        "--keylane-seed",
+        metavar="N",
+        help="the seed of every keylane cluster: a number, or `random` for one that a failure prints",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", MARKER)
+
+
+@pytest.fixture
+def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
+    """A `keylane.testing.VirtualCluster`; `@pytest.mark.keylane(...)` has its options."""
+    from .cluster import (
+        VirtualCluster,  # most runs have no cluster, and need not wait for SQLAlchemy
+    )
+
+    options: dict[str, Any] = {}
+    for marker in request.node.iter_markers("keylane"):
+        if marker.args:
+            raise ConfigError(
+                f"the options of pytest.mark.keylane have names, not {marker.args!r:.100}"
+            )
+        options = {**marker.kwargs, **options}  # the nearest marker wins
+    seed = request.config.getoption("--keylane-seed")
+    if seed is not None:
+        options["seed"] = _seed(seed)
+    cluster = VirtualCluster(**options)
+    yield cluster
+    cluster.close()
+
+
+def _seed(text: str) -> int | None:
+    if text == "random":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--keylane-seed is a number or `random`, not {text!r:.40}") from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test that takes the fixture as the story of its cluster."""
+    cluster: Any = pyfuncitem.funcargs.get(FIXTURE)
+    owner = pyfuncitem.instance or pyfuncitem.module
+    # As it is written: a plugin for asyncio may have put a plain function in its place.
+    test = getattr(owner, pyfuncitem.originalname, None)
+    if cluster is None or not inspect.iscoroutinefunction(test):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    cluster.run(test, **{name: pyfuncitem.funcargs[name] for name in names})
+    return True

@@ -1,0 +1,315 @@
+"""The programs of a virtual cluster: a metaserver, brokers, and users' own.  Each can be stopped, killed and started.
+
+    start ─▶ running ─▶ ended by itself, or stop (as SIGTERM), kill (as SIGKILL), crash (with its machine) ─▶ start …
+
+Each runs on a machine of its own, whose clock and name are its own; a paused program (as SIGSTOP) does nothing until it
+is resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import copy_context
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..broker.app import Pools, serving_broker
+from ..broker.settings import BrokerSettings
+from ..metaserver.services import services_of
+from ..metaserver.settings import MetaserverSettings
+from ..metaserver.sql.clock_restart import adopt_boot
+from ..protocol.errors import StoryError
+from ..rpc.data_plane import DataHandler
+from ..rpc.environment import AMBIENT, Environment
+from ..rpc.server import ControlRoute
+from .machines.database import MemoryDatabase
+from .machines.disk import SimDisk
+from .machines.loop import PROCESS, Process
+from .machines.machine import Machine
+from .machines.network import Internet, Listener, SimNetwork
+from .machines.signals import SimStopSignals, send_stop
+
+BOOT_S = 10.0
+"""A machine has been up for this long when its program starts."""
+
+
+class Killed(SystemExit):
+    """A program has killed itself: nothing of it runs further."""
+
+
+class StoryProgram(ABC):
+    """
+    One program of a virtual cluster.
+
+    Attributes:
+        name: as `cut` and errors name it.
+        error: the exception with which it ended; None: it runs, was ended from outside, or has returned.
+    """
+
+    def __init__(self, internet: Internet, name: str, seed: str) -> None:
+        self.name = name
+        self.error: BaseException | None = None
+        self._seed = seed
+        self._internet = internet
+        self._loop = internet.loop
+        self._machine = Machine(internet.loop, name, rate=1.0, boot_s=BOOT_S)
+        self._process = Process(name)
+        self._process.alive = False
+        self._starts = 0
+        self._lives: list[tuple[Process, asyncio.Task[Any]]] = []
+        """Of every start: nothing of a killed program is taken apart before the story is over."""
+        self._told = False
+        """`wait` has raised the error."""
+        self._over = asyncio.Event()
+        self._rng = random.Random(seed)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}, {self._state()}>"
+
+    def _state(self) -> str:
+        if not self.running:
+            return "not running" if self.error is None else f"ended with {self.error!r}"
+        return "paused" if self._process.paused else "running"
+
+    @property
+    def running(self) -> bool:
+        """True from `start` to its end; a paused program is running."""
+        return self._process.alive
+
+    @property
+    def clock(self) -> Machine:
+        """The clocks of its machine."""
+        return self._machine
+
+    @property
+    def untold(self) -> BaseException | None:
+        """The exception with which it ended, if `wait` has not raised it."""
+        return None if self._told else self.error
+
+    def start(self) -> None:
+        """
+        Start it, also again: with the disk that it left, and nothing of its memory.
+
+        Raises:
+            StoryError: it is running.
+        """
+        if self.running:
+            raise StoryError(f"{self.name} is running")
+        if not self._machine.up:
+            self._machine.reboot(BOOT_S)
+        self._machine.up, self.error, self._told = True, None, False
+        self._starts += 1
+        self._rng = random.Random(f"{self._seed} {self._starts}")
+        process = self._process = Process(self.name, context=copy_context())
+        process.owner = self
+        self._over = asyncio.Event()
+        process.context.run(AMBIENT.set, self._environment(process))
+        task = self._loop.create_task(self._main(), name=self.name, context=process.context.copy())
+        task.add_done_callback(partial(self._returned, process), context=self._loop.world.context)
+        self._lives.append((process, task))
+
+    def _environment(self, process: Process) -> Environment:
+        return Environment(
+            network=SimNetwork(self._internet, process),
+            clock=self._machine,
+            rng=self._rng,
+            draw_identity=self._rng.getrandbits,
+            stop_signals=SimStopSignals,
+            in_place=True,
+        )
+
+    @abstractmethod
+    async def _main(self) -> Any:
+        """What the program does."""
+
+    def _returned(self, process: Process, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if process.alive:
+            self.error = error
+            self._end(machine_down=False)
+
+    async def wait(self) -> Any:
+        """
+        Wait for its end; returns what its function returned, None if it was killed.
+
+        Raises:
+            The exception with which it ended.
+        """
+        await self._over.wait()
+        if self.error is not None:
+            self._told = True
+            raise self.error
+
+    async def stop(self) -> None:
+        """Tell it to stop, as SIGTERM does, and wait for its end; one that does not listen ends at once."""
+        if self.running:
+            if not send_stop(self._process):
+                self.kill()
+            await self._over.wait()
+
+    def kill(self) -> None:
+        """End it at once, as SIGKILL: it releases nothing, and its connections break."""
+        self._end_now(machine_down=False)
+
+    def crash(self) -> None:
+        """End it with its machine: its peers hear nothing, and what it had not synced may be lost from its disk."""
+        self._end_now(machine_down=True)
+
+    def pause(self) -> None:
+        """Stop it in its tracks, as SIGSTOP: it does nothing until `resume`; its clock goes on."""
+        self._process.paused = True
+
+    def resume(self) -> None:
+        """Let a paused program go on."""
+        self._loop.resume(self._process)
+
+    def exited(self, error: SystemExit) -> None:
+        """Its code has called sys.exit; any status but 0 is an error."""
+        if error.code:
+            self.error = error
+        self._end(machine_down=False)
+
+    def _end_now(self, *, machine_down: bool) -> None:
+        if not self.running:
+            return
+        self._end(machine_down=machine_down)
+        if PROCESS.get(None) is self._process:
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        raise Killed(f"{self.name} has killed itself")
+
+    def _end(self, *, machine_down: bool) -> None:
+        self._process.kill()
+        self._machine.up = not machine_down
+        self._internet.gone(self._process, machine_down=machine_down)
+        self._over.set()
+
+
+class ClientProgram(StoryProgram):
+    """A program of the user: an async function with its arguments."""
+
+    def __init__(
+        self, internet: Internet, name: str, seed: str, function: Callable[[], Awaitable[Any]]
+    ) -> None:
+        super().__init__(internet, name, seed)
+        self._function = function
+        self._result: Any = None
+
+    async def _main(self) -> None:
+        self._result = None
+        self._result = await self._function()
+
+    async def wait(self) -> Any:
+        """See `StoryProgram.wait`."""
+        await super().wait()
+        return self._result
+
+
+class MetaserverProgram(StoryProgram):
+    """The metaserver; its database outlives it."""
+
+    def __init__(
+        self,
+        internet: Internet,
+        name: str,
+        seed: str,
+        *,
+        address: str,
+        settings: MetaserverSettings,
+    ) -> None:
+        super().__init__(internet, name, seed)
+        self.address = address
+        self._settings = settings
+        self._database: MemoryDatabase | None = None
+
+    async def _main(self) -> None:
+        # Not before the story begins: a process has one such database, for one cluster after another.
+        self._database = self._database or MemoryDatabase(self._machine)
+        self._database.transact(
+            adopt_boot,
+            f"boot {self._machine.boots}",
+            broker_ttl_ms=self._settings.broker_ttl_ms,
+        )
+        network = SimNetwork(self._internet, self._process)
+        services = services_of(self._database, network, self._settings, rng=self._rng)
+        services.catalogue.trust_database()
+        listener = Listener(self._process, self._machine, services.routes)
+        self._internet.listen(self.address, listener)
+        attending = asyncio.create_task(services.attendant.run())
+        with SimStopSignals() as stop:
+            await stop.event.wait()
+        services.close()
+        attending.cancel()
+        await asyncio.wait([attending])
+        await services.operations.stop()
+
+
+async def _in_place(function: Callable[..., Any], /, *args: Any) -> Any:
+    """Run blocking code here, in its turn."""
+    await asyncio.sleep(0)
+    return function(*args)
+
+
+IN_PLACE = Pools(_in_place, _in_place, _in_place, _in_place)
+
+
+class BrokerProgram(StoryProgram):
+    """
+    A broker with its disk, which outlives it.
+
+    Attributes:
+        group: its broker group.
+        address: host:port.
+    """
+
+    def __init__(
+        self, internet: Internet, name: str, seed: str, *, group: str, address: str, meta: str
+    ) -> None:
+        super().__init__(internet, name, seed)
+        self.group, self.address = group, address
+        self._disk = SimDisk()
+        self._disk.total = self._disk.free_bytes()  # so empty that the broker keeps no reserve
+        self._settings = BrokerSettings(group=group, data=Path(name), meta=(meta,))
+
+    def fill_disk(self) -> None:
+        """Leave no room on its disk: messages are refused until `empty_disk`."""
+        self._disk.room = 0
+
+    def empty_disk(self) -> None:
+        """Give its disk room again."""
+        self._disk.room = None
+
+    async def _main(self) -> None:
+        broker = serving_broker(
+            self._disk,
+            self._settings,
+            pools=IN_PLACE,
+            network=SimNetwork(self._internet, self._process),
+            clock=self._machine,
+            rng=self._rng,
+            names=self._rng,
+            listen=self._listening,
+        )
+        with SimStopSignals() as stop:
+            async with broker:
+                await stop.event.wait()
+
+    @contextlib.asynccontextmanager
+    async def _listening(
+        self, routes: Sequence[ControlRoute], data_handler: DataHandler
+    ) -> AsyncIterator[str]:
+        listener = Listener(self._process, self._machine, routes, data_handler)
+        self._internet.listen(self.address, listener)
+        yield self.address
+
+    def _end(self, *, machine_down: bool) -> None:
+        super()._end(machine_down=machine_down)
+        self._disk.close()
+        if machine_down:
+            self._disk = self._disk.after_crash(self._rng)

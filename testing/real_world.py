@@ -1,0 +1,70 @@
+"""Calls that virtual time cannot wait for, refused while a story runs: real sleeps, new threads, sockets.
+
+The functions are replaced in their modules for as long as the story runs, and only for its thread; code that has copied
+one before, as `from time import sleep` does, still reaches the machine.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from threading import get_ident
+from typing import Any
+from unittest.mock import patch
+
+from ..protocol.errors import RealWorldError, StoryError
+
+REFUSED: tuple[tuple[Any, str, str], ...] = (
+    (time, "sleep", "time.sleep stops the test, and virtual time does not pass meanwhile"),
+    (threading.Thread, "start", "virtual time cannot wait for a thread"),
+    (socket.socket, "connect", "virtual time cannot wait for a socket"),
+    (socket.socket, "connect_ex", "virtual time cannot wait for a socket"),
+    (socket.socket, "bind", "virtual time cannot wait for a socket"),
+    (socket, "getaddrinfo", "virtual time cannot wait for a name server"),
+)
+"""Where it is, its name, and why it is refused."""
+_running: list[int] = []
+"""The thread of the story that runs, if one does."""
+
+
+def _refusing(
+    home: Any, name: str, why: str, tell: Callable[[RealWorldError], None]
+) -> Callable[..., Any]:
+    real = getattr(home, name)
+    mine = get_ident()
+    call = f"{home.__name__}.{name}"
+
+    @wraps(real)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        gives_way = name == "sleep" and args == (0,)
+        if get_ident() != mine or gives_way:
+            return real(*args, **kwargs)
+        error = RealWorldError(f"{why}: {call}", call=call)
+        tell(error)
+        raise error
+
+    return refuse
+
+
+@contextmanager
+def refused_here(tell: Callable[[RealWorldError], None]) -> Iterator[None]:
+    """
+    Refuse these calls in this thread with a RealWorldError, which `tell` gets too: their caller may swallow it.
+
+    Raises:
+        StoryError: another story runs in this process.
+    """
+    if _running:
+        raise StoryError("another story runs in this process")
+    _running.append(get_ident())
+    try:
+        with ExitStack() as stack:
+            for home, name, why in REFUSED:
+                stack.enter_context(patch.object(home, name, _refusing(home, name, why, tell)))
+            yield
+    finally:
+        _running.clear()

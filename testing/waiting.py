@@ -1,0 +1,53 @@
+"""What each program of a story waits for: the await of each of its tasks that is written in users' files."""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+PACKAGE = __name__.partition(".")[0]
+LINES_MAX = 20
+
+
+def waiting_lines(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
+    """A line for each task that runs users' code: its name, where it waits, and for what."""
+    lines = []
+    for task in tasks:
+        frames = list(_frames(task.get_coro()))
+        users = [frame for frame in frames if not _is_ours(frame)]
+        if task.done() or not users:
+            continue
+        frame = users[-1]
+        path, number = frame.f_code.co_filename, frame.f_lineno
+        code = linecache.getline(path, number).strip()
+        where = f"{path.rpartition('/')[2]}:{number} in {frame.f_code.co_name}"
+        line = f"{task.get_name()} waits at {where}: {code}"
+        if frames[-1] is not frame:
+            line += f"   (in {frames[-1].f_code.co_qualname})"
+        lines.append(line)
+    lines.sort()
+    more = len(lines) - LINES_MAX
+    return lines if more <= 0 else [*lines[:LINES_MAX], f"and {more} more tasks"]
+
+
+def _frames(awaited: Any) -> Iterator[FrameType]:
+    """The frames of a coroutine and of what it waits for, outermost first."""
+    while awaited is not None:
+        for kind in ("cr", "ag", "gi"):
+            frame = getattr(awaited, f"{kind}_frame", None)
+            if frame is not None:
+                yield frame
+                inner = "gi_yieldfrom" if kind == "gi" else f"{kind}_await"
+                awaited = getattr(awaited, inner)
+                break
+        else:
+            return
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether the code is keylane's own, or asyncio's."""
+    module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return module in {PACKAGE, "asyncio", "contextlib"}

@@ -1,0 +1,304 @@
+"""Stories in virtual time: clients made as always, the same run for the same seed, limits, and what a story may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from keylane import NACK, ConfigError, Consumer, Message, Producer, SubjectUnknownError, testing
+from keylane.admin import Admin
+from keylane.errors import ConditionNotMetError, RealWorldError, StoryError, StoryStuckError
+from keylane.sync import Producer as SyncProducer
+from keylane.testing import VirtualCluster
+
+ADDRESS = "127.0.0.1:7000"
+TURNS_MAX = 7_000
+"""Of the event loop, some 7 us each, for ten minutes of one consumer of one partition."""
+
+
+async def failover(cluster: VirtualCluster) -> list[tuple[float, str, bytes]]:
+    """A story of ten minutes: (when, by which consumer, value) of what was handled."""
+    handled: list[tuple[float, str, bytes]] = []
+    await cluster.create_subject("orders", partitions=1)
+
+    async def work(name: str) -> None:
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(0.1)
+            handled.append((cluster.now_s, name, message.value))
+
+        await Consumer(cluster.address, subject="orders", group="g", handler=handle).run()
+
+    first = cluster.start(work, "first")
+    async with Producer(cluster.address) as producer:
+        await producer.send("orders", b"1", key=b"a")
+        await cluster.until(lambda: handled)
+        first.kill()
+        cluster.start(work, "second")
+        await producer.send("orders", b"2", key=b"a")
+    await asyncio.sleep(600)
+    return handled
+
+
+def test_story_is_the_same_run_when_its_seed_is_the_same():
+    """To the microsecond; another seed is another run."""
+    runs = [testing.run(failover, seed=seed) for seed in (1, 2, 1)]
+    assert runs[0] == runs[2] != runs[1]
+    assert {value for _, _, value in runs[1]} == {b"1", b"2"}
+
+
+def test_ten_minutes_take_few_turns_of_the_event_loop():
+    """What decides how long a test takes, and is the same on every machine."""
+    cluster = VirtualCluster()
+    cluster.run(failover, cluster)
+    assert 600 < cluster.now_s < 640
+    assert cluster._loop.steps < TURNS_MAX
+
+
+async def test_poison_key_is_parked_and_redriven(keylane_cluster: VirtualCluster):
+    """Its later messages wait with it; other keys go on."""
+    handled: list[bytes] = []
+    broken = True
+
+    async def work() -> None:
+        async def handle(message: Message) -> None:
+            if broken and message.key == b"poison":
+                raise ValueError("no such customer")
+            handled.append(message.value)
+
+        consumer = Consumer(
+            ADDRESS, subject="orders", group="g", handler=handle, on_failure="park", tries_max=3
+        )
+        await consumer.run()
+
+    await keylane_cluster.create_subject("orders")
+    keylane_cluster.start(work)
+    async with Producer(keylane_cluster.address) as producer:
+        for number in range(4):
+            await producer.send("orders", b"%d" % number, key=(b"well", b"poison")[number % 2])
+    await keylane_cluster.until(lambda: keylane_cluster.parked("orders", "g"))
+    await keylane_cluster.until(lambda: handled == [b"0", b"2"])
+    await asyncio.sleep(600)
+    (parked,) = await keylane_cluster.parked("orders", "g")
+    assert (parked.key, parked.messages, handled) == (b"poison", 2, [b"0", b"2"])
+    broken = False
+    async with Admin(keylane_cluster.address) as admin:
+        await admin.redrive("orders", "g", key=b"poison")
+    await keylane_cluster.until(lambda: len(handled) == 4)
+    assert handled == [b"0", b"2", b"1", b"3"]
+    assert await keylane_cluster.parked("orders", "g") == []
+
+
+program = Consumer(ADDRESS)
+"""As programs have it: made when their module is imported."""
+billed: list[bytes] = []
+
+
+@program.on("orders", group="billing", threads=4)
+def bill(message: Message) -> None:
+    billed.append(message.value)
+
+
+@program.on("orders", group="nacks")
+async def nack(message: Message) -> object:
+    return NACK if message.attempt < 3 else None
+
+
+async def test_clients_made_at_import_run_in_every_cluster(keylane_cluster: VirtualCluster):
+    """A consumer of several, one of whose handlers blocks; its threads are none here."""
+    for _ in range(2):
+        billed.clear()
+        await keylane_cluster.create_subject("orders")
+        running = keylane_cluster.start(program.run)
+        async with Producer(keylane_cluster.address) as producer:
+            await producer.send("orders", b"1")
+            await keylane_cluster.until(lambda: billed)
+        await keylane_cluster.until(lambda: _drained(keylane_cluster))
+        await running.stop()
+        assert billed == [b"1"]
+
+
+async def _drained(cluster: VirtualCluster) -> bool:
+    return not await cluster.lag("orders", "nacks") and not await cluster.lag("orders", "billing")
+
+
+async def test_scheduled_message_arrives_at_its_virtual_time(keylane_cluster: VirtualCluster):
+    """The calendar is virtual too."""
+    await keylane_cluster.create_subject("orders")
+    start_s = keylane_cluster.now_s
+    async with Producer(keylane_cluster.address) as producer:
+        deliver_at = keylane_cluster.now() + timedelta(minutes=30)
+        await producer.send("orders", b"later", deliver_at=deliver_at)
+    await asyncio.sleep(1_790)
+    assert not await keylane_cluster.messages("orders")
+    await keylane_cluster.until(lambda: keylane_cluster.messages("orders"))
+    assert 1_800 <= keylane_cluster.now_s - start_s < 1_805
+    assert keylane_cluster.now() > datetime(2023, 11, 14, tzinfo=UTC)
+
+
+async def test_story_does_not_begin_in_another_event_loop():
+    """This one is pytest-asyncio's: a test without the fixture is left to it."""
+    with pytest.raises(StoryError, match="an event loop is running"):
+        testing.run(failover)
+
+
+@pytest.mark.keylane(brokers=2, auto_create="events.*")
+async def test_marker_has_the_options_of_the_cluster(keylane_cluster: VirtualCluster, tmp_path):
+    """Beside other fixtures."""
+    assert [broker.group for broker in keylane_cluster.brokers] == ["g0", "g1"]
+    async with Producer(keylane_cluster.address) as producer:
+        await producer.send("events.a", b"1", key=b"k")
+    assert keylane_cluster.now_s < 1
+    (message,) = await keylane_cluster.messages("events.a", key=b"k")
+    assert message.value == b"1"
+    assert tmp_path.is_dir()
+
+
+def test_story_without_an_end_says_what_it_waits_for():
+    """The line of the test, and what it is in."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        never = asyncio.Event()
+        await never.wait()  # the line
+
+    with pytest.raises(StoryStuckError) as raised:
+        testing.run(story, limit_s=1_000, seed=5)
+    said = str(raised.value)
+    assert "1000 s of virtual time have passed" in said
+    assert "test waits at test_cluster.py" in said
+    assert "await never.wait()  # the line   (in Event.wait)" in said
+    assert raised.value.virtual_s > 1_000
+    assert "seed 5" in raised.value.__notes__[-1]
+
+
+def test_story_that_takes_too_long_in_real_time_is_ended():
+    async def story(cluster: VirtualCluster) -> None:
+        while True:
+            await asyncio.sleep(1)
+
+    with pytest.raises(StoryStuckError, match=r"0\.2 s of real time"):
+        testing.run(story, limit_s=1e9, real_limit_s=0.2)
+
+
+def test_loop_that_lets_no_time_pass_is_ended():
+    async def story(cluster: VirtualCluster) -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    with pytest.raises(StoryStuckError, match="time does not pass any more"):
+        testing.run(story)
+
+
+def connect() -> None:
+    with socket.socket() as opened:
+        opened.connect(("127.0.0.1", 1))
+
+
+REAL: dict[str, Callable[[], object]] = {
+    "time.sleep": lambda: time.sleep(0.001),
+    "Thread.start": lambda: threading.Thread(target=print).start(),
+    "socket.getaddrinfo": lambda: socket.getaddrinfo("127.0.0.1", 1),
+    "socket.connect": connect,
+}
+
+
+@pytest.mark.parametrize("call", REAL)
+def test_real_world_is_refused_even_if_the_error_is_swallowed(call):
+    """And outside of a story it is there."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        try:
+            REAL[call]()
+        except RealWorldError:
+            await asyncio.sleep(1)
+
+    with pytest.raises(RealWorldError, match=call) as raised:
+        testing.run(story)
+    assert raised.value.call == call
+    time.sleep(0)
+    threading.Thread(target=lambda: None).start()
+
+
+async def test_blocking_code_runs_in_place_when_it_is_sent_to_a_thread(
+    keylane_cluster: VirtualCluster,
+):
+    """As code under test does with what blocks; sleep(0) is no sleep."""
+
+    def fail() -> None:
+        raise ValueError("failed")
+
+    assert await asyncio.to_thread(threading.get_ident) == threading.get_ident()
+    await asyncio.to_thread(time.sleep, 0)
+    with pytest.raises(ValueError, match="failed"):
+        await asyncio.to_thread(fail)
+
+
+def test_client_with_a_thread_of_its_own_is_refused():
+    async def story(cluster: VirtualCluster) -> None:
+        SyncProducer(cluster.address).open()
+
+    with pytest.raises(RealWorldError, match="thread"):
+        testing.run(story)
+
+
+async def test_unknown_subject_is_told_at_once(keylane_cluster: VirtualCluster):
+    """Also in a new cluster, whose database is empty."""
+    with pytest.raises(SubjectUnknownError):
+        await keylane_cluster.messages("nothing")
+    assert keylane_cluster.now_s < 1
+
+
+def test_cluster_has_one_story():
+    cluster = VirtualCluster()
+    cluster.run(asyncio.sleep, 1)
+    with pytest.raises(StoryError, match="one story"):
+        cluster.run(asyncio.sleep, 1)
+
+
+def test_stories_do_not_see_each_other():
+    """Of two clusters that are made at the same time, each has an empty database."""
+
+    async def story(cluster: VirtualCluster) -> int:
+        async with Admin(cluster.address) as admin:
+            before = len(await admin.list_subjects())
+        await cluster.create_subject("orders")
+        return before
+
+    clusters = [VirtualCluster(), VirtualCluster(brokers=2)]
+    assert [cluster.run(story, cluster) for cluster in clusters] == [0, 0]
+
+
+def test_story_does_not_begin_inside_another():
+    async def story(cluster: VirtualCluster) -> None:
+        testing.run(failover)
+
+    with pytest.raises(StoryError, match="an event loop is running"):
+        testing.run(story)
+
+
+def test_error_of_a_story_has_the_seed_that_was_drawn():
+    async def story(cluster: VirtualCluster) -> None:
+        raise ValueError(cluster.seed)
+
+    with pytest.raises(ValueError, match=r"\d+") as raised:
+        testing.run(story, seed=None)
+    assert f"seed {raised.value.args[0]}" in raised.value.__notes__[-1]
+
+
+async def test_condition_that_does_not_come_true_is_an_error(keylane_cluster: VirtualCluster):
+    with pytest.raises(ConditionNotMetError, match="still 0 after 5 virtual seconds"):
+        await keylane_cluster.until(lambda: 0, within_s=5)
+    assert await keylane_cluster.until(lambda: "yes") == "yes"
+
+
+@pytest.mark.parametrize(
+    "options", [{"brokers": 0}, {"brokers": 101}, {"brokers": True}, {"limit_s": 0}]
+)
+def test_options_that_cannot_work_are_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        VirtualCluster(**options)

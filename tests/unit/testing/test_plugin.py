@@ -1,0 +1,53 @@
+"""The plugin runs async tests that take the fixture in virtual time, and leaves every other test alone."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from keylane import Consumer, Message, Producer
+from keylane.testing import VirtualCluster
+
+
+@pytest.mark.keylane(brokers=2)
+async def test_orders_stay_in_order_when_a_consumer_is_killed(keylane_cluster: VirtualCluster):
+    """Ten minutes of virtual time in a fraction of a second of real time."""
+    handled = []
+
+    async def bill(name: str) -> None:
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(0.1)
+            handled.append((name, message.value))
+
+        await Consumer(
+            keylane_cluster.address, subject="orders", group="billing", handler=handle
+        ).run()
+
+    await keylane_cluster.create_subject("orders", partitions=1)
+    first = keylane_cluster.start(bill, "first")
+    async with Producer(keylane_cluster.address) as producer:
+        await producer.send("orders", b"1", key=b"a")
+        await keylane_cluster.until(lambda: handled)
+        first.kill()
+        keylane_cluster.start(bill, "second")
+        for number in range(2, 6):
+            await producer.send("orders", b"%d" % number, key=b"a")
+    await asyncio.sleep(600)
+    values = [value for _, value in handled]
+    assert values in ([b"1", b"2", b"3", b"4", b"5"], [b"1", b"1", b"2", b"3", b"4", b"5"])
+    assert {name for name, value in handled if value == b"5"} == {"second"}
+    assert await keylane_cluster.lag("orders", "billing") == 0
+
+
+def test_plugin_imports_no_cluster_before_a_test_asks_for_one():
+    """Each run of pytest imports it, with keylane installed; and keylane imports nothing of it."""
+    code = (
+        "import sys, keylane, keylane.errors; early = 'keylane.testing' in sys.modules; "
+        "import keylane.testing.plugin; "
+        "print(early, sorted({'sqlalchemy', 'aiohttp', 'keylane.testing.cluster'} & {*sys.modules}))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False []"
