@@ -27,7 +27,7 @@ from support.cluster import ALERT, Cluster, done_operation
 from support.load import Load
 from support.server_process import run_keylane
 
-TTL_MS = 20_000
+TTL_MS = 8_000
 """No consumer loses its lease, and handles anything twice, because a program takes long to start again."""
 
 
