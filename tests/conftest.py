@@ -12,6 +12,7 @@ import pytest
 from keylane.rpc.program import allow_open_files
 from support import second_chance
 from support.cluster import Cluster
+from support.examples import choose_examples, has_examples
 from support.shelves import Shelves
 
 if TYPE_CHECKING:
@@ -45,10 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     second_chance.configure(config)
+    choose_examples(whole=config.getoption("--whole"))
 
 
+@pytest.hookimpl(tryfirst=True)  # marks are given before `-m` asks for them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--whole"):
+    if config.getoption("--whole"):
+        for item in filter(has_examples, items):
+            item.add_marker("whole")
+    else:
         left_out = [item for item in items if item.get_closest_marker("whole")]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
