@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from keylane.rpc.program import allow_open_files
-from support import second_chance
 from support.cluster import Cluster
-from support.examples import choose_examples, has_examples
+from support.running import second_chance
+from support.running.examples import choose_examples, has_examples
 from support.shelves import Shelves
 
 if TYPE_CHECKING:
-    from support.workers import FileByFile
+    from support.running.workers import FileByFile
 
 # Some tests end a broker in their own process as a kill does: its files stay open.
 allow_open_files()
@@ -29,12 +29,16 @@ LONG_FIRST = (
     "tests/sim/test_simulation.py",
     "tests/crash/",
     "tests/spark/",
-    "tests/property/broker/test_storage_damage.py",
-    "tests/unit/cli/demo/test_history.py",
     "tests/acceptance/",
+    "tests/tidy/",
     "tests/integration/",
-    "tests/proof/",
+    "tests/property/broker/test_storage_damage.py",
     "tests/property/",
+    "tests/proof/",
+    "tests/judge/",
+    "tests/unit/rpc/",
+    "tests/unit/checker/",
+    "tests/unit/cli/",
 )
 """The order in which workers take tests; files of other folders come last."""
 
@@ -70,7 +74,7 @@ def _rank(nodeid: str) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile:
-    from support.workers import FileByFile
+    from support.running.workers import FileByFile
 
     return FileByFile(config, log)
 

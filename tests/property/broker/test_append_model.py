@@ -24,7 +24,7 @@ from keylane.protocol.record import Header
 from sim.machines.clock import ManualClock
 from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
-from support.examples import examples
+from support.running.examples import examples
 
 PRODUCERS = 3
 

@@ -14,7 +14,7 @@ from keylane.protocol.offsets import AckedOffsets
 from sim.machines.clock import ManualClock
 from sim.machines.disk import SimDisk
 from sim.machines.store import Desk, batch, open_store
-from support.examples import examples
+from support.running.examples import examples
 
 STORED = 30
 tokens = st.integers(1, 8)

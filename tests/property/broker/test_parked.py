@@ -26,7 +26,7 @@ from keylane.protocol.parked import (
     Redrive,
     Unpark,
 )
-from support.examples import examples
+from support.running.examples import examples
 
 OWN = 7
 END = 24

@@ -21,7 +21,7 @@ from keylane.broker.scheduled.records import (
     scan,
 )
 from sim.machines.disk import Crashed, SimDisk
-from support.examples import examples
+from support.running.examples import examples
 
 ids = st.binary(min_size=16, max_size=16)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

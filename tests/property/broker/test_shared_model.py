@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from keylane.broker.partition.in_flight import InFlight
 from keylane.protocol.offsets import AckedOffsets
-from support.examples import examples
+from support.running.examples import examples
 
 SESSIONS = ["a", "b", "c"]
 sessions = st.sampled_from(SESSIONS)

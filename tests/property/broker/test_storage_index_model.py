@@ -15,8 +15,8 @@ from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import ConsumeQueues
 from keylane.protocol.control import TimeBound
 from sim.machines.disk import SimDisk
-from support.examples import examples
 from support.indexes import ListIndex, opener
+from support.running.examples import examples
 
 PARTITIONS = 3
 partitions = st.integers(1, PARTITIONS)

@@ -47,7 +47,7 @@ from keylane.protocol.errors import SessionUnknownError, TokenUnknownError
 from keylane.protocol.ids import ConsumerGroup
 from keylane.protocol.routing import PartitionState, split_ranges
 from sim.machines.clock import ManualClock
-from support.examples import examples
+from support.running.examples import examples
 from support.sql.told_groups import settle_group
 
 GROUP = ConsumerGroup("g")

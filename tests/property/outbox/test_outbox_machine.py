@@ -41,7 +41,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.limits import LOGICAL_PARTITIONS
 from keylane.protocol.routing import logical_partition
-from support.examples import examples
+from support.running.examples import examples
 
 TABLES = OutboxTables()
 SETTINGS = OutboxSettings(batch_count=2, in_flight_max=2, read_rows=5, lease_ms=1_000)

@@ -18,7 +18,7 @@ from keylane.protocol.routing import OrderStrategy, logical_partition
 from keylane.rpc.environment import Environment
 from sim.machines.loop import SimLoop
 from sim.machines.machine import Machine
-from support.examples import examples
+from support.running.examples import examples
 from support.scripted_network import ScriptedNetwork, route_over
 
 LEAVE_MS = 1_000

@@ -30,7 +30,7 @@ from keylane.protocol.record import (
     encode_record,
     read_record,
 )
-from support.examples import examples
+from support.running.examples import examples
 
 blobs = st.binary(max_size=40)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

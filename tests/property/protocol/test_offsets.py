@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.offsets import AckedOffsets, IntervalSet, outside
-from support.examples import examples
+from support.running.examples import examples
 
 SPACE = 60
 offsets = st.integers(0, SPACE - 1)
