@@ -26,6 +26,7 @@ _FORKING.set_forkserver_preload(
         "keylane.cli.__main__",
         *("keylane.admin", "keylane.producer", "keylane.consumer", "keylane.cli.screen"),
         *("aiosqlite", "alembic.command", "alembic.config", "asyncpg", "rocksdict"),
+        "typer._adapters",  # of the installed Typer: its first parameter imports this, and pydantic with it
     ]
 )
 _LOCK = threading.Lock()
