@@ -10,6 +10,7 @@ from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Done, Grants, Joined
 from sim.machines.clock import ManualClock
 from support.cluster import eventually
+from support.quiet_holder import QuietHolder
 
 
 class VersionedMeta:
@@ -38,7 +39,7 @@ class VersionedMeta:
         return Done()
 
 
-class Holder:
+class Holder(QuietHolder):
     """The consumer's side of a session: notes (version, deadline) of the grants it is told."""
 
     def __init__(self) -> None:
@@ -46,21 +47,6 @@ class Holder:
 
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         self.grants.append((grants.version, deadline_ms))
-
-    def session_lost(self) -> None:
-        raise AssertionError("the session is never lost here")
-
-    def drained(self) -> tuple[int, ...]:
-        return ()
-
-    def parked(self) -> tuple[int, ...]:
-        return ()
-
-    def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
-        return ()
-
-    def fail(self, error: BaseException) -> None:
-        raise error
 
 
 async def granted(meta: VersionedMeta, clock: ManualClock) -> list[tuple[int, int]]:
