@@ -106,7 +106,7 @@ class Dispatches:
         calls, settings, clock = self._calls, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         policy, tries_max = settings.on_failure, settings.tries_max
-        failing = Failing(policy, tries_max, client=client, wall_ms=clock.wall_ms)
+        failing = Failing(policy=policy, tries_max=tries_max, client=client, wall_ms=clock.wall_ms)
         if calls.one is None:
             return Stream(
                 clock=clock,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from collections.abc import Callable, Collection
 from itertools import starmap
 
 import msgspec
@@ -256,13 +255,7 @@ def redrive(
     Raises:
         As `read_status`.
     """
-    if dry_run:
-        return _counted(connection, tables, _SETTLED, subject)
-    tables.check(connection)
-    pass_token(connection, tables)
-    change = _changed(partial(_let_wait, connection, tables, subject), _SETTLED)
-    _let_wait(connection, tables, subject, HALTED)
-    return change
+    return _change(connection, tables, _let_wait, _SETTLED, subject=subject, dry_run=dry_run)
 
 
 def purge(
@@ -284,13 +277,7 @@ def purge(
     Raises:
         As `read_status`.
     """
-    if dry_run:
-        return _counted(connection, tables, _SETTLED, subject)
-    tables.check(connection)
-    pass_token(connection, tables)
-    change = _changed(partial(_delete, connection, tables, subject), _SETTLED)
-    _let_wait(connection, tables, subject, HALTED)
-    return change
+    return _change(connection, tables, _delete, _SETTLED, subject=subject, dry_run=dry_run)
 
 
 def purge_unsent(
@@ -308,17 +295,32 @@ def purge_unsent(
     Raises:
         As `read_status`.
     """
-    if dry_run:
-        return _counted(connection, tables, _UNSENT, subject)
+    return _change(connection, tables, _delete, _UNSENT, subject=subject, dry_run=dry_run)
+
+
+def _change(
+    connection: Connection,
+    tables: OutboxTables,
+    change: Callable[[Connection, OutboxTables, str | None, int], int],
+    states: Collection[int],
+    *,
+    subject: str | None,
+    dry_run: bool,
+) -> RowChange:
+    """Change the rows in each of the states; nothing is halted behind a failed row that was changed."""
     tables.check(connection)
+    if dry_run:
+        return _counted(connection, tables, states, subject)
     pass_token(connection, tables)
-    return _changed(partial(_delete, connection, tables, subject), _UNSENT)
+    changed = {_STATE_NAMES[state]: change(connection, tables, subject, state) for state in states}
+    if FAILED in states:
+        _let_wait(connection, tables, subject, HALTED)
+    return RowChange(**changed)
 
 
 def _counted(
     connection: Connection, tables: OutboxTables, states: Collection[int], subject: str | None
 ) -> RowChange:
-    tables.check(connection)
     state = tables.rows.c.batch_id
     counts = connection.execute(
         sa.select(state, sa.func.count())
@@ -326,10 +328,6 @@ def _counted(
         .group_by(state)
     )
     return RowChange(**{_STATE_NAMES[each]: count for each, count in counts})
-
-
-def _changed(change: Callable[[int], int], states: Iterable[int]) -> RowChange:
-    return RowChange(**{_STATE_NAMES[state]: change(state) for state in states})
 
 
 def _delete(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:

@@ -269,13 +269,7 @@ class OutgoingBatch:
         """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
-            self.data = encode_columns(
-                b"".join(
-                    sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times()
-                ),
-                self.keys,
-                self.values,
-                self._all_properties(),
+            self.data = self._encoded(
                 partition_id=partition_id,
                 first_sent_at_ns=self._runs[0][1],
                 last_sent_at_ns=self._runs[-1][1],
@@ -285,6 +279,18 @@ class OutgoingBatch:
                 compression=compression,
             )
         return self.data
+
+    def _encoded(self, *, compression: Compression, **fields: int) -> bytes:
+        """The bytes of the batch; `fields` as of `encode_body`."""
+        times = (sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times())
+        return encode_columns(
+            b"".join(times),
+            self.keys,
+            self.values,
+            self._all_properties(),
+            compression=compression,
+            **fields,
+        )
 
     def _all_properties(self) -> list[bytes]:
         if self.properties is None:

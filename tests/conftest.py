@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from keylane.rpc.program import allow_open_files
-from support import second_chance
 from support.cluster import Cluster
+from support.running import second_chance
+from support.running.examples import choose_examples, has_examples
 from support.shelves import Shelves
 
 if TYPE_CHECKING:
-    from support.workers import FileByFile
+    from support.running.workers import FileByFile
 
 # Some tests end a broker in their own process as a kill does: its files stay open.
 allow_open_files()
@@ -28,12 +29,16 @@ LONG_FIRST = (
     "tests/sim/test_simulation.py",
     "tests/crash/",
     "tests/spark/",
-    "tests/property/broker/test_storage_damage.py",
-    "tests/unit/cli/demo/test_history.py",
     "tests/acceptance/",
+    "tests/tidy/",
     "tests/integration/",
-    "tests/proof/",
+    "tests/property/broker/test_storage_damage.py",
     "tests/property/",
+    "tests/proof/",
+    "tests/judge/",
+    "tests/unit/rpc/",
+    "tests/unit/checker/",
+    "tests/unit/cli/",
 )
 """The order in which workers take tests; files of other folders come last."""
 
@@ -45,10 +50,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     second_chance.configure(config)
+    choose_examples(whole=config.getoption("--whole"))
 
 
+@pytest.hookimpl(tryfirst=True)  # marks are given before `-m` asks for them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--whole"):
+    if config.getoption("--whole"):
+        for item in filter(has_examples, items):
+            item.add_marker("whole")
+    else:
         left_out = [item for item in items if item.get_closest_marker("whole")]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
@@ -64,7 +74,7 @@ def _rank(nodeid: str) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile:
-    from support.workers import FileByFile
+    from support.running.workers import FileByFile
 
     return FileByFile(config, log)
 

@@ -43,27 +43,5 @@ class ColumnBatch(OutgoingBatch):
         """Key, size in bytes and time of sending of each unsettled message; the batch stays as it is."""
         return self._unsettled(*split_columns(self._body, self._count))
 
-    def pack(
-        self,
-        *,
-        partition_id: int,
-        producer_id: int,
-        producer_epoch: int,
-        sequence: int,
-        compression: Compression = Compression.NONE,
-    ) -> bytes:
-        """The bytes of the batch, encoded at the first call and kept."""
-        if self.data is None:
-            self.sequence = sequence
-            self.data = encode_body(
-                self._body,
-                count=self._count,
-                compression=compression,
-                partition_id=partition_id,
-                first_sent_at_ns=self.first_sent_at_ns,
-                last_sent_at_ns=self.first_sent_at_ns,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                sequence=sequence,
-            )
-        return self.data
+    def _encoded(self, *, compression: Compression, **fields: int) -> bytes:
+        return encode_body(self._body, count=self._count, compression=compression, **fields)

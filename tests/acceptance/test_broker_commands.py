@@ -109,32 +109,40 @@ def test_dump_prints_records_by_position_or_offset(folder):
     assert "'k31': 'value 31'" in done.stdout
 
 
-def test_dump_shows_properties_beside_key_and_value(tmp_path):
-    """Properties are shown beside key and value; bytes that are none do not stop the dump."""
-    files = RealFiles(tmp_path / "data")
+def fill_folder(data: Path, **batch: object) -> None:
+    """A data folder with one batch in one partition, stopped cleanly."""
+    files = RealFiles(data)
     files.lock()
     claim_folder(files, broker_group="g1", rng=random.Random(1))
 
     async def fill() -> None:
         desk = Desk(open_store(files, clock=ManualClock()), ManualClock())
         await desk.host(1)
-        data = encode_batch(
-            partition_id=1, sent_at_ns=[1, 2, 3], keys=[b"a", b"b", b"c"], values=[b"x", b"y", b"z"],
-            properties=[pack_properties({"from": "JFK"}), b"", b"no properties"],
-            producer_id=1, producer_epoch=0, sequence=0,
-        )  # fmt: skip
-        await desk.append(data, 1)
+        session = {"producer_id": 1, "producer_epoch": 0, "sequence": 0}
+        await desk.append(encode_batch(partition_id=1, **session, **batch), 1)
         await desk.store.close()
 
     asyncio.run(fill())
     files.close()
-    done = keylane("dump", str(tmp_path / "data"), "--messages", "-o", "json")
-    (batch_found,) = [
-        record
-        for record in map(json.loads, done.stdout.splitlines())
-        if record["kind"] == "MESSAGES"
-    ]
-    assert batch_found["messages"] == [
+
+
+def dumped_batch(data: Path) -> dict[str, object]:
+    """The one batch of a folder, as `keylane broker dump` shows it."""
+    done = keylane("dump", str(data), "--messages", "-o", "json")
+    records = map(json.loads, done.stdout.splitlines())
+    (batch,) = [record for record in records if record["kind"] == "MESSAGES"]
+    return batch
+
+
+def test_dump_shows_properties_beside_key_and_value(tmp_path):
+    """Properties are shown beside key and value; bytes that are none do not stop the dump."""
+    fill_folder(
+        tmp_path / "data",
+        sent_at_ns=[1, 2, 3], keys=[b"a", b"b", b"c"], values=[b"x", b"y", b"z"],
+        properties=[pack_properties({"from": "JFK"}), b"", b"no properties"],
+    )  # fmt: skip
+    dumped = dumped_batch(tmp_path / "data")
+    assert dumped["messages"] == [
         {"key": "a", "value": "x", "properties": {"from": "JFK"}},
         {"key": "b", "value": "y"},
         {"key": "c", "value": "z", "properties": "no properties"},
@@ -147,31 +155,15 @@ def test_dump_shows_properties_beside_key_and_value(tmp_path):
 @pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.LZ4])
 def test_packed_batches_are_dumped_and_verified_as_others(tmp_path, compression):
     """The folder is read without the broker: its messages are shown unpacked."""
-    files = RealFiles(tmp_path / "data")
-    files.lock()
-    claim_folder(files, broker_group="g1", rng=random.Random(1))
     values = ["value " * 9 + str(number) for number in range(9)]
-
-    async def fill() -> None:
-        desk = Desk(open_store(files, clock=ManualClock()), ManualClock())
-        await desk.host(1)
-        data = encode_batch(
-            partition_id=1, sent_at_ns=[1] * 9, keys=[b"a"] * 9, values=[value.encode() for value in values],
-            producer_id=1, producer_epoch=0, sequence=0, compression=compression,
-        )  # fmt: skip
-        await desk.append(data, 1)
-        await desk.store.close()
-
-    asyncio.run(fill())
-    files.close()
-    done = keylane("dump", str(tmp_path / "data"), "--messages", "-o", "json")
-    (batch_found,) = [
-        record
-        for record in map(json.loads, done.stdout.splitlines())
-        if record["kind"] == "MESSAGES"
-    ]
-    assert batch_found["compression"] == compression.name
-    assert batch_found["messages"] == [{"key": "a", "value": value} for value in values]
+    fill_folder(
+        tmp_path / "data",
+        sent_at_ns=[1] * 9, keys=[b"a"] * 9, values=[value.encode() for value in values],
+        compression=compression,
+    )  # fmt: skip
+    dumped = dumped_batch(tmp_path / "data")
+    assert dumped["compression"] == compression.name
+    assert dumped["messages"] == [{"key": "a", "value": value} for value in values]
     assert keylane("verify", str(tmp_path / "data")).returncode == 0
 
 

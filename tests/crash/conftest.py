@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from support.broker_forks import Forks
+
+FIRST_PASSAGES, EVERY_PASSAGE = 3, 4
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +18,13 @@ def forks() -> Iterator[Forks]:
     forks = Forks()
     yield forks
     forks.close()
+
+
+@pytest.fixture(scope="session")
+def is_killed(request: pytest.FixtureRequest) -> Callable[[int], bool]:
+    """True of a passage of a point, from 1 on, at which it is killed: of all with --whole, else the first three, and every fourth."""
+    whole = bool(request.config.getoption("--whole"))
+    return lambda passage: whole or passage <= FIRST_PASSAGES or passage % EVERY_PASSAGE == 0
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ PAUSE_TTLS_MAX = 10.0
 CALENDAR_HOURS_MIN = 0.9
 SEEDS_AT_ONCE = 1_000
 TESTS = Path(__file__).parents[1]
-WHOLE = ("crash", "sim", "property", "spark", "integration")
+WHOLE = ("crash", "sim", "property", "spark", "integration", "unit")
 """Folders of which `make test` runs a sample."""
 
 

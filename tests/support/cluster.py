@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -167,10 +167,8 @@ class Cluster:
             retention=retention,
             static=static,
         )
-        network = HttpNetwork()
-        meta = MetaClient(network, [self.meta])
         wanted = min(partitions, len(self.brokers))
-        try:
+        async with meta_of(self) as meta:
             until = time.monotonic() + 60
             while True:
                 brokers = (await meta.health()).details.get("brokers", [])
@@ -183,18 +181,12 @@ class Cluster:
                     pass
                 assert time.monotonic() < until, "the brokers did not report themselves"
                 await asyncio.sleep(0.05)
-        finally:
-            await network.close()
 
     async def reshape(self, ask: Reshape, *, seconds: float = 60.0) -> list[OperationView]:
         """Change partitions and wait until it is done."""
-        network = HttpNetwork()
-        meta = MetaClient(network, [self.meta])
-        try:
+        async with meta_of(self) as meta:
             views = (await meta.reshape(ask)).operations
             return [await done_operation(meta, view, seconds=seconds) for view in views]
-        finally:
-            await network.close()
 
     async def check_history(self, subject: str, sent: dict[bytes, list[bytes]]) -> None:
         """In the logs, parents before children, the messages of each key are those sent, in order, each once."""
@@ -228,6 +220,16 @@ class Cluster:
         finally:
             await network.close()
         return messages
+
+
+@contextlib.asynccontextmanager
+async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
+    """A client of the cluster's first metaserver."""
+    network = HttpNetwork()
+    try:
+        yield MetaClient(network, [cluster.meta])
+    finally:
+        await network.close()
 
 
 async def begun(meta: MetaClient, ask: Reshape) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol import endpoints
 from keylane.protocol.control import (
     BrokerHeartbeat,
@@ -19,6 +23,7 @@ from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError, Partition
 from keylane.protocol.progress import KnowGroups
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Params, Server
 
 
@@ -139,3 +144,23 @@ async def hosting_broker(
         yield broker
     finally:
         await broker.stop()
+
+
+class MetaAndBroker(NamedTuple):
+    meta: MetaClient
+    address: str
+    broker: HostingBroker
+
+
+@asynccontextmanager
+async def running_house(folder: Path, **settings: object) -> AsyncIterator[MetaAndBroker]:
+    """A metaserver with these settings, and a broker of group `left`, in this process."""
+    network = HttpNetwork()
+    wanted = {"poll_ms": 100, "repair_ms": 100, "port": 0} | settings
+    try:
+        async with running_metaserver(MetaserverSettings(data=folder, **wanted)) as running:
+            meta = MetaClient(network, [running.address], timeout_ms=120_000)
+            async with hosting_broker(meta, "left") as broker:
+                yield MetaAndBroker(meta, running.address, broker)
+    finally:
+        await network.close()

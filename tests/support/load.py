@@ -16,7 +16,8 @@ from keylane.protocol.backoff import Backoff
 from support.cluster import eventually
 
 AT_ONCE = 20
-PAUSE_SECONDS = 0.002
+PAUSE_SECONDS = 0.01
+"""Two thousand messages a second: enough to be cut by every change, and the processors have time for the change."""
 QUICK = ProducerSettings(backoff=Backoff(first_ms=10, max_ms=50), call_timeout_ms=2_000)
 
 

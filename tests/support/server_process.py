@@ -9,14 +9,17 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(
@@ -26,6 +29,7 @@ _FORKING.set_forkserver_preload(
         "keylane.cli.__main__",
         *("keylane.admin", "keylane.producer", "keylane.consumer", "keylane.cli.screen"),
         *("aiosqlite", "alembic.command", "alembic.config", "asyncpg", "rocksdict"),
+        "typer._adapters",  # of the installed Typer: its first parameter imports this, and pydantic with it
     ]
 )
 _LOCK = threading.Lock()
@@ -60,13 +64,17 @@ def _run(
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
+    if module.endswith(".py"):
+        sys.argv = [module, *arguments]
+        runpy.run_path(module, run_name="__main__")
+        return
     program = import_module(f"{module}.__main__")
     sys.argv = [str(program.__file__), *arguments]
     sys.exit(program.main())
 
 
 class ForkedProcess:
-    """`python -m module arguments…` with some of its standard files; ends with the tests' process at the latest."""
+    """`python -m module arguments…`, or `python module.py arguments…`, with some of its standard files; ends with the tests' process at the latest."""
 
     def __init__(
         self,
@@ -121,6 +129,19 @@ class ServerProcess(ForkedProcess):
             super().__init__(module, arguments, os.environ | environment, {1: write})
         finally:
             os.close(write)
+
+
+@contextmanager
+def running_script(path: Path, *arguments: str) -> Iterator[ServerProcess]:
+    """A script of the tests as a process, after its line "ready"; killed at the end."""
+    process = ServerProcess(str(path), arguments)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def run_keylane(

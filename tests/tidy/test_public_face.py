@@ -8,6 +8,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 import keylane
 from keylane.protocol import errors
 from tidy.tree import PROJECT, ROOT
@@ -35,6 +37,20 @@ reveal_type(TokenUnknownError)
 reveal_type(TokenUnknownError().current_token)
 reveal_type(keylane.Consumer)
 keylane.Nonsense
+"""
+CODECS = """
+from keylane import Consumer, JsonCodec, Message, Producer, QueueReader
+class Order: ...
+reveal_type(Producer("m:1"))
+reveal_type(Producer("m:1", codec=JsonCodec(Order)))
+async def handle(message: Message[Order]) -> None:
+    reveal_type(message.decode())
+reveal_type(Consumer("m:1", subject="s", group="g", handler=handle, codec=JsonCodec(Order)))
+reveal_type(QueueReader("m:1", subject="s", codec=JsonCodec(Order)))
+async def send(plain: Producer, orders: Producer[Order]) -> None:
+    plain.send("s", Order())
+    orders.send("s", b"bytes")
+    await orders.send("s", Order())
 """
 
 
@@ -74,22 +90,43 @@ TYPING = Path(sys.prefix) / "typing"
 """Where type checkers find the package: its editable install is hidden from them."""
 
 
-def test_mypy_knows_the_face(tmp_path):
-    """A class is a class, and a name that does not exist is an error; outside of the checkout, without our settings."""
-    snippet = tmp_path / "snippet.py"
-    snippet.write_text(SNIPPET)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(snippet)]
-    environment = {**os.environ, "MYPYPATH": str(TYPING)}
+@pytest.fixture(scope="module")
+def mypy_says(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What mypy says of two programs outside of the checkout, without our settings: file to lines."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name, text in (("face.py", SNIPPET), ("codecs_of.py", CODECS)):
+        (folder / name).write_text(text)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", os.devnull]
     checked = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [*command, "face.py", "codecs_of.py"],
+        cwd=folder,
+        env=os.environ | {"MYPYPATH": str(TYPING)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    lines = checked.stdout.splitlines()
+    return {
+        name: [line.partition(": ")[2] for line in lines if line.startswith(f"{name}:")]
+        for name in ("face.py", "codecs_of.py")
+    }
+
+
+def errors_in(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("error:")]
+
+
+def test_mypy_knows_the_face(mypy_says):
+    """A class is a class, and a name that does not exist is an error."""
+    said = mypy_says["face.py"]
+    revealed = " ".join(line for line in said if "Revealed" in line)
     for error in (errors.FencedError, errors.TokenUnknownError):
-        assert f"-> {error.__module__}.{error.__name__}" in checked.stdout
-    assert "-> keylane.consumer.client.Consumer" in checked.stdout
-    assert 'Revealed type is "int | None"' in checked.stdout
-    assert checked.stdout.count("error:") == 2
-    assert 'Module "keylane" has no attribute "Produser"' in checked.stdout
-    assert 'Module has no attribute "Nonsense"' in checked.stdout
+        assert f"-> {error.__module__}.{error.__name__}" in revealed
+    assert "-> keylane.consumer.client.Consumer" in revealed
+    assert 'Revealed type is "int | None"' in revealed
+    missing, unknown = sorted(errors_in(said))
+    assert 'Module "keylane" has no attribute "Produser"' in missing
+    assert 'Module has no attribute "Nonsense"' in unknown
 
 
 def test_basedpyright_knows_the_face(tmp_path):
@@ -168,44 +205,17 @@ def test_root_is_imported_under_one_name_only():
     assert names == ["keylane"]
 
 
-CODECS = """
-from keylane import Consumer, JsonCodec, Message, Producer, QueueReader
-class Order: ...
-reveal_type(Producer("m:1"))
-reveal_type(Producer("m:1", codec=JsonCodec(Order)))
-async def handle(message: Message[Order]) -> None:
-    reveal_type(message.decode())
-reveal_type(Consumer("m:1", subject="s", group="g", handler=handle, codec=JsonCodec(Order)))
-reveal_type(QueueReader("m:1", subject="s", codec=JsonCodec(Order)))
-async def send(plain: Producer, orders: Producer[Order]) -> None:
-    plain.send("s", Order())
-    orders.send("s", b"bytes")
-    await orders.send("s", Order())
-"""
-
-
-def test_mypy_knows_the_values_of_a_codec(tmp_path):
+def test_mypy_knows_the_values_of_a_codec(mypy_says):
     """A producer without a codec takes bytes, one with a codec its values; and so do messages decode."""
-    snippet = tmp_path / "snippet.py"
-    snippet.write_text(CODECS)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(snippet)]
-    environment = {**os.environ, "MYPYPATH": str(TYPING)}
-    checked = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    revealed = [
-        line.partition('"')[2].strip('"')
-        for line in checked.stdout.splitlines()
-        if "Reveal" in line
-    ]
+    said = mypy_says["codecs_of.py"]
+    revealed = [line.partition('"')[2].strip('"') for line in said if "Reveal" in line]
     assert revealed == [
         "keylane.producer.client.Producer[bytes]",
-        "keylane.producer.client.Producer[snippet.Order]",
-        "snippet.Order",
-        "keylane.consumer.client.Consumer[snippet.Order]",
-        "keylane.consumer.reading.queue_reader.QueueReader[snippet.Order]",
+        "keylane.producer.client.Producer[codecs_of.Order]",
+        "codecs_of.Order",
+        "keylane.consumer.client.Consumer[codecs_of.Order]",
+        "keylane.consumer.reading.queue_reader.QueueReader[codecs_of.Order]",
     ]
-    errors_told = [line for line in checked.stdout.splitlines() if "error:" in line]
-    assert len(errors_told) == 2
-    assert 'matches argument types "str", "Order"' in errors_told[0]
-    assert 'matches argument types "str", "bytes"' in errors_told[1]
+    other, plain = errors_in(said)
+    assert 'matches argument types "str", "Order"' in other
+    assert 'matches argument types "str", "bytes"' in plain

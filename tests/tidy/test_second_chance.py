@@ -19,7 +19,7 @@ def test_number(number):
         assert len(runs.read()) > {failures}
 """
 HOOKS = """
-from support import second_chance
+from support.running import second_chance
 
 def pytest_addoption(parser):
     parser.addoption("--whole", action="store_true")

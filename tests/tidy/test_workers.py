@@ -22,7 +22,7 @@ def test_number(number):
 """
 HOOK = """
 def pytest_xdist_make_scheduler(config, log):
-    from support.workers import FileByFile
+    from support.running.workers import FileByFile
     return FileByFile(config, log)
 """
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 
 import msgspec
-import pytest
 
-from keylane import Consumer, Producer
-from keylane.protocol.frames import Append, Pull, Schedule
+from keylane import Producer
+from keylane.protocol.frames import Append, Schedule
 
 
 def arguments(function) -> set[str]:
@@ -17,14 +16,6 @@ def arguments(function) -> set[str]:
 
 def fields(frame) -> set[str]:
     return {field.name for field in msgspec.structs.fields(frame)}
-
-
-def test_filter_is_not_offered():
-    """Neither a consumer nor a pull says which messages it wants."""
-    for ask in (arguments(Consumer.__init__), fields(Pull)):
-        assert not {name for name in ask if "filter" in name or "tag" in name or "where" in name}
-    with pytest.raises(TypeError, match="filter"):
-        Consumer("127.0.0.1:1", subject="s", group="g", filter="x")
 
 
 def test_time_of_delivery_is_not_offered_for_batches():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from ....outbox import RowChange, purge_failed, purge_waiting
 from ....protocol.errors import ConfigError
@@ -12,8 +13,8 @@ from ...screen import show_line
 from ..deletion import confirm
 from .rows import rows_of, show_change
 
-Purge = Callable[[bool], Awaitable[RowChange]]
-"""Deletes rows; given True it only counts them."""
+Purge = Callable[..., Awaitable[RowChange]]
+"""Deletes rows; with `dry_run=True` it only counts them."""
 
 
 async def purge(
@@ -31,9 +32,7 @@ async def purge(
             "--force is for --waiting: failed and refused rows are deleted without it"
         )
 
-    async def delete(dry_run: bool) -> RowChange:
-        return await purge_failed(database_url, subject=subject, dry_run=dry_run, prefix=prefix)
-
+    delete = partial(purge_failed, database_url, subject=subject, prefix=prefix)
     of = f" of {subject}" if subject else ""
     await _told_and_done(delete, output, f"{of} in {prefix}", yes=yes)
 
@@ -60,20 +59,16 @@ async def purge_unsent(
     if not (yes or sys.stdin.isatty()):
         raise ConfigError("--waiting deletes messages that were never sent: say --yes")
 
-    async def delete(dry_run: bool) -> RowChange:
-        return await purge_waiting(
-            meta, database_url, subject=subject, force=force, dry_run=dry_run, prefix=prefix
-        )
-
+    delete = partial(purge_waiting, meta, database_url, subject=subject, force=force, prefix=prefix)
     await _told_and_done(delete, output, f" of {subject} in {prefix}", yes=yes)
 
 
 async def _told_and_done(delete: Purge, output: OutputFormat, where: str, *, yes: bool) -> None:
-    doomed = await delete(True)
+    doomed = await delete(dry_run=True)
     if doomed.rows:
         told = f"{rows_of(doomed)}{where}"
         if not yes and sys.stdin.isatty():
             confirm(f"Delete {told}?", yes=yes)
         else:
             show_line(f"deleting {told}", errors=True)
-    show_change(output, await delete(False), "is deleted", "are deleted")
+    show_change(output, await delete(), "is deleted", "are deleted")

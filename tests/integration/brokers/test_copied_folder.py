@@ -24,6 +24,7 @@ from support.broker_process import BrokerProcess
 from support.cluster import Cluster, pause, resume, silent
 
 SUBJECT = "s"
+pytestmark = pytest.mark.cluster(meta_settings="broker_heartbeat_ms = 400\nbroker_ttl_ms = 3000\n")
 
 
 class Copied:
@@ -129,7 +130,7 @@ def test_refused_copy_is_forgotten_when_it_ends(copied: Copied) -> None:
     until = time.monotonic() + 60
     while asyncio.run(verified(copied.cluster.meta)):
         assert time.monotonic() < until
-        time.sleep(0.5)
+        time.sleep(0.1)
 
 
 def test_original_is_refused_when_its_copy_took_over(copied: Copied) -> None:
@@ -273,7 +274,7 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_had_come_fa
     shutil.copytree(copied.original, copied.copy)
     await told.send(50, 400)
     acked = await told.stored(original.address)
-    await asyncio.sleep(2.5)  # a report or two
+    await asyncio.sleep(1)  # a report or two
     original.kill()
     await told.go_silent()
     second = await asyncio.to_thread(copied.start_on_copy)
@@ -283,7 +284,7 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_had_come_fa
     (refused,) = (await told.health()).details["refused"]
     assert refused["address"] == second
     assert refused["log_end"] < refused["known_log_end"]
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(1)
     assert await address_of_first(copied.cluster.meta) != second
 
     would = await told.accept(dry_run=True)

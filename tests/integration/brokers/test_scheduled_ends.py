@@ -21,6 +21,8 @@ from support.cluster import Cluster
 from support.server_process import run_keylane
 
 SOON_MS = 1_500
+LATER_MS = 4_000
+"""Time enough for a change of the settings before."""
 META = "broker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
 
 
@@ -89,8 +91,8 @@ async def test_message_over_a_limit_that_was_lowered_is_dropped_alone(cluster: C
         Producer(cluster.meta) as producer,
         Admin(cluster.meta) as admin,
     ):
-        large = await keep(producer, "lowered", bytes(5_000), SOON_MS)
-        small = await keep(producer, "lowered", b"small", SOON_MS)
+        large = await keep(producer, "lowered", bytes(5_000), LATER_MS)
+        small = await keep(producer, "lowered", b"small", LATER_MS)
         change = await admin.set_subject("lowered", message_bytes_max=4_096)
         await admin.wait(change.operation)
         assert await cancel_when_due(producer, large) is CancelOutcome.DROPPED

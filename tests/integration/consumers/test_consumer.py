@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -25,6 +22,7 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from support.cluster import Cluster, eventually, pause, resume
+from support.server_process import ServerProcess, running_script
 from support.written_lines import written_lines
 
 TTL_MS = 1_500
@@ -231,22 +229,11 @@ async def test_consumer_with_a_handler_cannot_be_iterated(shared_cluster: Cluste
 
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────
-@contextmanager
 def consumer_process(
     cluster: Cluster, subject: str, path: Path, *, sleep_s: float = 0.0
-) -> Iterator[subprocess.Popen[str]]:
-    script = Path(__file__).with_name("zombie.py")
-    arguments = [cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s)]
-    process = subprocess.Popen(
-        [sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+) -> AbstractContextManager[ServerProcess]:
+    arguments = (cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s))
+    return running_script(Path(__file__).with_name("zombie.py"), *arguments)
 
 
 def events(path: Path) -> list[dict]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ import pytest
 from keylane import Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol.errors import GroupStrategyError
 from support.cluster import Cluster, eventually
+from support.server_process import ServerProcess, running_script
 from support.written_lines import written_lines
 
 TTL_MS = 30_000
@@ -25,24 +23,11 @@ NEXT_OWNER_MS_MAX = 3_000
 """About a second here, with a margin for a busy machine."""
 
 
-@contextmanager
 def runner(
     cluster: Cluster, how: str, subject: str, path: Path, *, sleep_s: float
-) -> Iterator[subprocess.Popen[str]]:
-    script = Path(__file__).with_name("runner.py")
-    arguments = [how, cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s)]
-    process = subprocess.Popen(
-        [sys.executable, str(script), *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+) -> AbstractContextManager[ServerProcess]:
+    arguments = (how, cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s))
+    return running_script(Path(__file__).with_name("runner.py"), *arguments)
 
 
 def records(path: Path) -> list[tuple[tuple[int, int], int]]:

@@ -149,25 +149,28 @@ async def test_consumer_without_a_subject_handles_several(shared_cluster: Cluste
     with pytest.raises(HandlerTypeError, match=r"consumer\.on"):
         await consumer.run()
     got: dict[str, int] = {"several-a": 0, "several-b": 0}
+    begun, refused = asyncio.Event(), asyncio.Event()
 
     @consumer.on("several-a", group="g", concurrency=2)
     async def one(message: Message) -> None:
-        got[message.subject] += 1
-        await close_at_the_end()
+        await take([message])
 
     @consumer.on("several-b", group="g", batch=True, max_records=4)
     async def many(messages: list[Message]) -> None:
-        got[messages[0].subject] += len(messages)
-        await close_at_the_end()
+        await take(messages)
 
-    async def close_at_the_end() -> None:
+    async def take(messages: list[Message]) -> None:
+        begun.set()
+        await refused.wait()  # else it may have closed before
+        got[messages[0].subject] += len(messages)
         if sum(got.values()) == 16:
             await consumer.close()
 
     async with asyncio.timeout(60):
         running = asyncio.create_task(consumer.run())
-        await eventually(lambda: sum(got.values()) > 0)
+        await begun.wait()
         with pytest.raises(AlreadyOpenError):
             consumer.on("several-a", group="h")(one)
+        refused.set()
         await running
     assert got == {"several-a": 8, "several-b": 8}

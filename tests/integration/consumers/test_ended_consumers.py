@@ -14,7 +14,7 @@ from keylane.protocol.control import AcceptFolder
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import Cluster, eventually
+from support.cluster import ALERT, Cluster, eventually
 from support.handling import Crash
 
 
@@ -59,6 +59,7 @@ async def test_crashed_consumer_releases_its_partitions(shared_cluster: Cluster)
         await asyncio.gather(first.close(), first.close())
 
 
+@pytest.mark.cluster(meta_settings=ALERT)
 @pytest.mark.parametrize("count", [1, 200], ids=["fewer", "more"])
 async def test_partition_is_pulled_anew_when_its_broker_lost_messages(
     cluster: Cluster, tmp_path: Path, count: int

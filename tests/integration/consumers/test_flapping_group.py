@@ -11,51 +11,36 @@ from pathlib import Path
 
 import pytest
 
-from keylane.metaserver.running import running_metaserver
-from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Heartbeat, Join, Leave
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
-from keylane.rpc.client import MetaClient
-from keylane.rpc.http_network import HttpNetwork
 from support.cluster import done_operation
-from support.hosting_broker import HostingBroker, hosting_broker
+from support.hosting_broker import MetaAndBroker, running_house
 
 QUIET = "a" * 32
 TTL_MS = 30_000
 """Long, so that no session ends on a slow machine: how long renewals take is compared with how long joins take."""
 BEAT_SECONDS = 0.5
-FLAPPING = 300
+FLAPPING = 150
 FLAPPING_GROUPS = 40
 """Each is settled by itself, so that the database has seconds of work waiting."""
-SECONDS = 8.0
+SECONDS = 4.0
 
 
 @pytest.fixture
-async def house(
-    tmp_path: Path, database: dict[str, str]
-) -> AsyncIterator[tuple[MetaClient, HostingBroker]]:
-    """A metaserver and a broker in this process."""
-    network = HttpNetwork()
-    settings = MetaserverSettings(
-        data=tmp_path, port=0, broker_heartbeat_ms=250, broker_ttl_ms=TTL_MS, **database
-    )
-    try:
-        async with running_metaserver(settings) as running:
-            meta = MetaClient(network, [running.address], timeout_ms=120_000)
-            async with hosting_broker(meta, "g1") as broker:
-                yield meta, broker
-    finally:
-        await network.close()
+async def house(tmp_path: Path, database: dict[str, str]) -> AsyncIterator[MetaAndBroker]:
+    quick = {"broker_heartbeat_ms": 250, "broker_ttl_ms": TTL_MS}
+    async with running_house(tmp_path, **quick, **database) as running:
+        yield running
 
 
 async def test_other_groups_and_brokers_keep_their_sessions(
-    house: tuple[MetaClient, HostingBroker],
+    house: MetaAndBroker,
 ) -> None:
     """Renewals of a session, which reports drained partitions, and of a broker do not wait behind the joins of others,
     and joins are answered meanwhile.
     """
-    meta, broker = house
+    meta, _, broker = house
     await meta.create_subject(CreateSubject(subject="s", partitions=64))
     parents = [partition.partition_id for partition in (await meta.route("s")).open_partitions()]
     resize = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=128)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from keylane.protocol.routing import ConsumeStrategy
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually, pause, resume
+from support.server_process import ServerProcess, running_script
 from support.written_lines import written_lines
 
 TTL_MS = 1_500
@@ -52,7 +50,6 @@ async def switch(cluster: Cluster, subject: str, strategy: ConsumeStrategy) -> N
         await network.close()
 
 
-@contextmanager
 def consumer_process(
     cluster: Cluster,
     subject: str,
@@ -61,26 +58,10 @@ def consumer_process(
     sleep_s: float,
     shared: bool,
     in_flight_ms: int = 2_000,
-) -> Iterator[subprocess.Popen[str]]:
-    script = Path(__file__).with_name("zombie.py")
-    arguments = [cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s)]
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            str(script),
-            *arguments,
-            *(["shared", str(in_flight_ms)] if shared else []),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+) -> AbstractContextManager[ServerProcess]:
+    arguments = (cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s))
+    more = ("shared", str(in_flight_ms)) if shared else ()
+    return running_script(Path(__file__).with_name("zombie.py"), *arguments, *more)
 
 
 def places(path: Path, event: str) -> list[Place]:

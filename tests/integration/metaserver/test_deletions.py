@@ -80,9 +80,10 @@ async def refused(
 
 
 async def consuming(cluster: Cluster, work: Callable[[], Awaitable[None]]) -> None:
-    """Do some work beside a consumer of the subject `s`, and wait until the consumer ends."""
+    """Do some work beside a consumer of the subject `s`, which no busy machine ends, and wait until it ends."""
+    patient = ConsumerSettings(ttl_ms=30_000)
     consumer = Consumer(
-        cluster.meta, subject="s", group="g", handler=lambda _message: None, settings=SETTINGS
+        cluster.meta, subject="s", group="g", handler=lambda _message: None, settings=patient
     )
     async with asyncio.timeout(60), consumer:
         await work()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import (
     CreationFailedError,
@@ -125,9 +126,10 @@ async def test_clients_wait_while_the_database_is_lost(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, _meta):
         await cluster.create("s", partitions=2)
         handled: list[Message] = []
+        soon = ConsumerSettings(ttl_ms=5_000)  # its rebuilt group is granted nothing for a ttl
         async with (
             Producer(cluster.meta) as producer,
-            Consumer(cluster.meta, subject="s", group="g", handler=handled.append),
+            Consumer(cluster.meta, subject="s", group="g", handler=handled.append, settings=soon),
         ):
             await producer.send("s", b"before", key=b"k")
             await eventually(lambda: len(handled) == 1)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from keylane.metaserver.running import running_metaserver
-from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import (
     BrokerHeartbeat,
     CreateSubject,
@@ -29,7 +24,6 @@ from keylane.protocol.control import (
     encode_json,
 )
 from keylane.protocol.errors import (
-    BrokerAddressError,
     BrokerCordonedError,
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
@@ -37,10 +31,8 @@ from keylane.protocol.errors import (
     GroupStrategyError,
     GroupUnknownError,
     InternalError,
-    InvalidNameError,
     InvalidRequestError,
     KeylaneError,
-    MessageTooLargeError,
     NotEnoughBrokersError,
     OperationUnknownError,
     SessionUnknownError,
@@ -49,7 +41,6 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
     TokenUnknownError,
 )
-from keylane.protocol.limits import CONTROL_BYTES_MAX
 from keylane.protocol.operations import Cordon, OperationKind, Reshape
 from keylane.protocol.routing import (
     ConsumeStrategy,
@@ -58,34 +49,11 @@ from keylane.protocol.routing import (
     route_table,
     split_ranges,
 )
-from keylane.rpc.client import MetaClient
-from keylane.rpc.http_network import HttpNetwork
-from support.hosting_broker import HostingBroker, hosting_broker
+from support.hosting_broker import MetaAndBroker, hosting_broker, running_house
 
-ILLEGAL_NAMES = ["../x", "a\0b", "a" * 300, "", ".", "-x", "a/b", "ü", "a b", "%"]
 A = "a" * 16
 B = "b" * 16
 C = "c" * 16
-
-
-class MetaAndBroker(NamedTuple):
-    meta: MetaClient
-    address: str
-    broker: HostingBroker
-
-
-@asynccontextmanager
-async def running_house(folder: Path, **settings: object) -> AsyncIterator[MetaAndBroker]:
-    """A metaserver and one broker of group `left`."""
-    network = HttpNetwork()
-    wanted = {"poll_ms": 100, "repair_ms": 100, "port": 0} | settings
-    try:
-        async with running_metaserver(MetaserverSettings(data=folder, **wanted)) as running:
-            meta = MetaClient(network, [running.address], timeout_ms=60_000)
-            async with hosting_broker(meta, "left") as broker:
-                yield MetaAndBroker(meta, running.address, broker)
-    finally:
-        await network.close()
 
 
 @pytest.fixture
@@ -223,7 +191,7 @@ async def test_cordon_is_stored_and_an_unknown_operation_refused(house: MetaAndB
 
 
 async def test_silent_consumer_is_replaced(house: MetaAndBroker) -> None:
-    """With a ttl of 1 s the partitions of a silent consumer are another's within 2 s, and it stays dead."""
+    """With a ttl of 1 s the partitions of a silent consumer are soon another's, and it stays dead."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     await house.meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_000))
     first = held(await house.meta.heartbeat(Heartbeat(session=A)))
@@ -236,7 +204,7 @@ async def test_silent_consumer_is_replaced(house: MetaAndBroker) -> None:
             Heartbeat(session=B, known_version=known, wait_ms=20_000)
         )
         known, taken = grants.version, held(grants)
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 15, "before the wait of a heartbeat was over"
     assert all(taken[key] > first[key] for key in first)
     with pytest.raises(SessionUnknownError):
         await house.meta.heartbeat(Heartbeat(session=A))
@@ -273,12 +241,12 @@ async def test_heartbeat_without_changes_returns_after_its_wait(house: MetaAndBr
 async def test_route_long_poll_returns_when_an_address_changes(house: MetaAndBroker) -> None:
     """It returns at once when a broker comes back under another address."""
     made = await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
-    waiting = asyncio.create_task(house.meta.route("s", known_version=1, wait_ms=5_000))
+    waiting = asyncio.create_task(house.meta.route("s", known_version=1, wait_ms=30_000))
     grants_before = await house.meta.join(Join(subject="s", group="g", session=A))
     assert grants_before.ttl_ms
     grants = await house.meta.heartbeat(Heartbeat(session=A))
     polling = asyncio.create_task(
-        house.meta.heartbeat(Heartbeat(session=A, known_version=grants.version, wait_ms=5_000))
+        house.meta.heartbeat(Heartbeat(session=A, known_version=grants.version, wait_ms=30_000))
     )
     await asyncio.sleep(0.1)
     assert not waiting.done()
@@ -291,7 +259,7 @@ async def test_route_long_poll_returns_when_an_address_changes(house: MetaAndBro
         assert told.version > grants.version
         assert {grant.partition.address for grant in told.grants} == {moved.address}
         assert held(told) == held(grants)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 8, "before a heartbeat had waited for a third of its ttl"
     same = await house.meta.route("s", known_version=route.version, wait_ms=50)
     assert same == route
     start = time.monotonic()
@@ -416,27 +384,6 @@ async def test_subject_is_refused_when_it_exists_with_other_settings(house: Meta
     assert route.order_strategy is OrderStrategy.STRICT
 
 
-@pytest.mark.parametrize("name", ILLEGAL_NAMES)
-async def test_illegal_name_is_refused_by_every_call(house: MetaAndBroker, name: str) -> None:
-    """Nothing is stored."""
-    await house.meta.create_subject(CreateSubject(subject="s"))
-    with pytest.raises(InvalidNameError):
-        await house.meta.create_subject(CreateSubject(subject=name))
-    with pytest.raises(InvalidNameError):
-        await house.meta.join(Join(subject=name, group="g", session=A))
-    with pytest.raises(InvalidNameError):
-        await house.meta.join(Join(subject="s", group=name, session=A))
-    with pytest.raises(InvalidNameError):
-        await house.meta.broker_heartbeat(
-            BrokerHeartbeat(broker_group=name, broker_id="x", address="127.0.0.1:1")
-        )
-    if name not in {"", "."}:  # those make other paths
-        with pytest.raises(InvalidNameError):
-            await house.meta.route(name)
-    assert (await house.meta.groups("s")).groups == []
-    assert len((await house.meta.subjects()).subjects) == 1
-
-
 async def test_unknown_names_are_refused(house: MetaAndBroker) -> None:
     """Unknown subjects, groups, sessions and tokens are refused by name."""
     await house.meta.create_subject(CreateSubject(subject="s"))
@@ -468,75 +415,6 @@ async def test_unknown_names_are_refused(house: MetaAndBroker) -> None:
     drained = (10**30, -5, 999, grant.partition.partition_id)
     grants = await house.meta.heartbeat(Heartbeat(session=A, drained=drained))
     assert len(grants.grants) == 2
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "data", "status"),
-    [
-        ("POST", "/v1/subjects", b"{", 400),
-        ("POST", "/v1/subjects", b"", 400),
-        ("POST", "/v1/subjects", b"\xff\xfe", 400),
-        ("POST", "/v1/subjects", b'{"subject": 5}', 400),
-        ("POST", "/v1/subjects", b'{"subject": "x", "partitions": 0}', 400),
-        ("POST", "/v1/subjects", b'{"subject": "x", "partitions": 1025}', 400),
-        ("POST", "/v1/subjects", b'{"subject": "x", "order_strategy": "loose"}', 400),
-        ("POST", "/v1/subjects", b" " * (CONTROL_BYTES_MAX + 1), 413),
-        ("POST", "/v1/consumers/join", b'{"subject":"s","group":"g","session":"zz"}', 400),
-        ("POST", "/v1/consumers/heartbeat", b'{"session":"aaaaaaaaaaaaaaaa","wait_ms":-1}', 400),
-        ("GET", "/v1/subjects/s/route?known_version=x", None, 400),
-        ("GET", "/v1/subjects/s/route?known_version=-2", None, 400),
-        ("GET", "/v1/subjects/s/route?wait_ms=30001", None, 400),
-        ("GET", "/v1/subjects/s/route?wait_ms=" + "9" * 5000, None, 400),
-        ("GET", "/v1/subjects/s/route?order_strategy=loose", None, 400),
-        ("GET", "/v1/nothing", None, 404),
-        ("DELETE", "/v1/subjects", None, 405),
-    ],
-)
-async def test_bad_request_is_refused(
-    house: MetaAndBroker, method: str, path: str, data: bytes | None, status: int
-) -> None:
-    """Bad input gets a typed error body, changes nothing, and the server keeps serving."""
-    url = f"http://{house.address}{path}"
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, url, data=None if data is None else io.BytesIO(data)) as response,
-    ):
-        assert response.status == status
-        body = await response.json()
-    kind = MessageTooLargeError if status == 413 else InvalidRequestError
-    assert body["code"] == kind.code
-    assert body["message"]
-    assert (await house.meta.subjects()).subjects == []
-
-
-@pytest.mark.parametrize("address", ["", "x", "127.0.0.1", "127.0.0.1:0", "a b:1", "h:99999"])
-async def test_broker_heartbeat_is_refused_when_its_address_is_no_host_and_port(
-    house: MetaAndBroker, address: str
-) -> None:
-    """A broker that reports anything but host:port is refused."""
-    with pytest.raises(InvalidRequestError):
-        await house.meta.broker_heartbeat(
-            BrokerHeartbeat(broker_group="right", broker_id="x", address=address)
-        )
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["10.0.0.1:7101", "[::]:7101", "0.0.0.0:7101", "evil.example:7101", "127.0.0.1.evil.example:1", "metadata:80"],
-)  # fmt: skip
-async def test_broker_heartbeat_is_refused_when_its_address_is_not_loopback(
-    house: MetaAndBroker, address: str
-) -> None:
-    """No client is sent to another host: the known address stays, for a new name and for a known broker's name."""
-    known = (await house.meta.health()).details["brokers"]
-    for group, broker_id in (("right", "x"), ("left", house.broker.broker_id)):
-        report = BrokerHeartbeat(broker_group=group, broker_id=broker_id, address=address)
-        with pytest.raises(BrokerAddressError):
-            await house.meta.broker_heartbeat(report)
-    after = (await house.meta.health()).details["brokers"]
-    assert [(broker["broker_group"], broker["address"]) for broker in after] == [
-        (broker["broker_group"], broker["address"]) for broker in known
-    ]
 
 
 async def test_restart_keeps_everything(tmp_path: Path, database: dict[str, str]) -> None:

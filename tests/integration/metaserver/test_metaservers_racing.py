@@ -38,7 +38,7 @@ from support.postgres import Postgres
 PARTITIONS = 6
 CONSUMERS = 6
 GRANTS_MIN = 3 * PARTITIONS
-SECONDS = 6.0
+SECONDS = 4.0
 TTL_MS = 1_500
 SEED = 4
 

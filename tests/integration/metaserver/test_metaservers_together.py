@@ -21,6 +21,8 @@ from keylane.rpc.http_network import HttpNetwork
 from support.hosting_broker import HostingBroker, hosting_broker
 
 A, B = "a" * 16, "b" * 16
+SOON_S = 8.0
+"""Before a heartbeat has waited for a third of its ttl, on a busy machine too."""
 
 
 class Pair(NamedTuple):
@@ -57,7 +59,7 @@ async def test_release_at_one_metaserver_answers_a_heartbeat_at_the_other(pair: 
     start = time.monotonic()
     await pair.second.join(Join(subject="s", group="g", session=B))
     kept = await polling
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < SOON_S
     assert len(kept.grants) == 1
     (gone,) = held(first).keys() - held(kept).keys()
 
@@ -70,7 +72,7 @@ async def test_release_at_one_metaserver_answers_a_heartbeat_at_the_other(pair: 
     ask = ReleaseGrant(session=A, partition_id=gone, token=held(first)[gone])
     await pair.first.release(ask)
     taken = await waiting
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < SOON_S
     assert held(taken).keys() == {gone}
     assert held(taken)[gone] > max(held(first).values())
     await pair.first.leave(Leave(session=B))
@@ -85,7 +87,7 @@ async def test_new_address_at_one_metaserver_answers_a_route_at_the_other(pair: 
     start = time.monotonic()
     async with hosting_broker(pair.first, "left", pair.broker.broker_id) as moved:
         route = await waiting
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < SOON_S
     assert {partition.address for partition in route.partitions} == {moved.address}
 
 
@@ -123,5 +125,5 @@ async def test_clients_continue_when_one_metaserver_ends(tmp_path: Path) -> None
             grants = await meta.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=20_000))
             known, taken = grants.version, held(grants)
         assert len(taken) == 2
-        assert time.monotonic() - start < 2.0
+        assert time.monotonic() - start < SOON_S
     await network.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,9 +20,10 @@ from keylane.protocol.queues import QueueView
 from keylane.protocol.routing import logical_partition
 from support.cluster import ALERT, Cluster, begun, done_operation, eventually
 from support.load import Load
+from support.lost_database import rebuild_lost_database
 from support.server_process import run_keylane
 
-TTL_MS = 20_000
+TTL_MS = 8_000
 """No consumer loses its lease, and handles anything twice, because a program takes long to start again."""
 
 
@@ -291,14 +290,7 @@ async def test_grown_queues_survive_a_lost_database(tmp_path: Path):
             to = "g2" if last.broker_group == "g1" else "g1"
             await admin.wait(await admin.move([last.partition_id], to=to))
             before = await reader.queues()
-            cluster.meta_program.kill()
-            shutil.rmtree(tmp_path / "meta-0")
-            where = [f"--data={tmp_path / 'meta-0'}"]
-            where += [f"--broker={broker.address}" for broker in cluster.brokers]
-            done = await asyncio.to_thread(run_keylane, "meta", "rebuild", "--output=json", *where)
-            assert done.returncode == 0, done.stderr
-            assert json.loads(done.stdout)
-            cluster.meta_program.restart()
+            await rebuild_lost_database(cluster, tmp_path)
             assert places(await reader.queues()) == places(before)
             await load.progress(200)
             await eventually_grown(admin, "lost", 5)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import shutil
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,22 +19,12 @@ from keylane.protocol.errors import (
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.protocol.queues import QueueView
 from keylane.rpc.client import MetaClient
-from keylane.rpc.http_network import HttpNetwork
-from support.cluster import ALERT, Cluster, done_operation
+from support.cluster import ALERT, Cluster, done_operation, meta_of
 from support.load import Load
-from support.server_process import run_keylane
+from support.lost_database import rebuild_lost_database
 
-TTL_MS = 20_000
+TTL_MS = 8_000
 """No consumer loses its lease, and handles anything twice, because a program takes long to start again."""
-
-
-@contextlib.asynccontextmanager
-async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
-    network = HttpNetwork()
-    try:
-        yield MetaClient(network, [cluster.meta])
-    finally:
-        await network.close()
 
 
 pytestmark = pytest.mark.cluster(meta_settings=ALERT)
@@ -168,14 +155,7 @@ async def test_static_queue_survives_a_lost_database(tmp_path: Path):
             await move()
             await move()
             before = await reader.queues()
-            cluster.meta_program.kill()
-            shutil.rmtree(tmp_path / "meta-0")
-            where = [f"--data={tmp_path / 'meta-0'}"]
-            where += [f"--broker={broker.address}" for broker in cluster.brokers]
-            done = await asyncio.to_thread(run_keylane, "meta", "rebuild", "--output=json", *where)
-            assert done.returncode == 0, done.stderr
-            assert json.loads(done.stdout)
-            cluster.meta_program.restart()
+            await rebuild_lost_database(cluster, tmp_path)
             assert places(await reader.queues()) == places(before)
             assert (await meta.subject("lost")).static
             await move()

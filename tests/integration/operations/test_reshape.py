@@ -5,7 +5,6 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,23 +18,19 @@ from keylane.protocol.errors import (
     OperationRunningError,
     PartitionUnknownError,
 )
-from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
+from keylane.protocol.operations import (
+    Cordon,
+    OperationKind,
+    OperationState,
+    OperationView,
+    Reshape,
+)
 from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import ALERT, Cluster, begun, done_operation, pause, silent
+from support.cluster import ALERT, Cluster, begun, done_operation, meta_of, pause, silent
 from support.load import Load
 from support.postgres import Postgres
-
-
-@contextlib.asynccontextmanager
-async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
-    network = HttpNetwork()
-    try:
-        yield MetaClient(network, [cluster.meta])
-    finally:
-        await network.close()
-
 
 pytestmark = pytest.mark.cluster(brokers=3, meta_settings=ALERT)
 
@@ -255,19 +250,25 @@ async def test_evacuation_under_load_keeps_the_order(cluster: Cluster):
             assert max(places.values()) - min(places.values()) <= 1
 
 
+async def evacuate_dead_source(cluster: Cluster, meta: MetaClient, subject: str) -> OperationView:
+    """Kill the first broker and have it evacuated; the operation, as soon as it tells what it waits for."""
+    cluster.brokers[0].kill()
+    await silent(meta, "g1")
+    ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+    (view,) = (await meta.reshape(ask)).operations
+    while not view.problem:
+        await asyncio.sleep(0.05)
+        (view,) = (await meta.operations(subject)).operations
+    return view
+
+
 @pytest.mark.crash
 async def test_strict_subject_waits_for_a_dead_source(cluster: Cluster):
     """No child opens before the source is back and sealed; then the order is whole."""
     await cluster.create("strict", partitions=3)
     async with Load(cluster.meta, "strict", keys=50) as load, meta_of(cluster) as meta:
         await load.progress(300)
-        cluster.brokers[0].kill()
-        await silent(meta, "g1")
-        ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
-        (view,) = (await meta.reshape(ask)).operations
-        while not view.problem:
-            await asyncio.sleep(0.05)
-            (view,) = (await meta.operations("strict")).operations
+        view = await evacuate_dead_source(cluster, meta, "strict")
         assert "g1" in view.problem
         cluster.brokers[0].restart()
         assert (await done_operation(meta, view)).reordered == ()
@@ -285,13 +286,7 @@ async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
     await cluster.create("canceled", partitions=3)
     async with Load(cluster.meta, "canceled", keys=50) as load, meta_of(cluster) as meta:
         await load.progress(300)
-        cluster.brokers[0].kill()
-        await silent(meta, "g1")
-        ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
-        (view,) = (await meta.reshape(ask)).operations
-        while not view.problem:
-            await asyncio.sleep(0.05)
-            (view,) = (await meta.operations("canceled")).operations
+        view = await evacuate_dead_source(cluster, meta, "canceled")
         for _ in range(2):
             canceled = await meta.cancel_operation(view.operation_id)
             assert canceled.state is OperationState.CANCELED

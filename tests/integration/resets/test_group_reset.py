@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import subprocess
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -31,22 +29,13 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Ack
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo, SetCursor
-from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import ALERT, Cluster, Program, eventually
+from support.cluster import ALERT, Cluster, Program, eventually, meta_of
 from support.server_process import run_keylane
 
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
 VALUES = [b"%d" % number for number in range(40)]
-
-
-@contextlib.asynccontextmanager
-async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
-    network = HttpNetwork()
-    try:
-        yield MetaClient(network, [cluster.meta])
-    finally:
-        await network.close()
 
 
 pytestmark = pytest.mark.cluster(meta_settings=ALERT)

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from keylane import Producer
@@ -21,6 +22,12 @@ from support.sink.entries import entries_by_key
 TTL_MS = 1_000
 KEYS = [b"key-%d" % number for number in range(8)]
 ROUNDS = 12
+
+
+OPEN_TRANSACTIONS = sa.text(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
+)
 
 
 @contextmanager
@@ -37,6 +44,19 @@ def consumer_process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 def state(pid: int) -> str:
     """The kernel's letter for what a process does; T: it is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def pause_between_transactions(pid: int, engine: AsyncEngine) -> None:
+    """Stop the only program on this database; inside a transaction it would keep its locks, and others out."""
+    async with asyncio.timeout(60):
+        while True:
+            pause(pid)
+            await eventually(lambda: state(pid) == "T", what="a stop")
+            async with engine.connect() as connection:
+                if not (await connection.scalars(OPEN_TRANSACTIONS)).one():
+                    return
+            resume(pid)
+            await asyncio.sleep(0.02)
 
 
 def lines(path: Path) -> int:
@@ -60,8 +80,7 @@ async def test_effects_are_done_once_when_their_owner_is(shared_cluster: Cluster
     with consumer_process(*common, str(first), "0.2") as old:
         await eventually(lambda: lines(first) >= 2 * len(KEYS), what="entries of the first")
         if ends == "stopped":
-            pause(old.pid)
-            await eventually(lambda: state(old.pid) == "T", what="a stop")
+            await pause_between_transactions(old.pid, engine)
         else:
             old.kill()
             old.wait()

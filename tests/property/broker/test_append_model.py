@@ -24,6 +24,7 @@ from keylane.protocol.record import Header
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
+from support.running.examples import examples
 
 PRODUCERS = 3
 
@@ -201,6 +202,8 @@ class AppendsWithRocksDB(AppendsAgainstAModel):
 
 
 TestAppends = AppendsAgainstAModel.TestCase
-TestAppends.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestAppends.settings = settings(max_examples=examples(25), stateful_step_count=30, deadline=None)
 TestAppendsWithRocksDB = AppendsWithRocksDB.TestCase
-TestAppendsWithRocksDB.settings = settings(max_examples=8, stateful_step_count=20, deadline=None)
+TestAppendsWithRocksDB.settings = settings(
+    max_examples=examples(8), stateful_step_count=20, deadline=None
+)

@@ -7,7 +7,6 @@ what was not answered.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import FencedError
 from keylane.testing.machines.disk import Crashed, SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.store import SESSION, Desk, batch, open_store
+from sim.machines.store import SESSION, Desk, batch, is_survived, open_store
 
 BATCHES = 24
 SMALL = {"segment_bytes": 4096, "snapshot_bytes": 4096}
@@ -81,19 +80,7 @@ def run_until_crash(disk: SimDisk, known: ToldBeforeCrash) -> bool:
         clock = ManualClock()
         await workload(Desk(open_store(disk, clock=clock, **SMALL), clock), known)
 
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda _loop, _context: None)
-    try:
-        loop.run_until_complete(go())
-    except Crashed:
-        return False
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        with contextlib.suppress(Crashed, asyncio.CancelledError):
-            loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
-    return True
+    return is_survived(go())
 
 
 async def check(disk: SimDisk, known: ToldBeforeCrash) -> None:

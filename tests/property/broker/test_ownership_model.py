@@ -14,6 +14,7 @@ from keylane.protocol.offsets import AckedOffsets
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
+from support.running.examples import examples
 
 STORED = 30
 tokens = st.integers(1, 8)
@@ -115,4 +116,4 @@ class OwnershipAgainstAModel(RuleBasedStateMachine):
 
 
 TestOwnership = OwnershipAgainstAModel.TestCase
-TestOwnership.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestOwnership.settings = settings(max_examples=examples(25), stateful_step_count=30, deadline=None)

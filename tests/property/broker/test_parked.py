@@ -28,6 +28,7 @@ from keylane.protocol.parked import (
     Redrive,
     Unpark,
 )
+from support.running.examples import examples
 
 OWN = 7
 END = 24
@@ -56,6 +57,7 @@ ADOPTED = st.builds(
     ).map(tuple),
     st.lists(EDITED, max_size=2).map(tuple),
 )
+
 CHANGES = st.one_of(
     st.builds(Park, KEYS, SOME, FAILURES),
     st.builds(Park, KEYS, SOME),
@@ -116,7 +118,7 @@ def served(requests: list[list[ParkChange]]) -> tuple[Log, Parked, AckedOffsets]
     return log, parked, acked
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.integers(0, 40), st.integers(0, 40))
 def test_changes_folded_twice_lead_to_the_same_state(requests, first, last):
     """A snapshot has changes that the log behind its position says again: of any part of the log."""
@@ -127,7 +129,7 @@ def test_changes_folded_twice_lead_to_the_same_state(requests, first, last):
     assert state_of(fold(log)) == state_of(parked)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS)
 def test_counts_and_acks_agree_with_what_is_parked(requests):
     _, parked, acked = served(requests)
@@ -151,7 +153,7 @@ def test_counts_and_acks_agree_with_what_is_parked(requests):
         assert list(key.rows) == sorted(key.rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.lists(CHANGES, min_size=1, max_size=6))
 def test_undo_restores_the_state(requests, changes):
     """Newest first, as a failed commit undoes; also of changes that no decision lets through."""
@@ -163,7 +165,7 @@ def test_undo_restores_the_state(requests, changes):
     assert state_of(parked) == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.integers(0, 13))
 def test_repeat_of_any_request_parks_no_message(requests, which):
     _, parked, acked = served(requests)
@@ -184,7 +186,7 @@ def test_repeat_of_any_request_parks_no_message(requests, which):
     assert not parked_now & known
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS)
 def test_image_reads_back(requests):
     _, parked, _ = served(requests)
@@ -194,7 +196,7 @@ def test_image_reads_back(requests):
     assert bool(again) == bool(parked)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.integers(0, 40))
 def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests, first):
     """Of nothing, and of the rest of the log before them, whatever retention has removed of it."""
@@ -206,7 +208,7 @@ def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests
     assert state_of(fold(changes[:1], fold(log))) == state_of(parked)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), RANGES), max_size=40))
 def test_offset_runs_are_a_set(steps):
     runs, model = OffsetRuns(), set()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 
 import pytest
 
 from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.progress import SetCursor
-from keylane.testing.machines.disk import Crashed, SimDisk
+from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.store import SESSION, Desk, batch, open_store
+from sim.machines.store import SESSION, Desk, batch, is_survived, open_store
 
 SMALL = {"segment_bytes": 4096, "snapshot_bytes": 4096}
 OTHER = "b" * 16
@@ -47,19 +46,7 @@ def run(disk: SimDisk, said: list[tuple[int, int]]) -> bool:
         clock = ManualClock()
         await workload(Desk(open_store(disk, clock=clock, **SMALL), clock), said)
 
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda _loop, _context: None)
-    try:
-        loop.run_until_complete(go())
-        return True
-    except Crashed:
-        return False
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        with contextlib.suppress(Crashed, asyncio.CancelledError):
-            loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+    return is_survived(go())
 
 
 def operations() -> int:

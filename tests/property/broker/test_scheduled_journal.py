@@ -21,6 +21,7 @@ from keylane.broker.scheduled.records import (
     scan,
 )
 from keylane.testing.machines.disk import Crashed, SimDisk
+from support.running.examples import examples
 
 ids = st.binary(min_size=16, max_size=16)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -84,7 +85,7 @@ def test_any_bytes_are_read_without_a_fault(data, number):
 
 
 @given(st.integers(1, 120), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     """Each frame that `append` has returned; after it at most the one that was being written."""
     rng = random.Random(seed)

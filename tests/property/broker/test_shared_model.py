@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from keylane.broker.partition.in_flight import InFlight
 from keylane.protocol.offsets import AckedOffsets
+from support.running.examples import examples
 
 SESSIONS = ["a", "b", "c"]
 sessions = st.sampled_from(SESSIONS)
@@ -166,5 +167,6 @@ class SharedMachine(RuleBasedStateMachine):
 def test_in_flight_against_the_model() -> None:
     """No message is with two sessions, none acked comes again, the lowest free go first, and all are handled."""
     run_state_machine_as_test(
-        SharedMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        SharedMachine,
+        settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),
     )

@@ -16,6 +16,7 @@ from keylane.broker.storage.index.interface import ConsumeQueues
 from keylane.protocol.control import TimeBound
 from keylane.testing.machines.disk import SimDisk
 from support.indexes import ListIndex, opener
+from support.running.examples import examples
 
 PARTITIONS = 3
 partitions = st.integers(1, PARTITIONS)
@@ -113,10 +114,10 @@ class RocksIndex(IndexAgainstAList):
 
 
 TestFileIndex = FileIndex.TestCase
-TestFileIndex.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestFileIndex.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 TestRocksIndex = RocksIndex.TestCase
 TestRocksIndex.settings = settings(
-    max_examples=15,
+    max_examples=examples(15),
     stateful_step_count=20,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a real database shrinks too slowly

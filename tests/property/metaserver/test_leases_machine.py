@@ -47,6 +47,7 @@ from keylane.protocol.errors import SessionUnknownError, TokenUnknownError
 from keylane.protocol.ids import ConsumerGroup
 from keylane.protocol.routing import PartitionState, split_ranges
 from sim.machines.clock import ManualClock
+from support.running.examples import examples
 from support.sql.told_groups import settle_group
 
 GROUP = ConsumerGroup("g")
@@ -377,5 +378,5 @@ def test_leases_follow_the_model() -> None:
     """Tokens strictly rise, no partition has two unexpired grants, no expired session is renewed, parents drain first."""
     run_state_machine_as_test(
         LeaseMachine,
-        settings=settings(max_examples=60, stateful_step_count=40, deadline=None),
+        settings=settings(max_examples=examples(60), stateful_step_count=40, deadline=None),
     )

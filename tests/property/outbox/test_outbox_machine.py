@@ -41,6 +41,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.limits import LOGICAL_PARTITIONS
 from keylane.protocol.routing import logical_partition
+from support.running.examples import examples
 
 TABLES = OutboxTables()
 SETTINGS = OutboxSettings(batch_count=2, in_flight_max=2, read_rows=5, lease_ms=1_000)
@@ -449,5 +450,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.engine.dispose()
 
 
-OutboxMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+OutboxMachine.TestCase.settings = settings(
+    max_examples=examples(30), stateful_step_count=30, deadline=None
+)
 TestOutboxMachine = OutboxMachine.TestCase

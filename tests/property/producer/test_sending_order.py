@@ -18,6 +18,7 @@ from keylane.protocol.routing import OrderStrategy, logical_partition
 from keylane.rpc.environment import Environment
 from keylane.testing.machines.loop import SimLoop
 from keylane.testing.machines.machine import Machine
+from support.running.examples import examples
 from support.scripted_network import ScriptedNetwork, route_over
 
 LEAVE_MS = 1_000
@@ -109,7 +110,7 @@ def outcome(plan, strategy: OrderStrategy, seed: int):
         loop.dispose()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(plan=steps, seed=st.integers(0, 1_000))
 def test_inversion_is_due_and_declared_under_best_tried(plan, seed):
     """
@@ -141,7 +142,7 @@ def test_inversion_is_due_and_declared_under_best_tried(plan, seed):
 
 
 @pytest.mark.parametrize("strategy", OrderStrategy)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(plan=steps, seed=st.integers(0, 1_000))
 def test_best_tried_keeps_the_order_when_failures_are_short(strategy, plan, seed):
     """When each partition recovers before `leave_after_ms`, both strategies keep the messages of a key in its partition."""
@@ -167,7 +168,7 @@ def test_best_tried_keeps_the_order_when_failures_are_short(strategy, plan, seed
         assert order == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(plan=steps, seed=st.integers(0, 1_000))
 def test_strict_stores_each_message_once_and_in_order(plan, seed):
     """It does so for every failure of any length."""

@@ -30,6 +30,7 @@ from keylane.protocol.record import (
     encode_record,
     read_record,
 )
+from support.running.examples import examples
 
 blobs = st.binary(max_size=40)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -127,7 +128,7 @@ def test_record_with_right_checksums_and_any_body_is_columns_or_a_typed_error(
         st.binary(max_size=200), st.binary(max_size=60).map(lambda b: bytes([len(b), 0, 0, 0]) + b)
     )
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_any_bytes_are_a_frame_or_a_frame_error(data):
     """Decoding arbitrary bytes raises FrameError and nothing else."""
     for decode in (frames.decode_request, frames.decode_answer):

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.offsets import AckedOffsets, IntervalSet, outside
+from support.running.examples import examples
 
 SPACE = 60
 offsets = st.integers(0, SPACE - 1)
@@ -55,7 +56,9 @@ class IntervalSetAgainstASet(RuleBasedStateMachine):
 
 
 TestIntervalSet = IntervalSetAgainstASet.TestCase
-TestIntervalSet.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestIntervalSet.settings = settings(
+    max_examples=examples(120), stateful_step_count=40, deadline=None
+)
 
 
 @given(start=offsets, count=st.integers(1, 12), cut_start=offsets, cut_count=st.integers(1, 12))
@@ -110,4 +113,6 @@ class AckedOffsetsAgainstASet(RuleBasedStateMachine):
 
 
 TestAckedOffsets = AckedOffsetsAgainstASet.TestCase
-TestAckedOffsets.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestAckedOffsets.settings = settings(
+    max_examples=examples(120), stateful_step_count=40, deadline=None
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from keylane.protocol.frames import (
     Request,
 )
 from keylane.protocol.routing import Partition, PartitionState
+from keylane.testing.machines.disk import Crashed
 from sim.machines.clock import ManualClock
 
 SESSION = "a" * 16
@@ -48,6 +51,23 @@ def open_store(files: Files, *, clock: ManualClock | None = None, **changes: Any
         run_commit=in_place,
         run_read=in_place,
     )
+
+
+def is_survived(work: Coroutine[Any, Any, None]) -> bool:
+    """Run what a disk may crash, in an event loop of its own that is gone then; False if it crashed."""
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _loop, _context: None)
+    try:
+        loop.run_until_complete(work)
+    except Crashed:
+        return False
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        with contextlib.suppress(Crashed, asyncio.CancelledError):
+            loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+    return True
 
 
 def facts(

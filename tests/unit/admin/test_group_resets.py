@@ -20,7 +20,7 @@ PLAN = GroupReset(
 
 def fields(**given: Any) -> dict[str, Any]:
     names = ("offset", "at_ms", "queue", "partition_id", "shift", "cursors")
-    return dict.fromkeys(names) | {"dry_run": False} | given
+    return dict.fromkeys(names) | {"dry_run": False, "live": False} | given
 
 
 async def test_shift_is_planned_and_its_plan_is_set():

@@ -286,10 +286,9 @@ def test_message_of_a_lost_partition_is_not_begun_behind_a_newer_message():
     assert not _kinds(history)
 
 
-@pytest.mark.slow
-def test_million_events_are_one_pass():
+def test_quarter_of_a_million_events_is_judged_in_one_pass():
     """A long history is judged whole, within seconds: the one fault at its end is found."""
-    count = 200_000
+    count = 50_000
     keys = [b"key%d" % (number % 500) for number in range(count)]
     events = [sent(number, keys[number]) for number in range(count)]
     events += [settled(number) for number in range(count)]
@@ -300,9 +299,9 @@ def test_million_events_are_one_pass():
             events.append(served("ack", 1, len(events), number + 1, [(number - 99, number + 1)]))
     events += [stored(number, None, keys[number]) for number in range(count - 1)]
     events.append(stored(count + 1, count - 1, keys[-1]))
-    assert len(events) > 1_000_000
+    assert len(events) > 250_000
     began = time.process_time()
     findings = check_history(events)
     took = time.process_time() - began
-    assert took < 20, f"{len(events):,} events judged in {took:.1f} s of the processor"
+    assert took < 5, f"{len(events):,} events judged in {took:.1f} s of the processor"
     assert findings.counts["lost"] == 1

@@ -16,6 +16,7 @@ from keylane.protocol.control import Grants, Heartbeat, Joined
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.testing.machines.loop import SimLoop
+from support.quiet_holder import QuietHolder
 
 TTLS_MS = [1_000, 2_000, 6_000, 30_000]
 HEARTBEAT_MS_MAX = 5_000
@@ -75,7 +76,7 @@ class Metaservers:
         return Grants(version=1, ttl_ms=self.ttl_ms, grants=()) if answer is Grants else answer()
 
 
-class Session:
+class Session(QuietHolder):
     """A membership, and when its leases lapsed."""
 
     def __init__(self, network: Metaservers, addresses: list[str]) -> None:
@@ -96,21 +97,6 @@ class Session:
     def granted(self, _grants: Grants, deadline_ms: int) -> None:
         self.check()
         self._deadline_ms = deadline_ms
-
-    def session_lost(self) -> None:
-        raise AssertionError("the session is never lost here")
-
-    def drained(self) -> tuple[int, ...]:
-        return ()
-
-    def parked(self) -> tuple[int, ...]:
-        return ()
-
-    def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
-        return ()
-
-    def fail(self, error: BaseException) -> None:
-        raise error
 
     def check(self) -> None:
         now_ms = self.network.clock.boot_ms()

@@ -13,6 +13,7 @@ from keylane.protocol.control import Done, Grants, Join, Joined
 from keylane.protocol.errors import InstanceTakenError, OutcomeUnknownError, SessionUnknownError
 from sim.machines.clock import ManualClock
 from support.cluster import eventually
+from support.quiet_holder import QuietHolder
 
 
 class VersionedMeta:
@@ -41,7 +42,7 @@ class VersionedMeta:
         return Done()
 
 
-class Holder:
+class Holder(QuietHolder):
     """The consumer's side of a session: notes (version, deadline) of the grants it is told."""
 
     def __init__(self) -> None:
@@ -49,21 +50,6 @@ class Holder:
 
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         self.grants.append((grants.version, deadline_ms))
-
-    def session_lost(self) -> None:
-        raise AssertionError("the session is never lost here")
-
-    def drained(self) -> tuple[int, ...]:
-        return ()
-
-    def parked(self) -> tuple[int, ...]:
-        return ()
-
-    def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
-        return ()
-
-    def fail(self, error: BaseException) -> None:
-        raise error
 
 
 async def granted(meta: VersionedMeta, clock: ManualClock) -> list[tuple[int, int]]:

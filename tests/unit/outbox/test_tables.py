@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic.migration import MigrationContext
-from alembic.operations import Operations
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -39,6 +36,7 @@ from keylane.protocol.errors import (
     OutboxOlderError,
 )
 from keylane.protocol.message import unpack_properties
+from support.sql.user_migrations import migrating, written_as_sql
 
 META = "127.0.0.1:1"
 TABLES = OutboxTables()
@@ -322,23 +320,16 @@ def test_outbox_needs_an_engine_or_a_url(url):
 
 # ── migrations ───────────────────────────────────────────────────────────────────────────────────────
 def test_migration_creates_and_drops_the_tables(tmp_path):
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
-    with engine.begin() as connection:
-        operations = Operations(MigrationContext.configure(connection))
+    with migrating(tmp_path / "user.db") as (operations, connection):
         operations.keylane_outbox_upgrade()
         operations.keylane_outbox_upgrade()
         TABLES.check(connection)
         operations.keylane_outbox_drop()
-        assert sa.inspect(connection).get_table_names() == []
-    engine.dispose()
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
 def test_migration_can_be_written_as_sql(dialect):
-    written = io.StringIO()
-    options = {"as_sql": True, "output_buffer": written}
-    context = MigrationContext.configure(dialect_name=dialect, opts=options)
-    Operations(context).keylane_outbox_upgrade("shop")
-    assert "CREATE TABLE shop_lease" in written.getvalue()
-    assert "CREATE INDEX shop_by_batch" in written.getvalue()
-    assert "INSERT INTO shop_lease" in written.getvalue()
+    written = written_as_sql(dialect, lambda to: to.keylane_outbox_upgrade("shop"))
+    assert "CREATE TABLE shop_lease" in written
+    assert "CREATE INDEX shop_by_batch" in written
+    assert "INSERT INTO shop_lease" in written

@@ -125,9 +125,9 @@ async def test_client_that_never_comes_back_is_cut_off(session, caplog, monkeypa
 async def test_slow_client_is_no_stuck_one(session):
     """A client that takes a little now and then keeps its connection, however long its answers take."""
     server = await serving(Shop(), stuck_s=1.5)
-    socket, transport = await stuck_client(session, server, reads=60)
+    socket, transport = await stuck_client(session, server, reads=30)
     taken = 0
-    while taken < 60:
+    while taken < 30:
         transport.resume_reading()
         _, answer, payload = decode_answer((await socket.receive(timeout=20)).data)
         assert not isinstance(answer, Refused)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import sqlalchemy as sa
-from alembic.migration import MigrationContext
-from alembic.operations import Operations
 
 import keylane.sink.alembic as registered  # noqa: F401 - it registers operations
 from keylane.errors import ConfigError, SinkMissingError, SinkNewerError, SinkOlderError
 from keylane.sink import create_tables, forget
 from keylane.sink.tables import VERSION, SinkTables
+from support.sql.user_migrations import migrating, written_as_sql
 
 TABLES = SinkTables()
 
@@ -54,22 +51,15 @@ async def test_tables_need_an_engine_or_a_url(url):
 
 
 def test_migration_creates_and_drops_the_tables(tmp_path):
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
-    with engine.begin() as connection:
-        operations = Operations(MigrationContext.configure(connection))
+    with migrating(tmp_path / "user.db") as (operations, connection):
         operations.keylane_sink_upgrade()
         operations.keylane_sink_upgrade()
         TABLES.check(connection)
         operations.keylane_sink_drop()
-        assert sa.inspect(connection).get_table_names() == []
-    engine.dispose()
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
 def test_migration_can_be_written_as_sql(dialect):
-    written = io.StringIO()
-    options = {"as_sql": True, "output_buffer": written}
-    context = MigrationContext.configure(dialect_name=dialect, opts=options)
-    Operations(context).keylane_sink_upgrade("shop")
-    assert "CREATE TABLE shop_done" in written.getvalue()
-    assert "INSERT INTO shop_version" in written.getvalue()
+    written = written_as_sql(dialect, lambda to: to.keylane_sink_upgrade("shop"))
+    assert "CREATE TABLE shop_done" in written
+    assert "INSERT INTO shop_version" in written

@@ -94,6 +94,8 @@ class ScriptedSubjects:
             error, is_stored = self.errors.pop(0)
             if is_stored:
                 self.batches[key] = values
+            if isinstance(error, SubjectDeletedError):
+                self.deleted.add(subject_id)  # for every later delivery too
             raise error
         assert self.batches.setdefault(key, values) == values, "a repeat has the same messages"
 

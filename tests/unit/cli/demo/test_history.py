@@ -260,9 +260,9 @@ def test_examples_are_few():
 
 
 @pytest.mark.slow
-def test_history_of_a_third_of_a_million_rows_is_judged_in_seconds():
-    """A third of a million rows handled by two owners each are judged in one pass."""
-    total, partitions = 336_776, 4
+def test_history_of_a_hundred_thousand_rows_is_judged_in_seconds():
+    """A hundred thousand rows handled by two owners each are judged in one pass."""
+    total, partitions = 100_000, 4
     keys = [b"N%d" % (row * 7919 % 4000) for row in range(total)]
     log, records = {}, {}
     for number in range(partitions):
@@ -278,5 +278,5 @@ def test_history_of_a_third_of_a_million_rows_is_judged_in_seconds():
     judged = judge_run(SentRows(keys, [0] * total), log, records)
     assert clean(judged)
     assert judged.redelivered == 10 * partitions
-    # Seconds of the processor, about 4 of them here: what else the machine does is not counted.
-    assert time.process_time() - began < 40
+    # Seconds of the processor, about 1 of them here: what else the machine does is not counted.
+    assert time.process_time() - began < 12

@@ -47,6 +47,18 @@ def brought_by_operator(partition: PartitionStatus) -> PartitionStatus:
     return msgspec.structs.replace(partition, groups=groups)
 
 
+def granted_after_a_ttl(connection: sa.Connection) -> list[int]:
+    """The partitions of a consumer that joins beside broker group g2, when old sessions have ended."""
+    report = BrokerHeartbeat(broker_group="g2", broker_id="id-g2", address="g2:1")
+    report_broker(connection, report, ttl_ms=60_000)
+    ask = Join(subject="s", group="g", session=SESSION)
+    group_id = join_group(connection, ask, sessions_max=10).group_id
+    assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
+    settle_group(connection, group_id)
+    grants = read_grants(connection, SESSION).grants
+    return [grant.partition.partition_id for grant in grants]
+
+
 def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None:
     """The children of a gone partition are granted, the partition is expired, and every check holds."""
     answer = source(part(2, 1, token=5), group="g2")
@@ -66,14 +78,8 @@ def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None
             "g1": True,
             "g2": False,
         }
-        report = BrokerHeartbeat(broker_group="g2", broker_id="id-g2", address="g2:1")
-        report_broker(connection, report, ttl_ms=60_000)
-        ask = Join(subject="s", group="g", session=SESSION)
-        group_id = join_group(connection, ask, sessions_max=10).group_id
-        assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
-        settle_group(connection, group_id)
-        grants = read_grants(connection, SESSION).grants
-    assert [grant.partition.partition_id for grant in grants] == [2]
+        granted = granted_after_a_ttl(connection)
+    assert granted == [2]
     answers = [
         BrokerAnswer(broker_group="g2", address="g2:1", hosted=answer.hosted),
         BrokerAnswer(broker_group="g1", address="", hosted=None, problem="silent"),
@@ -178,14 +184,8 @@ def test_static_queue_keeps_its_order_over_a_gone_partition(engine: sa.Engine) -
     with engine.begin() as connection:
         store_rebuilt(connection, cluster, route_version=1_000_000)
         view = read_sql_view(connection)
-        report = BrokerHeartbeat(broker_group="g2", broker_id="id-g2", address="g2:1")
-        report_broker(connection, report, ttl_ms=60_000)
-        ask = Join(subject="s", group="g", session=SESSION)
-        group_id = join_group(connection, ask, sessions_max=10).group_id
-        assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
-        settle_group(connection, group_id)
-        grants = read_grants(connection, SESSION).grants
-    assert [grant.partition.partition_id for grant in grants] == [1]
+        granted = granted_after_a_ttl(connection)
+    assert granted == [1]
     verified = verify(Views(before=view, answers=[], after=view)).checks
     assert [check.violations for check in verified if check.code == "V02"] == [[]]
 

@@ -1,4 +1,7 @@
-"""How the workers of a parallel run share tests: a file at a time, in the order of the collection."""
+"""How the workers of a parallel run share tests: a file at a time, in the order of the collection.
+
+The files of tests/tidy that read the whole tree are taken at once: what was read and parsed is kept in the process.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,14 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     import pytest
     from xdist.workermanage import WorkerController
+
+
+TIDY = "tests/tidy/"
+WITHOUT_TREE = frozenset(
+    f"{TIDY}test_{name}.py"
+    for name in ("documented_commands", "public_face", "second_chance", "workers")
+)
+"""They run programs, and parse nothing."""
 
 
 class FileByFile(LoadScopeScheduling):
@@ -24,7 +35,8 @@ class FileByFile(LoadScopeScheduling):
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return TIDY if file.startswith(TIDY) and file not in WITHOUT_TREE else file
 
     def _reschedule(self, node: WorkerController) -> None:
         if node in self.registered_collections:

@@ -1,0 +1,128 @@
+"""Refused calls, of metaservers that are asked again and again: each answers with a typed error, changes nothing, and serves."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
+from keylane.protocol.errors import (
+    BrokerAddressError,
+    InvalidNameError,
+    InvalidRequestError,
+    MessageTooLargeError,
+)
+from keylane.protocol.limits import CONTROL_BYTES_MAX
+from support.hosting_broker import MetaAndBroker, running_house
+from support.postgres import Postgres
+
+ILLEGAL_NAMES = ["../x", "a\0b", "a" * 300, "", ".", "-x", "a/b", "ü", "a b", "%"]
+A = "a" * 16
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sqlite", "postgresql"])
+async def house(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres: Postgres
+) -> AsyncIterator[MetaAndBroker]:
+    """All tests ask it, so each shows too that it serves after what it has refused before."""
+    database = {} if request.param == "sqlite" else {"database_url": postgres.url()}
+    async with running_house(tmp_path_factory.mktemp("meta"), **database) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ILLEGAL_NAMES)
+async def test_illegal_name_is_refused_by_every_call(house: MetaAndBroker, name: str) -> None:
+    """Nothing is stored."""
+    await house.meta.create_subject(CreateSubject(subject="s"))
+    before = await house.meta.subjects()
+    with pytest.raises(InvalidNameError):
+        await house.meta.create_subject(CreateSubject(subject=name))
+    with pytest.raises(InvalidNameError):
+        await house.meta.join(Join(subject=name, group="g", session=A))
+    with pytest.raises(InvalidNameError):
+        await house.meta.join(Join(subject="s", group=name, session=A))
+    with pytest.raises(InvalidNameError):
+        await house.meta.broker_heartbeat(
+            BrokerHeartbeat(broker_group=name, broker_id="x", address="127.0.0.1:1")
+        )
+    if name not in {"", "."}:  # those make other paths
+        with pytest.raises(InvalidNameError):
+            await house.meta.route(name)
+    assert (await house.meta.groups("s")).groups == []
+    assert await house.meta.subjects() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "data", "status"),
+    [
+        ("POST", "/v1/subjects", b"{", 400),
+        ("POST", "/v1/subjects", b"", 400),
+        ("POST", "/v1/subjects", b"\xff\xfe", 400),
+        ("POST", "/v1/subjects", b'{"subject": 5}', 400),
+        ("POST", "/v1/subjects", b'{"subject": "x", "partitions": 0}', 400),
+        ("POST", "/v1/subjects", b'{"subject": "x", "partitions": 1025}', 400),
+        ("POST", "/v1/subjects", b'{"subject": "x", "order_strategy": "loose"}', 400),
+        ("POST", "/v1/subjects", b" " * (CONTROL_BYTES_MAX + 1), 413),
+        ("POST", "/v1/consumers/join", b'{"subject":"s","group":"g","session":"zz"}', 400),
+        ("POST", "/v1/consumers/heartbeat", b'{"session":"aaaaaaaaaaaaaaaa","wait_ms":-1}', 400),
+        ("GET", "/v1/subjects/s/route?known_version=x", None, 400),
+        ("GET", "/v1/subjects/s/route?known_version=-2", None, 400),
+        ("GET", "/v1/subjects/s/route?wait_ms=30001", None, 400),
+        ("GET", "/v1/subjects/s/route?wait_ms=" + "9" * 5000, None, 400),
+        ("GET", "/v1/subjects/s/route?order_strategy=loose", None, 400),
+        ("GET", "/v1/nothing", None, 404),
+        ("DELETE", "/v1/subjects", None, 405),
+    ],
+)
+async def test_bad_request_is_refused(
+    house: MetaAndBroker, method: str, path: str, data: bytes | None, status: int
+) -> None:
+    """Bad input gets a typed error body, changes nothing, and the server keeps serving."""
+    before = await house.meta.subjects()
+    url = f"http://{house.address}{path}"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, data=None if data is None else io.BytesIO(data)) as response,
+    ):
+        assert response.status == status
+        body = await response.json()
+    kind = MessageTooLargeError if status == 413 else InvalidRequestError
+    assert body["code"] == kind.code
+    assert body["message"]
+    assert await house.meta.subjects() == before
+
+
+@pytest.mark.parametrize("address", ["", "x", "127.0.0.1", "127.0.0.1:0", "a b:1", "h:99999"])
+async def test_broker_heartbeat_is_refused_when_its_address_is_no_host_and_port(
+    house: MetaAndBroker, address: str
+) -> None:
+    """A broker that reports anything but host:port is refused."""
+    with pytest.raises(InvalidRequestError):
+        await house.meta.broker_heartbeat(
+            BrokerHeartbeat(broker_group="right", broker_id="x", address=address)
+        )
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.1:7101", "[::]:7101", "0.0.0.0:7101", "evil.example:7101", "127.0.0.1.evil.example:1", "metadata:80"],
+)  # fmt: skip
+async def test_broker_heartbeat_is_refused_when_its_address_is_not_loopback(
+    house: MetaAndBroker, address: str
+) -> None:
+    """No client is sent to another host: the known address stays, for a new name and for a known broker's name."""
+    known = (await house.meta.health()).details["brokers"]
+    for group, broker_id in (("right", "x"), ("left", house.broker.broker_id)):
+        report = BrokerHeartbeat(broker_group=group, broker_id=broker_id, address=address)
+        with pytest.raises(BrokerAddressError):
+            await house.meta.broker_heartbeat(report)
+    after = (await house.meta.health()).details["brokers"]
+    assert [(broker["broker_group"], broker["address"]) for broker in after] == [
+        (broker["broker_group"], broker["address"]) for broker in known
+    ]

@@ -1,0 +1,33 @@
+"""How many examples hypothesis tries of a property: a third in `make test`, all with `pytest --whole`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+EXAMPLES = 100
+"""Where a test says no number."""
+SHARE = 3
+WHOLE, SAMPLE = "whole", "sample"
+
+
+def choose_examples(*, whole: bool) -> None:
+    """Call it before the tests are imported, because their settings are made then."""
+    settings.register_profile(WHOLE, max_examples=EXAMPLES)
+    settings.register_profile(SAMPLE, max_examples=-(-EXAMPLES // SHARE))
+    settings.load_profile(WHOLE if whole else SAMPLE)
+
+
+def examples(count: int) -> int:
+    """`count` with `--whole`, else a third of it."""
+    return count if settings.get_current_profile_name() == WHOLE else -(-count // SHARE)
+
+
+def has_examples(item: pytest.Item) -> bool:
+    """True of a test of hypothesis: `--whole` runs more of it."""
+    test = getattr(item, "obj", None)
+    if getattr(test, "is_hypothesis_test", False):
+        return True
+    code = getattr(test, "__code__", None)
+    return code is not None and run_state_machine_as_test.__name__ in code.co_names
