@@ -19,7 +19,9 @@ class TextCodec:
     name = "text"
 
     def encode(self, value: str, /) -> bytes:
-        """The text as UTF-8."""
+        """The text as UTF-8; TypeError if it is no text."""
+        if not isinstance(value, str):
+            raise TypeError(f"{type(value).__name__} is no str")
         return value.encode()
 
     def decode(self, data: bytes, /) -> str:

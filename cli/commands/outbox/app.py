@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,18 @@ from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, Yes
 outbox_app = typer.Typer(
     no_args_is_help=True, help="Look at the outbox in a user's database, and at what is not sent."
 )
+
+
+def _check_file(url: str) -> None:
+    """Refuse the file of SQLite that is missing: SQLite would make an empty one, of a misspelt name too."""
+    scheme, _, path = url.partition(":///")
+    path = path.partition("?")[0]
+    if scheme.partition("+")[0] != "sqlite" or path in ("", ":memory:") or path.startswith("file:"):
+        return
+    if not Path(path).exists():
+        raise typer.BadParameter(f"--database-url: there is no file {path}")
+
+
 DatabaseOption = Annotated[
     str,
     typer.Option(
@@ -41,6 +54,7 @@ def outbox_status(
     from ...screen import run
     from .rows import show_status
 
+    _check_file(database_url)
     run(output, show_status(database_url, output, subject=subject, prefix=prefix))
 
 
@@ -56,6 +70,7 @@ def outbox_redrive(
     from ...screen import run
     from .rows import redrive
 
+    _check_file(database_url)
     run(output, redrive(database_url, output, subject=subject, prefix=prefix))
 
 
@@ -85,6 +100,7 @@ def outbox_purge(
     from ...screen import run
     from .purging import purge, purge_unsent
 
+    _check_file(database_url)
     if waiting:
         run(
             output,

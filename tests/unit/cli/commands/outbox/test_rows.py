@@ -6,6 +6,7 @@ import json
 
 import pytest
 import sqlalchemy as sa
+import typer
 
 from keylane.cli.main import app
 from keylane.outbox import Outbox
@@ -74,3 +75,14 @@ def test_failed_and_refused_rows_are_redriven_or_purged_by_subject(
     assert f"1 failed row and 1 refused row {becomes}" in shown
     shown = ran(capsys, "status", "--database-url", url, "--subject", "orders", "-o", "json")
     assert json.loads(shown)["subjects"][0]["waiting"] == waiting
+
+
+@pytest.mark.parametrize("command", ["status", "redrive", "purge"])
+@pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
+def test_file_of_sqlite_is_not_made_when_its_name_is_misspelt(tmp_path, command, driver):
+    """SQLite makes a file that is opened: a look would leave an empty database behind."""
+    missing = tmp_path / "usr.db"
+    words = ["outbox", command, "--database-url", f"{driver}:///{missing}"]
+    with pytest.raises(typer.BadParameter, match="there is no file"):
+        app(words, prog_name="keylane", standalone_mode=False)
+    assert not missing.exists()
