@@ -68,7 +68,9 @@ def test_start_of_a_group_is_a_word_or_an_instant(given, start):
     assert group_start(given, now_ms=NOW_MS) == start
 
 
-@pytest.mark.parametrize("given", ["newest", 17, b"latest", ["latest"], datetime(2023, 11, 14), "time"])
+@pytest.mark.parametrize(
+    "given", ["newest", 17, b"latest", ["latest"], datetime(2023, 11, 14), "time"]
+)
 def test_other_start_of_a_group_is_refused(given):
     with pytest.raises(ConfigError, match="start"):
         group_start(given, now_ms=NOW_MS)
