@@ -84,9 +84,11 @@ class Connections:
             raise
 
     def broker_at(self, address: str) -> BrokerClient:
-        """The client of the broker at `host:port`; the same object each time."""
+        """The client of the broker at `host:port`, the same object each time.  Raises ClosedError."""
         broker = self._brokers.get(address)
         if broker is None:
+            if self.network is None:  # it was closed while a caller waited
+                self.home.check()
             assert self.network is not None
             broker = BrokerClient(self.network, address, timeout_ms=self._timeout_ms)
             self._brokers[address] = broker

@@ -24,7 +24,7 @@ FEATURES = range(FEATURES_FIRST, FEATURES_FIRST + 60)
 FOUND = (
     424, 1011, 1148, 1617, 2653, 7062, 11073, 13821, 5_000_846,
     32_523_450, 362_143_117, 574_455_097, 777_000_041, 777_000_126, 777_000_152, 777_000_181, 889_618_588,
-    999_000_029,
+    999_000_029, 2_000_000_047,
 )  # fmt: skip
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::4]

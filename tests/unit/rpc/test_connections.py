@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from keylane.protocol.errors import ClosedError
 from keylane.protocol.frames import Append
 from keylane.rpc.connections import Connections, clean_up
 
@@ -71,3 +72,12 @@ async def test_clean_up_passes_on_what_its_work_raised():
 
     with pytest.raises(OSError, match="no"):
         await clean_up(work())
+
+
+async def test_broker_of_closed_connections_is_a_typed_error():
+    """As for a caller that waited for an address while its client was closed."""
+    connections = Connections(None, timeout_ms=5_000, what="producer")
+    connections.open()
+    await connections.close()
+    with pytest.raises(ClosedError, match="the producer is not open"):
+        connections.broker_at("127.0.0.1:1")
