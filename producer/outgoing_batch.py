@@ -50,6 +50,7 @@ class OutgoingBatch:
         "failed_at_ms",
         "future",
         "keys",
+        "listeners",
         "marks",
         "opened_at_ms",
         "origins",
@@ -104,6 +105,8 @@ class OutgoingBatch:
         """How many messages were given up before the batch was settled."""
         self._reported: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
+        self.listeners: dict[tuple[int, object], int] = {}
+        """By index and callback: how often it is to be called once the message is stored or given up."""
         self._all_bound = False
 
     def __len__(self) -> int:

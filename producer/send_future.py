@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..protocol.errors import Fate, OtherLoopError
+from ..protocol.errors import Fate, KeylaneError, OtherLoopError
 from ..protocol.message import Receipt
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
@@ -56,9 +56,19 @@ class SendFuture:
 
     def add_done_callback(self, callback: Callable[[SendFuture], object]) -> None:
         """Call `callback(future)` in the producer's event loop, soon after the message is stored or given up."""
+        listeners = self._batch.listeners
+        key = self._index, callback
+        listeners[key] = listeners.get(key, 0) + 1
 
         def settled(_waiter: object = None) -> None:
+            times = listeners.get(key, 0)
+            if not times:
+                return  # it was removed
             if self.done():
+                if times == 1:
+                    del listeners[key]
+                else:
+                    listeners[key] = times - 1
                 callback(self)
             else:  # the batch's future is done before the outcome of this message is known
                 self._batch.waited_for(self._index).add_done_callback(settled)
@@ -67,6 +77,27 @@ class SendFuture:
             self._batch.future.get_loop().call_soon(settled)
         else:
             settled()
+
+    def remove_done_callback(self, callback: Callable[[SendFuture], object]) -> int:
+        """Call `callback` no more, as `asyncio.wait` does at its end; returns how often it was added."""
+        return self._batch.listeners.pop((self._index, callback), 0)
+
+    def exception(self) -> KeylaneError | None:
+        """
+        The error of a message that was given up; None if it is stored.
+
+        Raises:
+            asyncio.InvalidStateError: it is not `done` yet.
+        """
+        try:
+            self.result()
+        except KeylaneError as error:
+            return error
+        return None
+
+    def cancelled(self) -> bool:
+        """False: a message that is sent is not withdrawn."""
+        return False
 
     def __repr__(self) -> str:
         return f"<SendFuture {'done' if self.done() else 'pending'}>"

@@ -54,11 +54,12 @@ class ScheduledFuture:
     A cancelled wait does not withdraw the message; `producer.cancel(receipt)` does.
     """
 
-    __slots__ = ("_task", "_reported")
+    __slots__ = ("_listeners", "_reported", "_task")
 
     def __init__(self, task: asyncio.Task[ScheduledReceipt]) -> None:
         self._task = task
         self._reported = False
+        self._listeners: dict[Callable[[ScheduledFuture], object], list[Callable[..., object]]] = {}
 
     def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
         self._reported = True
@@ -84,7 +85,30 @@ class ScheduledFuture:
 
     def add_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> None:
         """Call `callback(future)` in the producer's event loop, soon after the message is kept or given up."""
-        self._task.add_done_callback(lambda _: callback(self))
+
+        def settled(_task: object) -> None:
+            callback(self)
+
+        self._listeners.setdefault(callback, []).append(settled)
+        self._task.add_done_callback(settled)
+
+    def remove_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> int:
+        """Call `callback` no more, as `asyncio.wait` does at its end; returns how often it was added."""
+        return sum(map(self._task.remove_done_callback, self._listeners.pop(callback, ())))
+
+    def exception(self) -> BaseException | None:
+        """
+        The error of a message that was given up; None if a broker keeps it.
+
+        Raises:
+            asyncio.InvalidStateError: it is not `done` yet.
+        """
+        self._reported = self._reported or self._task.done()
+        return self._task.exception()
+
+    def cancelled(self) -> bool:
+        """False: `producer.cancel(receipt)` withdraws a message."""
+        return False
 
     def __repr__(self) -> str:
         return f"<ScheduledFuture {'done' if self.done() else 'pending'}>"

@@ -68,3 +68,41 @@ async def test_callbacks_are_called_once_each_when_messages_of_a_batch_settle_ap
         assert len(called) == 3
         await asyncio.sleep(0)
         assert called[-1] == (9, True)
+
+
+async def test_wait_of_asyncio_takes_futures_of_messages_when_some_fail():
+    """As it takes tasks: until all are done, or one has an error; its callbacks are removed."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        futures = {producer.send("s", b"v", key=b"%d" % number) for number in range(100)}
+        done, pending = await asyncio.wait(futures)
+        assert (done, pending) == (futures, set())
+        assert not any(future.exception() or future.cancelled() for future in done)
+        network.refusal = InvalidRequestError("not that")
+        refused = producer.send("s", b"v", key=b"k")
+        done, _ = await asyncio.wait({refused}, return_when=asyncio.FIRST_EXCEPTION)
+        error = refused.exception()
+        assert done == {refused}
+        assert isinstance(error, InvalidRequestError)
+
+
+async def test_removed_callback_is_not_called_when_the_message_is_stored():
+    async with producer_on(ScriptedNetwork()) as producer:
+        called: list[SendFuture] = []
+        future = producer.send("s", b"v", key=b"k")
+        future.add_done_callback(called.append)
+        future.add_done_callback(called.append)
+        assert future.remove_done_callback(called.append) == 2
+        assert future.remove_done_callback(called.append) == 0
+        await future
+        await asyncio.sleep(0)
+        assert not called
+
+
+async def test_wait_of_asyncio_is_quick_when_it_has_50_000_futures():
+    """Each callback is removed by itself, not looked for among all."""
+    async with producer_on(ScriptedNetwork()) as producer:
+        futures = [producer.send("s", b"v", key=b"%d" % number) for number in range(50_000)]
+        async with asyncio.timeout(20):
+            done, _ = await asyncio.wait(futures)
+        assert len(done) == 50_000

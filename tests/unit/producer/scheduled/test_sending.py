@@ -127,6 +127,23 @@ async def test_receipt_names_the_message_and_its_broker_group():
     assert future.result() is receipt
 
 
+async def test_wait_of_asyncio_takes_futures_of_scheduled_messages():
+    """As it takes tasks; what it added is removed."""
+    sending = ScriptedBrokers(ScheduleFullError("full")).sending()
+    futures = {send(sending) for _ in range(5)}
+    done, _ = await asyncio.wait(futures)
+    assert done == futures
+    assert sum(future.exception() is not None for future in futures) == 1
+    assert not any(future.cancelled() for future in futures)
+    called: list[object] = []
+    last = send(sending)
+    last.add_done_callback(called.append)
+    assert last.remove_done_callback(called.append) == 1
+    await last
+    await asyncio.sleep(0)
+    assert not called
+
+
 async def test_route_serves_many_messages():
     brokers = ScriptedBrokers()
     sending = brokers.sending()
