@@ -33,6 +33,24 @@ ACK = struct.Struct("<I")
 IN_FLIGHT_BYTES = 32 << 20
 
 
+def take_frames(received: bytearray) -> list[tuple[bytes, int]]:
+    """Take the whole frames out of what was received, each with its count; ends the program if one is damaged."""
+    frames = []
+    start = 0
+    while len(received) - start >= FRAME.size:
+        length, checksum, count, _partition = FRAME.unpack_from(received, start)
+        end = start + FRAME.size + length
+        if len(received) < end:
+            break
+        record = bytes(received[start:end])
+        if crc32c.crc32c(memoryview(record)[FRAME.size :]) != checksum:
+            raise SystemExit("a frame was damaged on the way")
+        frames.append((record, count))
+        start = end
+    del received[:start]
+    return frames
+
+
 class BareServer(asyncio.Protocol):
     """Takes frames, stores what has gathered in a thread, acks each frame with its count."""
 
@@ -46,20 +64,8 @@ class BareServer(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
 
     def data_received(self, data: bytes) -> None:
-        received = self._received
-        received += data
-        start = 0
-        while len(received) - start >= FRAME.size:
-            length, checksum, count, _partition = FRAME.unpack_from(received, start)
-            end = start + FRAME.size + length
-            if len(received) < end:
-                break
-            record = bytes(received[start:end])
-            if crc32c.crc32c(memoryview(record)[FRAME.size :]) != checksum:
-                raise SystemExit("a frame was damaged on the way")
-            self._batches.append((record, count))
-            start = end
-        del received[:start]
+        self._received += data
+        self._batches += take_frames(self._received)
         if self._batches and self._storing is None:
             self._storing = asyncio.create_task(self._store())
 

@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-import crc32c
 import uvloop
-from bare import ACK, FRAME, BareServer
+from bare import ACK, FRAME, BareServer, take_frames
 
 CHUNK_BYTES = 1 << 20
 BUFFER_BYTES = 8 << 20
@@ -110,21 +109,10 @@ class BareConsumer(asyncio.Protocol):
         self.transport.write(CONSUMER)
 
     def data_received(self, data: bytes) -> None:
-        received = self._received
-        received += data
-        start = 0
-        while len(received) - start >= FRAME.size:
-            length, checksum, count, _partition = FRAME.unpack_from(received, start)
-            end = start + FRAME.size + length
-            if len(received) < end:
-                break
-            body = bytes(received[start + FRAME.size : end])
-            if crc32c.crc32c(body) != checksum:
-                raise SystemExit("a frame was damaged on the way")
-            self._frames.append((count, body))
-            self._buffered += length
-            start = end
-        del received[:start]
+        self._received += data
+        for record, count in take_frames(self._received):
+            self._frames.append((count, record[FRAME.size :]))
+            self._buffered += len(record)
         if self._buffered > BUFFER_BYTES:
             self.transport.pause_reading()
         self._work.set()
@@ -135,7 +123,7 @@ class BareConsumer(asyncio.Protocol):
             self._work.clear()
             await self._work.wait()
         count, body = self._frames.popleft()
-        self._buffered -= len(body)
+        self._buffered -= FRAME.size + len(body)
         if self._buffered < BUFFER_BYTES and not self.transport.is_reading():
             self.transport.resume_reading()
         return count, body
