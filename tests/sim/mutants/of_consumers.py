@@ -113,7 +113,8 @@ def lanes_ignore_keys(patches: Patches) -> None:
 
 def lanes_run_backwards(patches: Patches) -> None:
     def finish(self: Any, key: bytes) -> Any:
-        lane = self._lanes.get(key)
+        self.note_alone()
+        lane = self.busy.get(key)
         if lane and len(lane) > 1:
             lane.rotate(1)
         return real(self, key)
@@ -143,8 +144,8 @@ def acked_when_handed_out(patches: Patches) -> None:
         real(self, messages)
         for message in messages:
             client = message.delivery.client
-            client._acks.done(message.offset)
-            client._ack_due.set()
+            client._handled.done(message.offset)
+            client._acks.send_soon()
 
     real = patches.set(Assignments, "hand_out", hand_out)
 
@@ -239,8 +240,12 @@ def retries_hold_no_lane(patches: Patches) -> None:
             self._lanes.release(message)
         return waits
 
+    def finish(self: Any, key: bytes) -> None:
+        self.note_alone()
+        self.busy.pop(key, None)
+
     real = patches.set(Workers, "_failed", failed)
-    patches.set(Lanes, "finish", lambda self, key: self._lanes.pop(key, None) and None)
+    patches.set(Lanes, "finish", finish)
 
 
 def awaitables_are_not_awaited(patches: Patches) -> None:

@@ -13,6 +13,7 @@ from keylane.consumer.parking.park_sender import ParkSender
 from keylane.consumer.parking.redrive import Redrives
 from keylane.consumer.pulling.careful import CarefulHandOut
 from keylane.metaserver.groups import lease_rows
+from keylane.protocol.frames import ParkedRows
 from keylane.protocol.parked import LOOSE, Free
 from sim.mutants.mutant import Breaks, Patches
 
@@ -79,7 +80,7 @@ def key_is_freed_with_parked_messages(patches: Patches) -> None:
 
     async def first_rows(self: Any, key: Any, count: int) -> Any:
         if key in seen and key not in LOOSE:
-            return ()
+            return ParkedRows((), 0)
         seen.add(key)
         return await real(self, key, 1)
 
