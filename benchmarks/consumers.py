@@ -68,7 +68,8 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
     """One round of all figures."""
 
     def role(name: str, subject: str, messages: int) -> dict[str, Any]:
-        return result_of(measured("consumer_roles.py", name, cluster.meta, subject, str(messages)))
+        script = "client_roles.py" if name == "send" else "consumer_roles.py"
+        return result_of(measured(script, name, cluster.meta, subject, str(messages)))
 
     subject, both, plain = f"consumed-{number}", f"both-{number}", f"plain-{number}"
     poisoned, lanes, paced, stuck = (
