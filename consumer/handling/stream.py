@@ -94,7 +94,7 @@ class Stream:
         self._failing = failing or Failing()
         self._filtering = filtering
         self._held_back: set[int] = set()
-        """By `id`: messages collected together with an earlier one of their key whose filter failed: they wait behind it."""
+        """By `id`: messages collected in this call with an earlier one of their key whose filter failed: they wait behind it."""
         self._ordered = ordered
         self._manner = ""
         """How messages are taken: for people."""
@@ -307,6 +307,7 @@ class Stream:
         taken: list[Message] = []
         for _, run in groupby(messages, _delivery):
             taken += self._give(list(run), now_ns)
+        self._held_back.clear()
         return taken if messages or self._waiting or self._stored else None
 
     def _give(self, messages: list[Message], now_ns: int) -> list[Message]:
@@ -315,6 +316,10 @@ class Stream:
 
         None if its lease has ended, or its partition is paused; and only those that the user wants.
         """
+        if self._held_back:
+            messages = [message for message in messages if id(message) not in self._held_back]
+            if not messages:
+                return []
         first = messages[0]
         client: PullClient = first.delivery  # type: ignore[assignment]
         if now_ns >= client.deadline_ns:
@@ -333,13 +338,11 @@ class Stream:
         self, messages: list[Message], client: PullClient, filtering: Filtering
     ) -> list[Message]:
         """Those that the user wants; the others are acked, or given back if their filter failed."""
-        wanted = []
-        for message in messages:
-            if id(message) in self._held_back:
-                self._held_back.discard(id(message))
-            elif self._wants(message, client, filtering):
-                wanted.append(message)
-        return wanted
+        return [
+            message
+            for message in messages
+            if id(message) not in self._held_back and self._wants(message, client, filtering)
+        ]
 
     def _wants(self, message: Message, client: PullClient, filtering: Filtering) -> bool:
         """True if the user wants the message; if not, it is acked, or given back if its filter failed."""

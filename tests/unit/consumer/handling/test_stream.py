@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from typing import Any
 
 import pytest
 
+from keylane.consumer.delivery.filter import MessageFilter
 from keylane.consumer.handling import stream as stream_module
 from keylane.consumer.handling.failing import Failing
-from keylane.consumer.handling.stream import Stream
+from keylane.consumer.handling.stream import Filtering, Stream
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.consumer.settings import FailurePolicy
+from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import MixedUseError, OtherTaskError
 from keylane.protocol.message import Message
@@ -391,3 +394,34 @@ async def test_paused_messages_are_parked_behind_a_message_that_is_given_back_to
     assert [each[:3] for each in client.set_aside] == [("parked", 0, [2])]
     stream.resume(1)
     assert [message.offset for message in await stream.take_many(10, 1_000)] == [1]
+
+
+async def test_message_behind_a_failed_filter_comes_once_when_its_partition_is_paused():
+    """A child's message is collected with its parent's, whose filter fails: it waits behind that one, and nowhere else."""
+    parent, child, fails = StreamClient(), StreamClient(), [True]
+    child.partition_id = 2
+
+    def wanted(_message: Message) -> bool:
+        if fails:
+            raise ValueError("no such country")
+        return True
+
+    filtering = Filtering(
+        MessageFilter(wanted=wanted), Backoff(first_ms=1, max_ms=1), random.Random(1)
+    )
+    stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None, filtering=filtering)
+    stream.pause(2)
+    for client, offset in ((parent, 3), (child, 4)):
+        client.in_flight.count += 1
+        stream.put([Message("s", b"k", b"", offset, client.partition_id, 0, delivery=client)])
+    assert await stream.take_many(10, 0) == []
+    assert stream._here == 2
+    fails.clear()
+    stream.resume(2)
+    taken: list[int] = []
+    while len(taken) < 2:
+        for message in await stream.take_many(10, 1_000):
+            taken.append(message.offset)
+            stream.acked_again([message])
+    assert taken == [3, 4]
+    assert await stream.take_many(10, 0) == []
