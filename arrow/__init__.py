@@ -1,1 +1,1 @@
-"""Batches of brokers as Arrow columns, for clients that read by column; it needs pyarrow and numpy."""
+"""Batches of brokers as Arrow columns, and readers of ranges of subjects; it needs pyarrow and numpy."""

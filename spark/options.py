@@ -20,35 +20,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ..arrow.schema import COLUMNS
+from ..arrow.selection import Bound, ReadOptions
 from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
-from .schema import COLUMNS
 
-BATCH_ROWS_DEFAULT = 16_384
-"""From 10,000 rows on, the cost of a batch itself no longer shows; see docs/PERFORMANCE.md."""
 BATCH_ROWS_MAX = 1_000_000
 NAMES = ("meta", "subject", "partitions", "start", "end", "columns", "batchRows", "gcFreeze")
-
-Bound = str | dict[int, int]
-"""earliest, latest, or partition id → offset; a partition not named there keeps the default."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """What to read, checked."""
-
-    meta: tuple[str, ...]
-    subject: Subject
-    partitions: frozenset[int] | None = None
-    """None: all that have data."""
-    start: Bound = "earliest"
-    end: Bound = "latest"
-    columns: tuple[str, ...] = COLUMNS
-    batch_rows: int = BATCH_ROWS_DEFAULT
-    gc_freeze: bool = True
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:

@@ -1,22 +1,12 @@
-"""The columns a reader yields, in Arrow's words and in Spark's.  Pure.
+"""The columns of `arrow/schema.py` in Spark's words.  Pure.
 
-    subject     string               as asked for
-    partition   int                  physical partition: its id
-    offset      long                 index in the partition, without gaps
-    key         binary               order key; empty when the message was sent without one
-    value       binary
-    timestamp   timestamp            sent, by the sender's calendar, UTC
-    properties  map<string, string>  empty when the message has none; a value of bytes comes as base64
-
-Source: Kafka's names, so that a job moves over by a change of format and options.  Spark compares an
-Arrow batch with its schema to the letter: order, types, nullability.
+Source: Spark compares an Arrow batch with its schema to the letter: order, types, nullability.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -29,13 +19,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..arrow.columns import TYPES
+from ..arrow.schema import COLUMNS
 
-_ARROW: dict[str, pa.DataType] = {
-    "subject": pa.string(),
-    "partition": pa.int32(),
-    **TYPES,
-}
 _SPARK: dict[str, DataType] = {
     "subject": StringType(),
     "partition": IntegerType(),
@@ -45,13 +30,6 @@ _SPARK: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "properties": MapType(StringType(), StringType()),
 }
-COLUMNS = tuple(_ARROW)
-PARTITION_MAX = 2**31 - 1
-
-
-def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """The Arrow schema of these columns, in this order."""
-    return pa.schema([pa.field(name, _ARROW[name]) for name in columns])
 
 
 def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:

@@ -23,13 +23,14 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from ..arrow.planner import PlannedRange
+from ..arrow.range_reader import read_range
+from ..arrow.selection import ReadOptions
+from ..arrow.snapshot import take_snapshot
 from ..protocol.errors import ConfigError
 from .failure import readable_errors
-from .options import ReadOptions, parse_options
-from .planner import PlannedRange
-from .range_reader import read_range
+from .options import parse_options
 from .schema import spark_schema
-from .snapshot import take_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

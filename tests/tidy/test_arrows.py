@@ -19,7 +19,7 @@ PROGRAMS = {"metaserver", "broker", "producer", "consumer", "admin", "outbox", "
 ARROWS: dict[str, set[str]] = {
     "protocol": set(),
     "rpc": {"protocol"},
-    "arrow": {"protocol"},  # columns of batches, for the two rooms that give Arrow data
+    "arrow": {"protocol", "rpc"},  # columns of batches and readers of ranges, without Spark
     **{program: {"protocol", "rpc"} for program in PROGRAMS},
     "consumer": {"protocol", "rpc", "arrow"},
     "spark": {"protocol", "rpc", "arrow"},

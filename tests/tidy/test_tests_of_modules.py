@@ -75,7 +75,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "cli/demo": {
         "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
     },
-    "arrow": {"unit/spark/test_rows.py": "columns"},
+    "arrow": {
+        "unit/arrow/test_rows.py": "columns",
+        "unit/spark/test_source.py": "range_reader snapshot",
+    },
     "consumer": {
         "integration/consumers/test_consumer.py": "client",
         "integration/consumers/test_control.py": "owned",
@@ -197,7 +200,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "spark": {
         "spark/test_java.py": "java",
-        "spark/test_source_local.py": "session snapshot",
+        "spark/test_source_local.py": "session",
     },
 }
 

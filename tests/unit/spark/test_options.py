@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from keylane.arrow.schema import COLUMNS
+from keylane.arrow.selection import ReadOptions
 from keylane.protocol.errors import ConfigError
-from keylane.spark.options import NAMES, ReadOptions, parse_options
-from keylane.spark.schema import COLUMNS
+from keylane.spark.options import NAMES, parse_options
 
 LEAST = {"meta": "127.0.0.1:7000", "subject": "flights"}
 

@@ -14,6 +14,9 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from keylane.arrow import range_reader
+from keylane.arrow.range_reader import TRIES_MAX
+from keylane.arrow.schema import arrow_schema
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
     ConfigError,
@@ -31,10 +34,8 @@ from keylane.protocol.frames import Batches
 from keylane.protocol.limits import PULL_BYTES_MAX
 from keylane.protocol.record import HEADER_BYTES, stamp
 from keylane.protocol.routing import PartitionState
-from keylane.spark import range_reader
 from keylane.spark.failure import error_in
-from keylane.spark.range_reader import TRIES_MAX
-from keylane.spark.schema import arrow_schema, spark_schema
+from keylane.spark.schema import spark_schema
 from keylane.spark.source import KeylaneRange, KeylaneReader, KeylaneSource
 from support.shelves import SENT_AT_NS, Sent, Shelves
 

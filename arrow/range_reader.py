@@ -20,9 +20,9 @@ from ..protocol.limits import PULL_BYTES_MAX
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
-from .options import ReadOptions
 from .planner import PlannedRange
 from .rows import RowBuilder
+from .selection import ReadOptions
 
 TRIES_MAX = 8
 """With the waits between them about 4 s: a broker that is started again is back by then."""

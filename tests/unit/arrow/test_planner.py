@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from keylane.arrow.planner import plan_ranges, select_partitions
+from keylane.arrow.selection import ReadOptions
 from keylane.protocol.control import PartitionStatus
 from keylane.protocol.errors import NotSentError, OffsetOutOfRangeError, PartitionUnknownError
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
-from keylane.spark.options import ReadOptions
-from keylane.spark.planner import plan_ranges, select_partitions
 
 
 def partition(number: int, state: str = "open", address: str | None = "127.0.0.1:1") -> Partition:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from ..arrow.columns import Piece, column, cut
 from ..protocol.batch import batch_starts, unpacked
 from ..protocol.errors import CorruptBatchError
 from ..protocol.record import Header
+from .columns import Piece, column, cut
 from .schema import arrow_schema
 
 BATCH_BYTES_MAX = 8 << 20

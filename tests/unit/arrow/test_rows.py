@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from keylane.arrow import rows as rows_module
+from keylane.arrow.rows import RowBuilder
+from keylane.arrow.schema import COLUMNS, arrow_schema
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import CorruptBatchError
 from keylane.protocol.message import pack_properties
 from keylane.protocol.record import Compression, Kind, encode_record, stamp
-from keylane.spark import rows as rows_module
-from keylane.spark.rows import RowBuilder
-from keylane.spark.schema import COLUMNS, arrow_schema, spark_schema
+from keylane.spark.schema import spark_schema
 
 PARTITION = 7
 Sent = tuple[bytes, bytes, int, dict[str, str]]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from ..protocol.control import PartitionStatus
 from ..protocol.errors import NotSentError, OffsetOutOfRangeError, PartitionUnknownError
 from ..protocol.routing import Partition, PartitionState, Route
-from .options import Bound, ReadOptions
 from .schema import PARTITION_MAX
+from .selection import Bound, ReadOptions
 
 _WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 

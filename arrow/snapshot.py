@@ -10,8 +10,8 @@ import asyncio
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
-from .options import ReadOptions
 from .planner import PlannedRange, plan_ranges, select_partitions
+from .selection import ReadOptions
 
 
 def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
