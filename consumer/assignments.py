@@ -360,7 +360,7 @@ class Assignments:
     def _log_stall(self) -> None:
         now_ms = self._clock.boot_ms()
         text = self._stalls.line(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
-        if text:
+        if text and self._group:  # a broadcast consumer has no leases
             log.warning("consumer of %s in group %s: %s", self._subject, self._group, text)
 
     def _log_losses(self) -> None:

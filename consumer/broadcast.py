@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from ..protocol.clock import Clock
 from ..protocol.control import Grant, Grants
@@ -37,17 +37,23 @@ NEVER_MS = 1 << 53
 """The end of leases that do not end, on the boot clock."""
 
 
-def check_broadcast(group: object, start: object, settings: ConsumerSettings) -> None:
+def check_broadcast(
+    broadcast: object, group: object, start: object, settings: ConsumerSettings
+) -> bool:
     """
-    Check that nothing is asked of a broadcast consumer that only a group has.
+    Check that nothing is asked of a broadcast consumer that only a group has; returns `broadcast`.
 
     Raises:
         ConfigError: it says what does instead.
     """
+    if not isinstance(broadcast, bool):
+        raise ConfigError(f"broadcast is True or False, not {broadcast!r:.40}")
+    if not broadcast:
+        return False
     problems = []
     if group is not None:
         problems.append("it has no group: leave group= out")
-    if start not in {None, "latest"}:
+    if start is not None and start != "latest":
         problems.append("it begins at the latest message: for older ones use a Reader")
     if settings.ack is not AckMode.LINGERING:
         problems.append(f"ack={settings.ack.value!r} is of groups: its acks end with its process")
@@ -62,6 +68,7 @@ def check_broadcast(group: object, start: object, settings: ConsumerSettings) ->
         problems.append("instance= is of groups: it has no place in one that a restart takes back")
     if problems:
         raise ConfigError("broadcast=True: " + "; ".join(problems))
+    return True
 
 
 class Broadcast:
@@ -148,7 +155,7 @@ class Broadcast:
             )
         self._finish(gone)
 
-    def _finish(self, numbers: Any) -> None:
+    def _finish(self, numbers: Iterable[int]) -> None:
         for number in list(numbers):
             self._lineage.finish(number)
             del self._partitions[number]
@@ -162,7 +169,7 @@ class Broadcast:
         self._version += 1
         self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
 
-    def client_kind(self, partition_id: int) -> Any:
+    def client_kind(self, partition_id: int) -> Callable[..., BroadcastClient]:
         """What makes the client of a granted partition; one that is new begins at its first message."""
         acked = self._acked.setdefault(partition_id, AckedOffsets())
         return partial(BroadcastClient, acked=acked, refresh=self.nudge)
@@ -215,7 +222,7 @@ class Broadcast:
     async def report_released(
         self, session: str, partition_id: int, token: int, *, fence: int = 0
     ) -> None:
-        """Nobody waits for a partition."""
+        """Tell none: no other consumer waits for a partition."""
 
     async def suspend(self, suspended: bool) -> None:
         """Take nothing from now on (True), or go on behind what is handled (False)."""
@@ -224,7 +231,7 @@ class Broadcast:
             self._grant()
 
     async def announce_leave(self) -> None:
-        """Nobody waits for it."""
+        """Tell none: no other consumer waits for its partitions."""
 
     async def stop(self) -> None:
         """Look no more."""

@@ -174,9 +174,7 @@ class Consumer(Resident, Owned, Taking[V]):
             ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
             on_failure=on_failure, tries_max=tries_max,
         )  # fmt: skip
-        if broadcast:
-            check_broadcast(group, start, self._settings)
-        self._broadcast = broadcast
+        self._broadcast = check_broadcast(broadcast, group, start, self._settings)
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec
@@ -559,7 +557,11 @@ def _several_if(
     subject: object, group: object, name: object, calls: Calls, broadcast: bool
 ) -> Several | None:
     """The place for consumers of `on`, if there is no subject; else checks the names.  Raises ConfigError."""
-    if subject is not None or group is not None or broadcast:
+    if broadcast and subject is None:
+        raise ConfigError(
+            "broadcast=True is of a subject: Consumer(meta, subject=..., broadcast=True)"
+        )
+    if subject is not None or group is not None:
         _check_names(subject, group, name, broadcast=broadcast)
         return None
     if calls.one is not None:

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from keylane import Admin, ConfigError, Consumer, ConsumerSettings, Message, Producer
+from keylane import (
+    Admin,
+    ConfigError,
+    Consumer,
+    ConsumerSettings,
+    Message,
+    Producer,
+    SeekRefusedError,
+)
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.sync import Consumer as SyncConsumer
@@ -204,6 +212,7 @@ async def test_sync_consumer_takes_a_broadcast(shared_cluster: Cluster):
 @pytest.mark.parametrize(
     ("wrong", "advice"),
     [
+        ({"broadcast": 1}, "True or False"),
         ({"group": "g"}, "leave group= out"),
         ({"start": "-1h"}, "use a Reader"),
         ({"ack": "each"}, "ack='each' is of groups"),
@@ -216,9 +225,14 @@ async def test_sync_consumer_takes_a_broadcast(shared_cluster: Cluster):
 )
 def test_broadcast_refuses_what_only_a_group_has(wrong: dict[str, Any], advice: str):
     with pytest.raises(ConfigError, match=advice):
-        Consumer("127.0.0.1:1", subject="s", broadcast=True, **wrong)
+        Consumer("127.0.0.1:1", **({"subject": "s", "broadcast": True} | wrong))
 
 
 def test_broadcast_needs_a_subject():
-    with pytest.raises(ConfigError, match="broadcast"):
+    with pytest.raises(ConfigError, match="of a subject"):
         Consumer("127.0.0.1:1", broadcast=True)
+
+
+def test_seek_of_a_broadcast_is_refused_with_the_way_to_read_older_messages():
+    with pytest.raises(SeekRefusedError, match="a Reader begins anywhere"):
+        Consumer("127.0.0.1:1", subject="s", broadcast=True).seek()
