@@ -27,6 +27,7 @@ from ..protocol.message import Message
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
+from .broadcast import Broadcast
 from .delivery.filter import MessageFilter
 from .delivery.pulled_batch import PulledBatch
 from .handling.stream import Stream
@@ -68,7 +69,7 @@ class Assignments:
         clock: Clock,
         rng: random.Random,
         connections: Connections,
-        membership: Membership,
+        membership: Membership | Broadcast,
         dispatch: Workers | Stream,
         codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
@@ -230,7 +231,7 @@ class Assignments:
         for partition_id, grant in granted.items():
             if partition_id in self._clients or partition_id in self._hand_overs:
                 continue
-            if grant.token <= self._ended_tokens.get(partition_id, 0):
+            if grant.token <= self._ended_tokens.get(partition_id, -1):
                 self._report_again(grant)
             elif grant.partition.address is not None and self._clock.boot_ms() < self._deadline_ms:
                 client = self._clients[partition_id] = self._make(grant)
@@ -238,9 +239,11 @@ class Assignments:
 
     def _make(self, grant: Grant) -> PullClient:
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
-        kind = SharedClient if shared else PullClient
+        kind: Callable[..., PullClient] = SharedClient if shared else PullClient
         if self._settings.ack is AckMode.BEFORE:
             kind = AckedFirstSharedClient if shared else AckedFirstClient
+        if isinstance(self._membership, Broadcast):
+            kind = self._membership.client_kind(int(grant.partition.partition_id))
         return kind(
             subject=self._subject,
             group=self._group,
@@ -357,7 +360,7 @@ class Assignments:
     def _log_stall(self) -> None:
         now_ms = self._clock.boot_ms()
         text = self._stalls.line(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
-        if text:
+        if text and self._group:  # a broadcast consumer has no leases
             log.warning("consumer of %s in group %s: %s", self._subject, self._group, text)
 
     def _log_losses(self) -> None:

@@ -28,6 +28,7 @@ from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
 from ..rpc.race import Race
 from .assignments import Assignments
+from .broadcast import Broadcast, check_broadcast
 from .delivery.filter import Filter, filter_of
 from .dispatches import Calls, Dispatches
 from .handling.handlers import BatchHandler, Handler
@@ -84,6 +85,8 @@ class Consumer(Resident, Owned, Taking[V]):
         meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
         subject: an existing subject.  Without one, and without a group, the consumer has those of `on`.
         group: the consumer group; its first consumer creates it.
+        broadcast: True, in place of a group: this consumer gets every message that is sent once it is open, and leaves
+            nothing behind when it ends.
         handler: an `async def`, called for many keys at once; or a `def`, called on the event loop, so it must be
             quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
         batch_handler: in place of `handler`: it gets a list of up to `max_records` messages of one partition.  A batch that
@@ -127,6 +130,7 @@ class Consumer(Resident, Owned, Taking[V]):
         *,
         subject: str | None = None,
         group: str | None = None,
+        broadcast: bool = False,
         handler: Handler[V] | None = None,
         batch_handler: BatchHandler[V] | None = None,
         threads: int = 0,
@@ -161,7 +165,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._calls = Calls(handler, batch_handler, threads)
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         self._callbacks = (on_assigned, on_revoked, on_lost)
-        self._several = _several_if(subject, group, name, self._calls)
+        self._several = _several_if(subject, group, name, self._calls, broadcast)
         self._filter = filter_of(tags, filter)
         if codec is not None:
             check_codec(codec)
@@ -170,6 +174,7 @@ class Consumer(Resident, Owned, Taking[V]):
             ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
             on_failure=on_failure, tries_max=tries_max,
         )  # fmt: skip
+        self._broadcast = check_broadcast(broadcast, group, start, self._settings)
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec
@@ -195,7 +200,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._clock = self._environment.clock
         self._start = group_start(self._begins_at, now_ms=self._clock.wall_ms())
         self._rng = self._environment.new_rng()
-        self._membership: Membership | None = None
+        self._membership: Membership | Broadcast | None = None
         self._dispatch: Workers | Stream | None = None
         self._assignments: Assignments | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -208,8 +213,14 @@ class Consumer(Resident, Owned, Taking[V]):
         if self._several is not None:
             count = len(self._several.members)
             return f"<Consumer of {count} at {where}, {self._several.state}>"
+        return f"<Consumer of {self._whose} at {where}, {self._home.state}>"
+
+    @property
+    def _whose(self) -> str:
         return (
-            f"<Consumer of {self._subject} in group {self._group} at {where}, {self._home.state}>"
+            f"{self._subject}, broadcast,"
+            if self._broadcast
+            else f"{self._subject} in group {self._group}"
         )
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
@@ -258,7 +269,15 @@ class Consumer(Resident, Owned, Taking[V]):
         self._dispatches.end()
         await self._connections.close()
 
-    def _new_membership(self, meta: MetaClient) -> Membership:
+    def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
+        if self._broadcast:
+            return Broadcast(
+                subject=self._subject,
+                client=self._client_name,
+                meta=meta,
+                connections=self._connections,
+                clock=self._clock,
+            )
         return Membership(
             subject=self._subject,
             group=self._group,
@@ -276,7 +295,9 @@ class Consumer(Resident, Owned, Taking[V]):
     def _client_name(self) -> str:
         return self._name or f"{socket.gethostname()}:{os.getpid()}"
 
-    def _new_assignments(self, membership: Membership, dispatch: Workers | Stream) -> Assignments:
+    def _new_assignments(
+        self, membership: Membership | Broadcast, dispatch: Workers | Stream
+    ) -> Assignments:
         on_assigned, on_revoked, on_lost = self._callbacks
         rebalance = Rebalance(
             limit_ms=self._settings.handover_ms,
@@ -361,14 +382,14 @@ class Consumer(Resident, Owned, Taking[V]):
         """End the consumer: `wait`, `run` and the iteration raise `error`, and its partitions go to others."""
         if self._ended is None or self._ended.done():
             return
-        log.error("consumer of %s in group %s ends: %r", self._subject, self._group, error)
+        log.error("consumer of %s ends: %r", self._whose, error)
         self._ended.set_exception(error)
         self._ended.exception()
         if isinstance(self._dispatch, Stream):
             self._dispatch.fail(error)
         self._end()
 
-    def on(self, subject: str, *, group: str, **options: Any) -> Callable[[H], H]:
+    def on(self, subject: str, *, group: str | None = None, **options: Any) -> Callable[[H], H]:
         """
         Have a function handle the messages of a subject; for a consumer made without one.
 
@@ -383,7 +404,7 @@ class Consumer(Resident, Owned, Taking[V]):
 
         Args:
             subject: an existing subject.
-            group: the consumer group.
+            group: the consumer group; none with `broadcast=True`.
             options: arguments of `Consumer`; `batch=True`: the function is a batch handler.
 
         Raises:
@@ -465,7 +486,7 @@ class Consumer(Resident, Owned, Taking[V]):
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
             if not ended.done():
-                log.info("consumer of %s in group %s hands over", self._subject, self._group)
+                log.info("consumer of %s hands over", self._whose)
                 if isinstance(self._dispatch, Stream):
                     await self._dispatch.finish()
                 await self.close()
@@ -532,10 +553,16 @@ class Consumer(Resident, Owned, Taking[V]):
         await self._membership.suspend(False)
 
 
-def _several_if(subject: object, group: object, name: object, calls: Calls) -> Several | None:
+def _several_if(
+    subject: object, group: object, name: object, calls: Calls, broadcast: bool
+) -> Several | None:
     """The place for consumers of `on`, if there is no subject; else checks the names.  Raises ConfigError."""
+    if broadcast and subject is None:
+        raise ConfigError(
+            "broadcast=True is of a subject: Consumer(meta, subject=..., broadcast=True)"
+        )
     if subject is not None or group is not None:
-        _check_names(subject, group, name)
+        _check_names(subject, group, name, broadcast=broadcast)
         return None
     if calls.one is not None:
         raise ConfigError(
@@ -553,10 +580,11 @@ def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerS
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
-def _check_names(subject: object, group: object, name: object) -> None:
+def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
     """Raises InvalidNameError, and ConfigError if a metaserver would not take `name` as that of a client."""
     check_name("subject", subject)
-    check_name("consumer group", group)
+    if not broadcast:
+        check_name("consumer group", group)
     legal = name is None or (
         isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX and not _UNSENDABLE.search(name)
     )

@@ -136,6 +136,10 @@ class Owned:
         Raises:
             SeekRefusedError: always; it says how an operator resets the group.
         """
+        if self._subject and not self._group:
+            raise SeekRefusedError(
+                f"seek of a broadcast consumer of {self._subject}: it begins at the latest message; a Reader begins anywhere"
+            )
         raise SeekRefusedError(
             f"seek of a consumer of {self._subject} in group {self._group}: its cursor is moved by acks alone"
         )

@@ -134,9 +134,7 @@ class PullClient(UserAcks, PullViews):
         self._in_flight = MessagesInFlight(
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
-        sender = AckSender(
-            self, self._who, in_flight=self._in_flight, settings=settings, rng=self._rng
-        )
+        sender = self._new_sender()
         self._acks, self._handled, self._tries = sender, sender.handled, sender.tries
         self.acks_each = sender.each
         """The next message of a key waits for the ack of the one before."""
@@ -149,6 +147,11 @@ class PullClient(UserAcks, PullViews):
         self._carefully: asyncio.Task[None] | None = None
         self._pulling = asyncio.create_task(self.run(self._pull), name=f"pull {self.partition_id}")
         self._acking = asyncio.create_task(self.run(sender.run), name=f"ack {self.partition_id}")
+
+    def _new_sender(self) -> AckSender:
+        return AckSender(
+            self, self._who, in_flight=self._in_flight, settings=self._settings, rng=self._rng
+        )
 
     # ── the lease ────────────────────────────────────────────────────────────────────────────────────
     def renew(self, deadline_ms: int, address: str | None) -> None:
@@ -532,13 +535,16 @@ class PullClient(UserAcks, PullViews):
             async with asyncio.timeout(flush_ms / 1000):
                 await self.parking.flush()
                 await self._acks.flush()
-                if self._offsets.begun:
-                    await self._broker.call(Release(*self._who))
+                await self._release()
         except (TimeoutError, KeylaneError) as error:
             # The next owner's higher token takes the partition all the same; messages without an ack are redelivered.
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")
         finally:
             self._acks.end()
+
+    async def _release(self) -> None:
+        if self._offsets.begun:
+            await self._broker.call(Release(*self._who))
 
 
 def are_parked_together(failed: Message, other: Message) -> bool:

@@ -83,6 +83,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/consumers/test_consumer.py": "client",
         "integration/consumers/test_control.py": "owned",
         "integration/consumers/test_taking_many.py": "taking",
+        "integration/reading/test_broadcast.py": "broadcast",
     },
     "consumer/handling": {
         "integration/consumers/test_taking_many.py": "taken",

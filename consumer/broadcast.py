@@ -1,0 +1,240 @@
+"""The membership of a consumer that gets every message: it grants itself each partition that is open, in lineage order.
+
+    open ─▶ the lineage, and the end of each open partition ─▶ granted ─▶ sealed and handled to its end ─▶ its children,
+                                                                                                    from their first message
+Invariants
+    A partition is granted once all that it continues is handled to its end here, so that keys keep their order.
+    Nothing is written anywhere: when the consumer ends, nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from ..protocol.clock import Clock
+from ..protocol.control import Grant, Grants
+from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule
+from ..protocol.offsets import AckedOffsets
+from ..protocol.operations import PartitionHistory, SubjectHistory
+from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
+from ..rpc.client import MetaClient
+from ..rpc.connections import Connections
+from .membership import GrantHolder
+from .pulling.broadcast_client import BroadcastClient
+from .reading.lineage_order import LineageOrder
+from .settings import AckMode, ConsumerSettings, FailurePolicy
+
+log = logging.getLogger("keylane.consumer")
+
+LOOK_MS = 5_000
+"""Between two looks for new addresses of brokers while nothing fails."""
+CHILDREN_MS = 200
+"""Between two looks for what continues a partition that was handled to its end, and the least time between any two."""
+NEVER_MS = 1 << 53
+"""The end of leases that do not end, on the boot clock."""
+
+
+def check_broadcast(
+    broadcast: object, group: object, start: object, settings: ConsumerSettings
+) -> bool:
+    """
+    Check that nothing is asked of a broadcast consumer that only a group has; returns `broadcast`.
+
+    Raises:
+        ConfigError: it says what does instead.
+    """
+    if not isinstance(broadcast, bool):
+        raise ConfigError(f"broadcast is True or False, not {broadcast!r:.40}")
+    if not broadcast:
+        return False
+    problems = []
+    if group is not None:
+        problems.append("it has no group: leave group= out")
+    if start is not None and start != "latest":
+        problems.append("it begins at the latest message: for older ones use a Reader")
+    if settings.ack is not AckMode.LINGERING:
+        problems.append(f"ack={settings.ack.value!r} is of groups: its acks end with its process")
+    if settings.on_failure is not FailurePolicy.BLOCK:
+        problems.append(
+            f"on_failure={settings.on_failure.value!r} is of groups: nothing is set aside for it at brokers; handle the error "
+            "in the handler to pass over a message"
+        )
+    if settings.consume_strategy is ConsumeStrategy.SHARED:
+        problems.append("it shares no messages: each consumer gets all; use a group to divide them")
+    if settings.instance:
+        problems.append("instance= is of groups: it has no place in one that a restart takes back")
+    if problems:
+        raise ConfigError("broadcast=True: " + "; ".join(problems))
+    return True
+
+
+class Broadcast:
+    """
+    In the place of a `Membership`: no session, no group.
+
+    Args:
+        client: name of the consumer, for people.
+        connections: give the clients of brokers.
+    """
+
+    session = ""
+
+    def __init__(
+        self, *, subject: str, client: str, meta: MetaClient, connections: Connections, clock: Clock
+    ) -> None:
+        self._clock = clock
+        self.client = client
+        self._subject = subject
+        self._meta = meta
+        self._connections = connections
+        self._lineage = LineageOrder()
+        self._partitions: dict[int, Partition] = {}
+        """Those that are not handled to their end."""
+        self._acked: dict[int, AckedOffsets] = {}
+        """What is handled of each."""
+        self._suspended = False
+        self._looked_ms = 0
+        self._version = 0
+        self._nudge = asyncio.Event()
+        self._holder: GrantHolder | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def history(self) -> SubjectHistory:
+        """Every partition that the subject ever had."""
+        return await self._meta.history(self._subject)
+
+    async def start(self, holder: GrantHolder) -> None:
+        """
+        Find the end of each open partition, and take all of them.
+
+        Raises:
+            SubjectUnknownError
+            NotSentError, OutcomeUnknownError: no metaserver, or not the broker of a partition, answers.
+        """
+        history = (await self.history()).partitions
+        self._learn(history)
+        self._finish(
+            number
+            for number, partition in self._partitions.items()
+            if partition.state is not PartitionState.OPEN
+        )
+        ends = await asyncio.gather(*map(self._end_of, self._partitions.values()))
+        self._acked = {
+            number: AckedOffsets(end) for number, end in zip(self._partitions, ends, strict=True)
+        }
+        self._looked_ms = self._clock.boot_ms()
+        self._holder = holder
+        self._grant()
+        self._task = asyncio.create_task(self._look(holder), name="broadcast")
+
+    async def _end_of(self, partition: Partition) -> int:
+        if partition.address is None:
+            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+        broker = self._connections.broker_at(partition.address)
+        return (await broker.partition(int(partition.partition_id))).next_offset
+
+    # ── partitions ───────────────────────────────────────────────────────────────────────────────────
+    def _learn(self, history: list[PartitionHistory]) -> None:
+        """Take the partitions as they are known now; one whose messages are gone is finished."""
+        self._lineage.learn(history)
+        left = self._lineage.left
+        gone = []
+        for past in history:
+            number = int(past.partition.partition_id)
+            if number not in left:
+                continue
+            self._partitions[number] = past.partition
+            if past.lost or past.partition.state is PartitionState.EXPIRED:
+                gone.append(number)
+        for number in gone:
+            log.warning(
+                "partition %d of %s is gone: what was left is not handled", number, self._subject
+            )
+        self._finish(gone)
+
+    def _finish(self, numbers: Iterable[int]) -> None:
+        for number in list(numbers):
+            self._lineage.finish(number)
+            del self._partitions[number]
+            self._acked.pop(number, None)
+
+    def _grant(self) -> None:
+        """Have the consumer take what it may handle now."""
+        assert self._holder is not None
+        numbers = [int(past.partition.partition_id) for past in self._lineage.readable()]
+        grants = () if self._suspended else tuple(Grant(partition=self._partitions[number], token=0) for number in numbers)  # fmt: skip
+        self._version += 1
+        self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
+
+    def client_kind(self, partition_id: int) -> Callable[..., BroadcastClient]:
+        """What makes the client of a granted partition; one that is new begins at its first message."""
+        acked = self._acked.setdefault(partition_id, AckedOffsets())
+        return partial(BroadcastClient, acked=acked, refresh=self.nudge)
+
+    async def _look(self, holder: GrantHolder) -> None:
+        try:
+            while True:
+                wait_ms = CHILDREN_MS if self._lineage.lacks_children else LOOK_MS
+                try:
+                    async with asyncio.timeout(wait_ms / 1000):
+                        await self._nudge.wait()
+                except TimeoutError:
+                    pass
+                self._nudge.clear()
+                try:
+                    await self._look_once(holder)
+                except KeylaneError as error:
+                    if error.retry is RetryRule.NEVER:
+                        raise
+                    log.info("broadcast consumer of %s: %s", self._subject, error.message)
+                    await asyncio.sleep(CHILDREN_MS / 1000)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            holder.fail(error)
+            raise
+
+    async def _look_once(self, holder: GrantHolder) -> None:
+        drained = [number for number in holder.drained() if number in self._partitions]
+        self._finish(drained)
+        if drained:
+            self._grant()
+        else:
+            early_ms = self._looked_ms + CHILDREN_MS - self._clock.boot_ms()
+            await asyncio.sleep(max(0, early_ms) / 1000)
+        self._learn((await self.history()).partitions)
+        self._looked_ms = self._clock.boot_ms()
+        self._grant()
+
+    # ── as of a membership ───────────────────────────────────────────────────────────────────────────
+    @property
+    def suspended(self) -> bool:
+        """Whether the consumer's own code has suspended it."""
+        return self._suspended
+
+    def nudge(self) -> None:
+        """Look for drained partitions, and for addresses, now."""
+        self._nudge.set()
+
+    async def report_released(
+        self, session: str, partition_id: int, token: int, *, fence: int = 0
+    ) -> None:
+        """Tell none: no other consumer waits for a partition."""
+
+    async def suspend(self, suspended: bool) -> None:
+        """Take nothing from now on (True), or go on behind what is handled (False)."""
+        self._suspended = suspended
+        if self._holder is not None:
+            self._grant()
+
+    async def announce_leave(self) -> None:
+        """Tell none: no other consumer waits for its partitions."""
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -1,0 +1,139 @@
+"""Consumes a partition for one client alone: messages are read without a lease, and acks stay in this process.
+
+    READ ─▶ hand out ─▶ handled ─▶ ack queue ─▶ `AckedOffsets` of the consumer        nothing new: pause ─▶ READ
+
+Invariant
+    Nothing of it is at the broker: no fence, no pull lock, no cursor, and so no retention that waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.backoff import Backoff
+from ...protocol.batch import batch_starts
+from ...protocol.errors import OffsetOutOfRangeError
+from ...protocol.frames import Batches, Read
+from ...protocol.message import Message
+from ...protocol.offsets import AckedOffsets
+from ...protocol.parked import Failure
+from ...protocol.text import counted
+from ..settings import ConsumerSettings
+from .ack_sender import AckSender
+from .messages_in_flight import MessagesInFlight
+from .pull_client import PullClient
+
+log = logging.getLogger("keylane.consumer")
+IDLE = Backoff(first_ms=10, max_ms=200)
+"""The pauses between reads that bring nothing."""
+
+
+class LocalAcks(AckSender):
+    """The acks of one partition, which are kept in this process."""
+
+    def __init__(
+        self,
+        partition: BroadcastClient,
+        acked: AckedOffsets,
+        *,
+        in_flight: MessagesInFlight,
+        settings: ConsumerSettings,
+        rng: random.Random,
+    ) -> None:
+        who = (partition.partition_id, "", "", 0)
+        super().__init__(partition, who, in_flight=in_flight, settings=settings, rng=rng)
+        self._acked = acked
+        self._client = partition
+
+    def failed(self, message: Message, failure: Failure) -> None:
+        """Nothing is kept of a try that failed: it ends with this process."""
+
+    async def _send(self) -> bool:
+        self.is_due = False
+        self._due.clear()
+        for start, end in self.handled.take():
+            self._acked.add(start, end)
+        self.handled.confirmed()
+        if self.handled:
+            self._due.set()
+        self._client.acked_locally(self._acked.cursor)
+        return True
+
+
+class BroadcastClient(PullClient):
+    """
+    Reads one partition for a consumer that gets every message.
+
+    Args:
+        acked: what is handled of the partition: it is continued, and stays when this client ends.
+        refresh: has the addresses of brokers looked up again.
+        others: as of `PullClient`.
+    """
+
+    token_is_single_use = False
+    respects_range_limit = False
+
+    def __init__(self, *, acked: AckedOffsets, refresh: Callable[[], None], **others: Any) -> None:
+        self._acked_here = acked
+        self._refresh = refresh
+        super().__init__(**others)
+        self._idle = IDLE.pauses(self._rng)
+
+    def _new_sender(self) -> AckSender:
+        return LocalAcks(
+            self,
+            self._acked_here,
+            in_flight=self._in_flight,
+            settings=self._settings,
+            rng=self._rng,
+        )
+
+    def acked_locally(self, cursor: int) -> None:
+        """Note that all messages below `cursor` are handled."""
+        self._acked_to(cursor)
+
+    async def _acquire(self) -> None:
+        if self._offsets.begun:
+            self._refresh()  # a request has failed: perhaps the broker has moved
+        else:
+            acked = self._acked_here
+            self._offsets.begin(acked.cursor, tuple(acked.ranges))
+
+    async def _pull_once(self) -> None:
+        await self._wait_while_held()
+        await self._wait_for_capacity(self._settings.buffer_messages)
+        self.waiting_for = "messages"
+        answer, payload = await self._broker.call(
+            Read(self.partition_id, self._offsets.next_offset, self._settings.pull_bytes)
+        )
+        assert isinstance(answer, Batches)
+        self._progress.end_offset = answer.next_offset
+        await self._wait_while_held()
+        for start, header in batch_starts(payload):
+            self._open_batch(payload, start, header)
+            await asyncio.sleep(0)
+        if answer.sealed:
+            self._sealed_at(answer.next_offset)
+        elif payload:
+            self._idle.reset()
+        else:
+            await asyncio.sleep(self._idle.next_ms() / 1000)
+
+    def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
+        first_offset = error.first_offset or 0
+        start = self._offsets.next_offset
+        if start >= first_offset:
+            raise error
+        missed = self._offsets.skip_removed(first_offset)
+        self._acked_here.add(start, first_offset)
+        log.warning(
+            "partition %d: %s removed before a broadcast consumer of %s got them; it continues at offset %d",
+            self.partition_id, counted(missed, "message was", "messages were"), self._subject, first_offset,
+        )  # fmt: skip
+
+    async def _release(self) -> None:
+        """Nothing is locked."""
