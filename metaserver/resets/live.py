@@ -32,6 +32,7 @@ from .live_rows import (
     pending_live_resets,
     plan_live_reset,
     read_live_reset,
+    same_live_reset,
 )
 from .service import ResetService
 
@@ -78,10 +79,16 @@ class LiveResets:
         """
         if not ask.live or ask.dry_run:
             return await self._resets.reset(subject, group, ask)
-        plan, group_id = await self._resets.plan(subject, group, ask)
-        if not plan.cursors:
-            return plan
-        reset_id = await self._database.write(plan_live_reset, group_id, ask)
+        try:
+            plan, group_id = await self._resets.plan(subject, group, ask)
+        except KeylaneError:
+            reset_id = await self._database.read(same_live_reset, subject, group, ask)
+            if not reset_id:  # else an earlier call has begun it, and it goes on: "nothing was done" would be wrong
+                raise
+        else:
+            if not plan.cursors:
+                return plan
+            reset_id = await self._database.write(plan_live_reset, group_id, ask)
         self._driven.add(reset_id)
         try:
             return await self._drive(reset_id)

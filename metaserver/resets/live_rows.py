@@ -91,6 +91,26 @@ def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> i
     return reset_id
 
 
+_same = (
+    sa.select(live_resets.c.reset_id)
+    .join(groups, groups.c.group_id == live_resets.c.group_id)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(
+        subjects.c.name == sa.bindparam("of_subject"),
+        groups.c.name == sa.bindparam("of_name"),
+        live_resets.c.ask == sa.bindparam("of_ask"),
+        live_resets.c.answer.is_(None),
+    )
+)
+
+
+def same_live_reset(connection: Connection, subject: str, group: str, ask: ResetGroup) -> int:
+    """Return the id of the reset that this request has begun, if it is pending; else 0."""
+    text = msgspec.json.encode(ask).decode()
+    which = {"of_subject": subject, "of_name": group, "of_ask": text}
+    return connection.execute(_same, which).scalar_one_or_none() or 0
+
+
 def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
     """Return a reset; None if it was given up, or its group was deleted."""
     row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
