@@ -14,7 +14,7 @@ from keylane.consumer.client import Consumer
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import InstanceTakenError, KeylaneError, RetryRule
+from keylane.protocol.errors import KeylaneError, RetryRule
 from keylane.protocol.message import EDITED_PROPERTY, Message
 from keylane.rpc.environment import Environment
 from keylane.testing.machines.network import SimNetwork
@@ -86,8 +86,6 @@ class ConsumerHost(Host):
         """Told of each message that a handler begins with."""
         self.instance: str | None = None
         """The name of its place in the group, which it takes back at each start."""
-        self.on_taken: Callable[[], None] | None = None
-        """Told when another process has the instance; the process ends."""
         self._lives = 0
         """How often it was opened."""
 
@@ -168,21 +166,6 @@ class ConsumerHost(Host):
         self.consumer = self._in_hand = None
 
     async def _run(self) -> None:
-        if self.instance is None:
-            await self._run_program()
-            return
-        try:
-            await self._run_program()
-        except InstanceTakenError:
-            assert self.on_taken is not None
-            self.on_taken()
-            if self.leaving:
-                return
-            if self.consumer is not None:
-                await self._close_consumer(self.consumer)
-            self.end(machine_down=False)
-
-    async def _run_program(self) -> None:
         by_hand = self._manners["by_hand"] > self.rng.random()
         quick = not by_hand and self._manners["quick"] > self.rng.random()
         self._by_hand = by_hand

@@ -11,6 +11,8 @@ from typing import Any
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Granted, Replaced, Served
 from keylane.checker.findings import Findings
+from keylane.consumer.client import Consumer
+from keylane.protocol.errors import InstanceTakenError
 from sim.actors.consumers import ConsumerHost
 from sim.features.feature import Feature
 from sim.swarm import Swarm
@@ -20,14 +22,68 @@ SETTLE_S = 6.0
 TTL_MS = 6_000
 AT_ONCE_S = 2.5
 """What a process that is started again needs to have its partitions: less than half of the ttl."""
-Process = tuple[str, int]
-"""A host's name, and the number of its start."""
+
+
+class NamedHost(ConsumerHost):
+    """A consumer with an instance name, which it shares with its twin on another machine; it ends when its place is taken."""
+
+    twin: NamedHost | None = None
+    """None: it has no instance name."""
+    _open: Consumer | None = None
+    started_s = opened_s = ended_s = -1.0
+    """Of its last process; `opened_s` is -1 until it is open."""
+    problem = ""
+    silent: set[str] = set()  # noqa: RUF012 - replaced in each host that has an instance
+    """The names of hosts whose session has expired since they were started."""
+
+    @property
+    def consumer(self) -> Consumer | None:  # type: ignore[override]
+        """Its consumer while that is open."""
+        return self._open
+
+    @consumer.setter
+    def consumer(self, consumer: Consumer | None) -> None:
+        if consumer is not None:
+            self.opened_s = self.loop.now
+        self._open = consumer
+
+    def start(self) -> None:
+        self.started_s, self.opened_s = self.loop.now, -1.0
+        if self.instance:
+            self.silent.discard(self.name)
+        super().start()
+
+    def end(self, *, machine_down: bool) -> None:
+        self.ended_s = self.loop.now
+        super().end(machine_down=machine_down)
+
+    async def _run(self) -> None:
+        try:
+            await super()._run()
+        except InstanceTakenError:
+            twin = self.twin
+            assert twin is not None
+            # One that was not heard for its ttl has lost its place to whoever is there.
+            heard = self.name not in self.silent
+            if heard and twin.is_of_before(self.started_s):
+                self.problem = f"{self.name} was started last, and is told that its place is taken"
+            if self.leaving:
+                return
+            if self.consumer is not None:
+                await self._close_consumer(self.consumer)
+            self.end(machine_down=False)
+
+    def is_of_before(self, since_s: float) -> bool:
+        """Whether its last process was open, or had ended, before this moment: it has joined before, if at all."""
+        ended = not self.running and self.ended_s < since_s
+        return self.started_s < since_s and (ended or -1.0 < self.opened_s < since_s)
 
 
 class Instances(Feature):
     """See the module."""
 
     faults = frozenset({"consumer_crash", "consumer_pause", "lost_lease"})
+    consumer_kind = NamedHost
 
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
@@ -43,57 +99,35 @@ class Instances(Feature):
         """Give each consumer an instance name, and another machine on which a process of that name is started too."""
         world = self.world
         world.shelf.instances = {}
-        world.shelf.on_replaced = self._replaced
         self.idle = False
-        self.takeovers: list[tuple[Process, Process]] = []
-        """The process that was at work and lost its place, and the one that took it."""
-        self.removed: set[Process] = set()
-        """Processes that lost their places."""
+        self.hosts: list[NamedHost] = []
         self.taken_back = 0
         """Processes that were started again and had their partitions at once."""
-        for number, host in enumerate(list(world.consumers)):
-            for each in (host, world.add_consumer()):
-                each.instance = f"instance{number}"
-                each.on_taken = self._told_to(each)
-
-    def _hosts(self) -> dict[str, ConsumerHost]:
-        return {host.name: host for host in self.world.consumers}
-
-    def _replaced(self, old: str, new: str, live: bool) -> None:
-        """A session of the client `old` has ended, because the client `new` has joined with its instance."""
-        hosts = self._hosts()
-        before, after = (old, hosts[old].starts), (new, hosts[new].starts)
-        self.removed.add(before)
-        if not live or hosts[old].consumer is None:  # its lease is over; or its opening goes on
-            return
-        if (after, before) in self.takeovers:
-            self.problems.append(f"{after} takes its place back from {before}, which came later")
-        self.takeovers.append((before, after))
-
-    def _told_to(self, host: ConsumerHost) -> Any:
-        def told() -> None:
-            me = (host.name, host.starts)
-            if me not in self.removed:
-                self.problems.append(f"{me} is told that its place is taken, and nobody took it")
-
-        return told
+        for number in range(len(world.consumers)):
+            pair = (world.consumers[number], world.add_consumer())
+            for host, twin in (pair, pair[::-1]):
+                assert isinstance(host, NamedHost)
+                assert isinstance(twin, NamedHost)
+                host.instance, host.twin = f"instance{number}", twin
+                host.silent = world.shelf.silent
+                self.hosts.append(host)
 
     async def work(self) -> None:
         """Start processes beside those of the same name; in the end start one after the other again, at once."""
         world, rng = self.world, self.rng
         while not world.faults.healed:
             await self.pause(2.0)
-            down = [host for host in world.consumers if host.instance and not host.running]
+            down = [host for host in self.hosts if not host.running]
             if down:
                 world.faults.done += 1
                 world.faults.restart(rng.choice(down))
         await asyncio.sleep(SETTLE_S)
-        for host in [host for host in world.consumers if host.instance]:
+        for host in self.hosts:
             if host.running and host.consumer is not None:
                 await self._start_again(host)
         self.idle = True
 
-    async def _start_again(self, host: ConsumerHost) -> None:
+    async def _start_again(self, host: NamedHost) -> None:
         """Kill a process, start it again, and look whether it has its partitions back before its ttl could have passed."""
         world = self.world
         had = world.shelf.held_by(host.name)
@@ -114,10 +148,12 @@ class Instances(Feature):
 
     def check(self, findings: Findings, hosted: dict[int, HostedPartition]) -> None:
         self.problems += stale_calls(self.world.history, hosted)
-        running = {host.instance for host in self.world.consumers if host.running and host.instance}
-        processes = sum(host.running for host in self.world.consumers if host.instance)
-        if processes != len(running):
-            self.problems.append(f"{processes} processes of {len(running)} instances go on")
+        self.problems += [host.problem for host in self.hosts if host.problem]
+        for host in self.hosts[::2]:
+            assert host.twin is not None
+            processes = host.running + host.twin.running
+            if processes != 1:
+                self.problems.append(f"{processes} processes of {host.instance} go on")
         self.problems = self.problems[:8]
 
 

@@ -142,9 +142,9 @@ class FeatureWorld(World):
         return super().at_rest and self.feature.idle
 
     def add_consumer(
-        self, kind: type[ConsumerHost] = ConsumerHost, *, group: str = ""
+        self, kind: type[ConsumerHost] | None = None, *, group: str = ""
     ) -> ConsumerHost:
-        host = super().add_consumer(kind, group=group)
+        host = super().add_consumer(kind or self._kind.consumer_kind, group=group)
         host.on_message = None if "feature" not in vars(self) else self.feature.on_message
         return host
 

@@ -35,10 +35,10 @@ class Shelf:
         self.watches_losses = False
         self.lost: set[int] = set()
         """Partitions whose loss was accepted, if `watches_losses`."""
-        self.instances: dict[str, tuple[str, str, int]] | None = None
-        """Session → instance, client and end, as the last transaction left them; None: they are not watched."""
-        self.on_replaced: Callable[[str, str, bool], None] = lambda _old, _new, _live: None
-        """Told of the client of a session that was replaced, of the one that has its place, and whether it was live."""
+        self.instances: dict[str, tuple[str, str]] | None = None
+        """Session → instance and client, as the last transaction left them; None: they are not watched."""
+        self.silent: set[str] = set()
+        """Clients with an instance whose session ended otherwise: it left, or was not heard for its ttl."""
         self.boot = 0
         """The boot that the times in it belong to."""
         self._durable: bytes | None = None
@@ -70,15 +70,16 @@ class Shelf:
                     self._record(AcceptedLost(partition_id))
         return result
 
-    def _note_replaced(self, before: dict[str, tuple[str, str, int]]) -> None:
-        """Note the sessions in whose place others of the same instance have come."""
-        ask = "SELECT session, instance, client, expires_at FROM sessions WHERE instance != '' ORDER BY session"
+    def _note_replaced(self, before: dict[str, tuple[str, str]]) -> None:
+        """Note the sessions in whose place others of the same instance have come, and the clients of other ended ones."""
+        ask = "SELECT session, instance, client FROM sessions WHERE instance != '' ORDER BY session"
         after = self.instances = {row[0]: row[1:] for row in self._raw.execute(ask)}
-        come = dict(after[session][:2] for session in after if session not in before)
-        for session, (instance, client, end_ms) in before.items():
+        come = {after[session][0] for session in after.keys() - before.keys()}
+        for session, (instance, client) in before.items():
             if session not in after and instance in come:
                 self._record(Replaced(session))
-                self.on_replaced(client, come[instance], end_ms > self._clock.boot_ms())
+            elif session not in after:
+                self.silent.add(client)
 
     def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a transaction that need not be durable; it is a fault if it renews a session that had ended."""
