@@ -17,9 +17,7 @@ class Edits:
         self._open: dict[tuple[str, Slot], list[Value]] = {}
         """Values asked for since, or never told as done."""
 
-    def edited(  # noqa: PLR0917 - the fields of an event
-        self, group: str, partition_id: int, offset: int, value: Value, done: bool
-    ) -> None:
+    def edited(self, group: str, partition_id: int, offset: int, value: Value, done: bool) -> None:
         """See `events.Edited`."""
         place = group, (partition_id, offset)
         if done:

@@ -88,7 +88,8 @@ class Progress:
         newest = self.eras.all[-1]
         if token < newest.token and newest.sure and not fenced:
             self._note(
-                "stale effect", f"{offset} begun under token {token} after the reset of {newest.token}"
+                "stale effect",
+                f"{offset} begun under token {token} after the reset of {newest.token}",
             )
         if all(offset < era.start for era in self.eras.possible(token)):
             self._note(

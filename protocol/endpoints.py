@@ -61,6 +61,7 @@ from .operations import (
 )
 from .parked import ChangeParkedKey, ParkedList, ParkedOffsets
 from .progress import (
+    CanceledReset,
     ForgetGroup,
     ForgottenGroup,
     GroupReset,

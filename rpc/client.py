@@ -68,6 +68,7 @@ from ..protocol.operations import (
 )
 from ..protocol.parked import ChangeParkedKey, ParkedList, ParkedOffsets
 from ..protocol.progress import (
+    CanceledReset,
     ForgetGroup,
     ForgottenGroup,
     GroupReset,

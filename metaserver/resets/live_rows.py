@@ -20,8 +20,9 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import GroupBusyError, GroupUnknownError, ResetForwardError
 from ...protocol.progress import GroupReset, ResetGroup
 from ..cluster.heard import mark_unsettled
+from ..cluster.subjects import open_subject_row
+from ..groups.views import find_group
 from ..sql.schema import groups, leases, live_resets, sessions, subjects
-
 
 _CANCELED = ""
 """In place of an answer."""
@@ -165,7 +166,8 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
         InvalidNameError, SubjectUnknownError, GroupUnknownError
         ResetForwardError: cursors may be set, or all are; or the group has no reset.
     """
-    group_id = open_group_id(connection, subject, group)
+    subject_id = open_subject_row(connection, subject).subject_id
+    group_id, _ = find_group(connection, subject_id, subject, group)
     connection.execute(_lock, {"of_group": group_id})
     row = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
     if row is None:

@@ -426,7 +426,11 @@ live_resets = Table(
     Column("group_id", ForeignKey(groups.c.group_id), nullable=False, unique=True),
     Column("ask", Text, nullable=False, comment="ResetGroup as JSON"),
     Column("begun", Boolean, nullable=False, server_default=false(), comment="cursors may be set"),
-    Column("answer", Text, comment="GroupReset as JSON, empty: canceled; null: the group is granted nothing"),
+    Column(
+        "answer",
+        Text,
+        comment="GroupReset as JSON, empty: canceled; null: the group is granted nothing",
+    ),
     sqlite_autoincrement=True,
     comment="resets of groups with live consumers",
 )

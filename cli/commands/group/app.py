@@ -245,6 +245,12 @@ def group_reset(
             help="Also with live consumers: they hand everything over, and go on at the new offsets.",
         ),
     ] = False,
+    cancel: Annotated[
+        bool,
+        typer.Option(
+            "--cancel", help="Cancel a --live reset that waits for consumers to hand over."
+        ),
+    ] = False,
     queue: Annotated[
         int | None, typer.Option(min=0, help="Only this logic queue, of a static subject.")
     ] = None,
@@ -261,8 +267,12 @@ def group_reset(
 ) -> None:
     """Set the cursors of a group without live consumers, or --live; run again, it finishes an interrupted reset."""
     from ...screen import run
-    from .reset import reset_group
+    from .reset import cancel_reset, reset_group
 
+    if cancel:
+        alone = (to, shift, queue, partition) == (None,) * 4 and not (dry_run or live)
+        run(output, cancel_reset(meta, output, subject, group, alone=alone))
+        return
     run(
         output,
         reset_group(

@@ -79,9 +79,7 @@ def draw_reset(world: World, rng: random.Random) -> ResetGroup:
         return ResetGroup(to=to, at_ms=max(0, wall_ms - ago_ms))
     if to is not ResetTo.OFFSET or (world.swarm.strict and not world.swarm.static):
         return ResetGroup(to=to if to is not ResetTo.OFFSET else ResetTo.EARLIEST)
-    hosted = [
-        broker.store.state.partitions for broker in world.brokers if broker.store is not None
-    ]
+    hosted = [broker.store.state.partitions for broker in world.brokers if broker.store is not None]
     some = [partition for partitions in hosted for partition in partitions.values()]
     if not some:
         return ResetGroup(to=ResetTo.EARLIEST)

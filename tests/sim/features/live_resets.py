@@ -15,7 +15,13 @@ from keylane.admin.group_resets import reset_group
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Ended, Granted, Resetting, Served, SetAside, Started
 from keylane.checker.findings import Findings
-from keylane.protocol.errors import Fate, GroupBusyError, KeylaneError
+from keylane.protocol.errors import (
+    Fate,
+    GroupBusyError,
+    KeylaneError,
+    NotSentError,
+    ResetCanceledError,
+)
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetTo
 from sim.actors.clients import SUBJECT
@@ -85,20 +91,45 @@ class LiveResetting(Feature):
         call = partial(world._operator_meta.reset_group, SUBJECT, GROUP)
         world.faults.done += 1
         world.trace(f"live reset {fields!r}")
+        if rng.random() < 0.3:
+            world._operator_does(self._cancel(fields["to"]))
+        first = True
         while True:
             began = len(world.history)
             try:
                 answer = await reset_group(call, fields)
+            except ResetCanceledError as error:
+                world.trace(f"not set: {error!r}")
+                return
             except KeylaneError as error:
                 world.trace(f"not set: {error!r}")
-                if error.fate is Fate.NOT_DONE:
+                if error.fate is Fate.NOT_DONE and not is_unsent(error):
                     self._check_not_done(began, error)
                     return
+                if first and rng.random() < 0.3:
+                    return  # the operator does not wait, and it goes on by itself
+                first = False
                 await asyncio.sleep(0.1 + 0.4 * self.rng.random())
             else:
                 world.loop.faults += untold_resets(world, GROUP, answer)
                 self.answers.append(answer)
                 return
+
+    async def _cancel(self, to: ResetTo) -> None:
+        """Cancel the reset that was just asked for; one that is told as canceled asks no broker."""
+        world = self.world
+        began = len(world.history)
+        await self.pause(0.6)
+        try:
+            canceled = await world._operator_meta.cancel_reset(SUBJECT, GROUP)
+        except KeylaneError as error:
+            world.trace(f"not canceled: {error!r}")
+            return
+        world.trace(f"canceled {canceled!r}")
+        asked = [event for event in world.history[began:] if type(event) is Resetting]
+        # The one before may be told as canceled again, while this one is being planned.
+        if asked and canceled.asked.to is to:
+            self.problems.append(f"told as canceled, and a broker was asked: {asked[0]}")
 
     def _check_not_done(self, began: int, error: KeylaneError) -> None:
         """A reset that was told as not done has asked no broker, unless it is another one that is under way."""
@@ -118,6 +149,11 @@ class LiveResetting(Feature):
             ends = {number: mine[number].readable_offset for number in mine}
             self.problems += unhandled_after(self.world.history, self.answers, ends)
         self.problems = self.problems[:8]
+
+
+def is_unsent(error: KeylaneError) -> bool:
+    """Whether a metaserver was not reached; an earlier call may have begun the reset."""
+    return isinstance(error, NotSentError) and error.partition_id is None
 
 
 def check_resets(history: Sequence[Any], partitions: Collection[int]) -> list[str]:

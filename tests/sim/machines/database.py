@@ -22,7 +22,9 @@ from support.sql.grants import Leases
 class Shelf:
     """One database, used by all metaserver processes of a machine; it outlives them."""
 
-    def __init__(self, machine: Machine, record: Callable[[Granted | AcceptedLost | Replaced], None]) -> None:
+    def __init__(
+        self, machine: Machine, record: Callable[[Granted | AcceptedLost | Replaced], None]
+    ) -> None:
         self._connection, self._raw, clock, empty = connected()
         clock.machine = machine
         self._clock = clock
