@@ -39,7 +39,7 @@ from ..protocol.operations import (
     SetSubject,
     SubjectHistory,
 )
-from ..protocol.progress import CanceledReset, GroupReset, ResetTo
+from ..protocol.progress import GroupReset, ResetTo
 from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
@@ -313,21 +313,6 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls):
             {"to": to, "offset": offset, "at_ms": at_ms, "shift": shift, "cursors": cursors}
             | {"queue": queue, "partition_id": partition_id, "dry_run": dry_run, "live": live},
         )
-
-    async def cancel_reset(self, subject: str, group: str) -> CanceledReset:
-        """
-        Cancel a `live` reset that waits until the group's consumers hand over: they go on where they were.
-
-        Returns:
-            What the reset would have set; a repeat returns the same.
-
-        Raises:
-            SubjectUnknownError, GroupUnknownError
-            ResetForwardError: cursors may be set already, and the reset goes on by itself; it is done; or there is none.
-        """
-        check_name("subject", subject)
-        check_name("consumer group", group)
-        return await self._meta.cancel_reset(subject, group)
 
     async def delete_group(
         self, subject: str, group: str, *, force: bool = False, group_id: int = 0

@@ -123,8 +123,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         GroupBusyError: the group's progress is being set.
         GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
         GroupUnknownError: the group does not exist, and would not begin at the earliest message: `starts/` makes it.
-        InstanceTakenError: another live session has the instance, and this client joins again; GroupBusyError: and it was
-            not heard since its join.
+        InstanceTakenError: another live session has the instance, and this client joins again; see `_replace_instance`.
     """
     check_name("consumer group", ask.group)
     if ask.instance:
@@ -142,9 +141,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     _check_not_reset(connection, group_id)
     if known is not None:  # it has expired: its leases are freed before it begins again
         end_sessions(connection, [SessionId(ask.session)])
-    replaced, predecessors = (
-        _replace_instance(connection, group_id, ask) if ask.instance else ((), "")
-    )
+    replaced, predecessors = _replace_instance(connection, group_id, ask)
     _check_filter(connection, group_id, ask)
     if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
@@ -204,6 +201,8 @@ def _replace_instance(
             them has come in the place of this session, of which this is a late call.
         GroupBusyError: it was not heard since its join, which may be a late call of a process that is gone.
     """
+    if not ask.instance:
+        return (), ""
     here = {"of_group": group_id, "of_instance": ask.instance}
     known = connection.execute(_of_instance, here).all()
     live = [session for session in known if session.alive]

@@ -6,7 +6,7 @@
 Invariants
     A group has at most one row.  While it has no answer, no session of the group is granted a partition.
     A row that has begun is never given up or canceled: it is answered once all cursors are set, by whichever metaserver.
-    A canceled row stays until the next reset: a repeat of the cancellation, and whoever waits for the reset, are told.
+    A canceled row stays until the next reset: a repeat of the cancellation, and a caller that waits for the reset, are told.
 """
 
 from __future__ import annotations

@@ -10,9 +10,11 @@ from ....protocol.groups import TRIES_MAX_MAX, FailurePolicy
 from ....protocol.routing import ConsumeStrategy
 from ...options import (
     META_DEFAULT,
+    CancelOption,
     ConsumerGroupArgument,
     DryRunOption,
     ForceOption,
+    LiveOption,
     MetaOption,
     OutputFormat,
     OutputOption,
@@ -238,19 +240,8 @@ def group_reset(
         typer.Option(metavar="MESSAGES", help="In place of --to: forward, or back: --shift -100."),
     ] = None,
     dry_run: DryRunOption = False,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Also with live consumers: they hand everything over, and go on at the new offsets.",
-        ),
-    ] = False,
-    cancel: Annotated[
-        bool,
-        typer.Option(
-            "--cancel", help="Cancel a --live reset that waits for consumers to hand over."
-        ),
-    ] = False,
+    live: LiveOption = False,
+    cancel: CancelOption = False,
     queue: Annotated[
         int | None, typer.Option(min=0, help="Only this logic queue, of a static subject.")
     ] = None,

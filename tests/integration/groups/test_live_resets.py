@@ -224,7 +224,7 @@ async def test_reset_is_finished_when_its_metaserver_dies(tmp_path: Path, step: 
 
 
 async def test_canceled_reset_leaves_the_group_where_it_was(shared_cluster: Cluster):
-    """While a handler is waited for; whoever waits for the reset is told, and once cursors are set it is too late."""
+    """While a handler is waited for; the caller that waits for the reset is told, and once cursors are set it is too late."""
     subject = "live-canceled"
     await fill(shared_cluster, subject, 10, partitions=1)
     gate, running = asyncio.Event(), asyncio.Event()

@@ -63,7 +63,7 @@ class NamedHost(ConsumerHost):
         except InstanceTakenError:
             twin = self.twin
             assert twin is not None
-            # One that was not heard for its ttl has lost its place to whoever is there.
+            # One that was not heard for its ttl has lost its place to a process that is there.
             heard = self.name not in self.silent
             if heard and twin.is_of_before(self.started_s):
                 self.problem = f"{self.name} was started last, and is told that its place is taken"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -28,14 +29,12 @@ TAKEN_BACK_MAX = 9
 
 
 # ── resets under live members ─────────────────────────────────────────────────────────────────────────
-def live_reset_waits_for_nobody(patches: Patches) -> None:
+def live_reset_waits_for_no_member(patches: Patches) -> None:
     """Cursors are set while members have leases."""
 
     def read(connection: Any, reset_id: int) -> Any:
-        found = real(connection, reset_id)
-        if found is not None:
-            object.__setattr__(found, "owners", ())
-        return found
+        reset = real(connection, reset_id)
+        return None if reset is None else dataclasses.replace(reset, owners=())
 
     real = patches.set(live, "read_live_reset", read)
     patches.set(resets_rows, "_check_free", lambda *_args: None)
@@ -208,7 +207,7 @@ def messages_are_edited_in_hand(patches: Patches) -> None:
 
 
 BREAKS: tuple[Breaks, ...] = (
-    live_reset_waits_for_nobody,
+    live_reset_waits_for_no_member,
     group_is_granted_while_cursors_are_set,
     live_reset_ends_with_its_metaserver,
     begun_live_reset_is_canceled,

@@ -23,7 +23,7 @@ def test_edit_of_unknown_outcome_counts_once_it_is_seen():
     assert edits.problem("g", SLOT, b"old", b"old")
 
 
-def test_value_that_nobody_gave_is_told():
+def test_value_that_no_operator_gave_is_told():
     edits = Edits()
     assert edits.problem("g", SLOT, b"x", b"old") == "where it is not"
     assert edits.problem("g", SLOT, b"x", None) == "where it is not"
