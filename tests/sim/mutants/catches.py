@@ -84,6 +84,7 @@ CATCHES: dict[str, int] = {
     "lease_token_is_not_checked": 2_000_000_059,
     "left_partition_is_no_barrier": 1_000_000_002,
     "line_waits_for_a_commit": 777_000_152,
+    "live_reset_ends_with_its_metaserver": 2_000_000_290,
     "live_reset_waits_for_no_member": 2_000_000_020,
     "loss_takes_what_is_elsewhere": 108,
     "lost_counts_as_abandoned": 28,

@@ -8,11 +8,8 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from keylane.broker.partition import park_checks
 from keylane.broker.partition import parked as partition_parked
-from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.store import set_cursor
-from keylane.consumer.membership import Membership
 from keylane.consumer.parking.park_sender import ParkSender
 from keylane.metaserver.groups import sessions as group_sessions
 from keylane.metaserver.resets import live
@@ -20,12 +17,8 @@ from keylane.metaserver.resets import rows as resets_rows
 from keylane.metaserver.resets import service as resets_service
 from keylane.metaserver.sql.schema import leases, live_resets, sessions
 from keylane.protocol.errors import GroupBusyError, InstanceTakenError
-from keylane.protocol.parked import Edit
 from keylane.protocol.progress import ResetGroup
 from sim.mutants.mutant import Breaks, Patches
-
-TAKEN_BACK_MAX = 9
-"""Two processes that take their place from each other without a pause would do so for ever."""
 
 
 # ── resets under live members ─────────────────────────────────────────────────────────────────────────
@@ -97,33 +90,6 @@ def instance_waits_for_its_predecessor(patches: Patches) -> None:
     patches.set(group_sessions, "_replace_instance", lambda *_args: ((), ""))
 
 
-def instance_takes_its_place_back(patches: Patches) -> None:
-    """A process that hears that its place was taken takes it back, and so does the other one."""
-
-    def replace(connection: Any, group_id: int, ask: Any) -> Any:
-        if ask.again and len(taken) < TAKEN_BACK_MAX:
-            taken.append(ask.session)
-            ask = msgspec.structs.replace(ask, again=False)
-        return real(connection, group_id, ask)
-
-    taken: list[str] = []
-
-    real = patches.set(group_sessions, "_replace_instance", replace)
-
-
-def client_joins_as_at_its_start(patches: Patches) -> None:
-    """A client that has lost its session does not say that it had one."""
-
-    async def join(self: Any) -> None:
-        await real(self)
-        lost.append(self.session)
-        self._joined = len(lost) > TAKEN_BACK_MAX
-
-    lost: list[str] = []
-
-    real = patches.set(Membership, "_join", join)
-
-
 def late_joins_begin_again(patches: Patches) -> None:
     """A late call of a process that was replaced takes the place of its successor."""
 
@@ -182,28 +148,9 @@ def edits_are_put_in_the_next_place(patches: Patches) -> None:
     real = patches.set(ParkSender, "put_edits_in", put)
 
 
-def edits_are_forgotten_at_restart(patches: Patches) -> None:
-    """A restarted broker does not read edits."""
-
-    def apply(self: Any, body: Any) -> None:
-        kept = [change for change in body.changes if not isinstance(change, Edit)]
-        real(self, msgspec.structs.replace(body, changes=kept))
-
-    real = patches.set(HostedPartition, "apply_parked", apply)
-
-
 def children_adopt_no_edits(patches: Patches) -> None:
     """A child takes a parent's parked messages over with their first values."""
     patches.set(partition_parked.Parked, "edits", lambda _self: iter(()))
-
-
-def messages_are_edited_in_hand(patches: Patches) -> None:
-    """A message is edited while it is handled, and the operator is told that consumers get the new value."""
-
-    def edit(self: Any, change: Edit) -> Any:
-        return change
-
-    patches.set(park_checks._Checks, "_edit", edit)
 
 
 BREAKS: tuple[Breaks, ...] = (
@@ -214,14 +161,10 @@ BREAKS: tuple[Breaks, ...] = (
     canceled_live_reset_goes_on,
     parked_messages_outlive_a_reset,
     instance_waits_for_its_predecessor,
-    instance_takes_its_place_back,
-    client_joins_as_at_its_start,
     late_joins_begin_again,
     unheard_sessions_hold_the_place,
     instance_inherits_the_tokens,
     edited_messages_come_as_they_were,
     edits_are_put_in_the_next_place,
-    edits_are_forgotten_at_restart,
     children_adopt_no_edits,
-    messages_are_edited_in_hand,
 )
