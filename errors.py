@@ -115,6 +115,8 @@ __all__ = [
     "RealWorldError",
     "RefusedError",
     "RequestTooSlowError",
+    "ResetCanceledError",
+    "ResetForwardError",
     "ResetUnfinishedError",
     "RetryRule",
     "RowsGivenUpError",

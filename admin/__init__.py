@@ -27,7 +27,7 @@ from ..protocol.operations import (
     SubjectHistory,
 )
 from ..protocol.parked import FailingMessage, Failure, ParkState
-from ..protocol.progress import CursorView, GroupReset, ResetTo
+from ..protocol.progress import CanceledReset, CursorView, GroupReset, ResetGroup, ResetTo
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification
@@ -50,6 +50,7 @@ __all__ = [
     "BrokerView",
     "BusySubject",
     "CancelOutcome",
+    "CanceledReset",
     "CheckView",
     "CursorView",
     "FailingMessage",
@@ -78,6 +79,7 @@ __all__ = [
     "PartitionProgress",
     "PartitionState",
     "RefusedBroker",
+    "ResetGroup",
     "ResetTo",
     "Retention",
     "Route",

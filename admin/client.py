@@ -304,6 +304,7 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls):
             OffsetOutOfRangeError: `offset` is not stored.
             ResetUnfinishedError: some cursors are set; the same call again sets the rest.  After a "shift" another shift
                 would count from the new cursors: the text has the "cursors" that set the rest.
+            ResetCanceledError: `cancel_reset` was called; nothing was changed.
         """
         check_name("subject", subject)
         check_name("consumer group", group)

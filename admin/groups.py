@@ -11,6 +11,7 @@ from ..protocol.groups import (
     SuspendGroup,
 )
 from ..protocol.ids import check_name
+from ..protocol.progress import CanceledReset
 from ..protocol.routing import ConsumeStrategy
 from .arguments import checked
 from .calls import ClusterCalls
@@ -125,6 +126,19 @@ class GroupCalls(ClusterCalls):
     ) -> GroupSettings:
         body = checked(SuspendGroup, {"suspended": suspended, "client": client})
         return await self._meta.suspend_group(*_names(subject, group), body)
+
+    async def cancel_reset(self, subject: str, group: str) -> CanceledReset:
+        """
+        Cancel a `live` reset that waits until the group's consumers hand over: they go on where they were.
+
+        Returns:
+            What the reset would have set; a repeat returns the same.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            ResetForwardError: cursors may be set already, and the reset goes on by itself; it is done; or there is none.
+        """
+        return await self._meta.cancel_reset(*_names(subject, group))
 
 
 def _names(subject: str, group: str) -> tuple[str, str]:

@@ -184,6 +184,32 @@ class SetAside(NamedTuple):
     skipped: bool = False
 
 
+class Edited(NamedTuple):
+    """
+    An operator puts another value in the place of a parked message: asked for, or told as done.
+
+    A value that was asked for and never told as done may have been put there or not.
+    """
+
+    group: str
+    partition_id: int
+    """The partition that has the bytes of the message."""
+    offset: int
+    value: Value
+    done: bool
+
+
+class Replaced(NamedTuple):
+    """
+    A session has ended because a process with its instance name was started.
+
+    Its process may live, and start handlers until it hears of that: the name is the operator's word that it is dead.
+    What it still asks of brokers is judged as of any other.
+    """
+
+    session: str
+
+
 class Looked(NamedTuple):
     """A broker showed a group's cursor."""
 
@@ -242,6 +268,8 @@ Event = (
     | Holds
     | Served
     | SetAside
+    | Edited
+    | Replaced
     | Looked
     | Resetting
     | Expired

@@ -1,7 +1,8 @@
 """Judges a history of one run, event by event.  Pure.
 
     lost            acked and not stored where the receipt says, or acked for a group that never handled it
-    phantom         stored or handled and never sent so, or stored although its producer reported that it was not
+    phantom         stored or handled and never sent so, or stored although its producer reported that it was not; handled
+                    with another value than the one that an operator has put in its place
     duplicate       stored twice, though neither that nor a reordering was declared; a batch taken twice
     inversion       two messages of one key and producer stored in another order than they were sent, or one where
                     its key does not belong, though no reordering was declared; one declared that has an order to keep
@@ -35,12 +36,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .edits import Edits
 from .eras import Range
 from .events import (
     Abandoned,
     AcceptedLost,
     Batched,
     Dropped,
+    Edited,
     Ended,
     Event,
     Expired,
@@ -50,6 +53,7 @@ from .events import (
     Looked,
     Ranged,
     Recovered,
+    Replaced,
     Resetting,
     Routed,
     Sent,
@@ -103,6 +107,8 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         Recovered: judge.recovered,
         Resetting: judge.resetting,
         SetAside: judge.set_aside,
+        Edited: judge.edits.edited,
+        Replaced: judge.ownership.replaced,
         Expired: judge.expired,
         AcceptedLost: judge.lost,
     }
@@ -133,6 +139,7 @@ class Judge:
         self.ownership = Ownership(self.findings)
         self.sequences = Sequences(self.findings)
         self.routes = Routes(self.findings)
+        self.edits = Edits()
         self.now = 0
         self._groups: dict[str, dict[int, Progress]] = {}
         self._lost: set[int] = set()
@@ -169,17 +176,21 @@ class Judge:
         """See `events.Started`."""
         slot = (partition_id, offset)
         log, note = self.log, self.findings.note
-        if log.values.get(slot) != value:
-            note("phantom", f"{value!r} handled at {partition_id}/{offset}, where it is not")
+        stored = log.values.get(slot)
+        if problem := self.edits.problem(group, slot, value, stored):
+            note("phantom", f"{value!r} handled at {partition_id}/{offset}, {problem}")
             return
-        if clock_ns >= deadline_ns:
+        replaced = self.ownership.is_replaced(session)
+        if replaced:
+            pass  # its process has a lease by its own clock until it hears that it was replaced
+        elif clock_ns >= deadline_ns:
             late_ms = (clock_ns - deadline_ns) / 1e6
             note("late start", f"{value!r} under token {token}, {late_ms:.1f} ms late")
         elif session_left_ms is not None and session_left_ms <= 0:
             note("late start", f"{value!r} under token {token}, of a session that has ended")
         home = self._homes.get((group, token), partition_id)
         self.ownership.begun(session, partition_id, offset, token, home, ours=ours)
-        sending = log.sendings.get(value)
+        sending = log.sendings.get(stored)
         if sending is None:
             return  # the log has it as a phantom already
         foreign = home != partition_id
@@ -190,7 +201,7 @@ class Judge:
                 "key does not belong",
             )
         self.progress(group, partition_id).begun(
-            offset, sending.key, token, session, foreign=foreign
+            offset, sending.key, token, session, foreign=foreign, fenced=replaced
         )
         if self._lost and sending.key and sending.strict:
             self._check_lost(partition_id, (group, sending.producer, sending.key), sending.number)
@@ -255,6 +266,7 @@ class Judge:
 
     def resetting(self, group: str, partition_id: int, token: int, cursor: int) -> None:
         """See `events.Resetting`."""
+        self.edits.reset(group)
         self.progress(group, partition_id).resetting(token, cursor)
 
     def looked(self, *fields: Any) -> None:

@@ -21,6 +21,7 @@ class Ownership:
         self._running: defaultdict[str, dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
         """Session → (partition, offset) of its running handlers → the token under which they began, and its partition."""
         self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
+        self._replaced: set[str] = set()
 
     def granted(
         self,
@@ -70,12 +71,20 @@ class Ownership:
         """See `events.Holds`."""
         self._holding[session] = holding
 
+    def replaced(self, session: str) -> None:
+        """See `events.Replaced`."""
+        self._replaced.add(session)
+
+    def is_replaced(self, session: str) -> bool:
+        """Whether a process with the instance name of this session's was started, so that its handlers may be too late."""
+        return session in self._replaced
+
     def begun(
         self, session: str, partition_id: int, offset: int, token: int, home: int, *, ours: bool
     ) -> None:
         """A handler began under the token of the partition `home`, which is another one for a parked message of an ancestor."""
         granted = self._token(session, home)
-        if token < granted:
+        if token < granted and session not in self._replaced:
             self._note(
                 "two grants",
                 f"{partition_id}/{offset} begun under token {token} after {granted} was granted",
@@ -89,7 +98,9 @@ class Ownership:
         """A parked message that a child has is not with handlers of an owner that has lost nothing."""
         for other, running in self._running.items():
             under, home = running.get((partition_id, offset), (0, 0))
-            if other != session and under and under == self._token(other, home):
+            if other in {session, *self._replaced}:
+                continue
+            if under and under == self._token(other, home):
                 self._note(
                     "two grants",
                     f"{partition_id}/{offset} begun by {session[:8]}, while {other[:8]} handles it under "

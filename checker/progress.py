@@ -44,9 +44,22 @@ class Progress:
 
     # ── owners ───────────────────────────────────────────────────────────────────────────────────────
     def begun(
-        self, offset: int, key: bytes, token: int, session: str, *, foreign: bool = False
+        self,
+        offset: int,
+        key: bytes,
+        token: int,
+        session: str,
+        *,
+        foreign: bool = False,
+        fenced: bool = False,
     ) -> None:
-        """A handler began; `foreign`: under the token of a descendant, which has the parked messages of this partition."""
+        """
+        A handler began.
+
+        Args:
+            foreign: under the token of a descendant, which has the parked messages of this partition.
+            fenced: its process may not know yet that another one has its place.
+        """
         if self._sessions.setdefault(token, session) != session:
             self._findings.note(
                 "duplicate token", f"token {token} of partition {self.partition_id} used twice"
@@ -58,6 +71,7 @@ class Progress:
                 )
         else:
             self.newest = max(self.newest, token)
+        self._check_reset(offset, token, fenced=fenced)
         if key:
             reached = self.reached.get((token, key), -1)
             if offset < reached or (offset == reached and offset in self.done[token]):
@@ -68,6 +82,19 @@ class Progress:
                 )
             else:
                 self.reached[token, key] = offset
+
+    def _check_reset(self, offset: int, token: int, *, fenced: bool) -> None:
+        """No owner of before a reset begins a handler after it, and none of after it before the cursor that it has set."""
+        newest = self.eras.all[-1]
+        if token < newest.token and newest.sure and not fenced:
+            self._note(
+                "stale effect",
+                f"{offset} begun under token {token} after the reset of {newest.token}",
+            )
+        if all(offset < era.start for era in self.eras.possible(token)):
+            self._note(
+                "nonmonotonic", f"{offset} begun under token {token}, below the cursor of its reset"
+            )
 
     def set_aside(self, token: int, offset: int, *, skipped: bool) -> None:
         """A broker is asked to park a message, or an operator gives a parked one up."""

@@ -58,6 +58,17 @@ WaitOption = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Show the progress until it is done.")
 ]
 
+LiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Also with live consumers: they hand everything over, and go on at the new offsets.",
+    ),
+]
+CancelOption = Annotated[
+    bool,
+    typer.Option("--cancel", help="Cancel a --live reset that waits for consumers to hand over."),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Also with live consumers, which end.")]
 LimitOption = Annotated[
     int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many messages.")

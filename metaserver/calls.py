@@ -54,6 +54,10 @@ def control_routes(
             endpoints.RESET_GROUP,
             lambda body, params: resets.reset(params["subject"], params["group"], body),
         ),
+        ControlRoute(
+            endpoints.CANCEL_RESET,
+            lambda _body, params: resets.cancel(params["subject"], params["group"]),
+        ),
     ]
 
 

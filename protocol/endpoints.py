@@ -61,6 +61,7 @@ from .operations import (
 )
 from .parked import ChangeParkedKey, ParkedList, ParkedOffsets
 from .progress import (
+    CanceledReset,
     ForgetGroup,
     ForgottenGroup,
     GroupReset,
@@ -338,6 +339,15 @@ RESET_GROUP = Endpoint(
     Rights.ADMINISTER,
     "Set the progress of a consumer group that has no live consumers, or `live` of any.",
 )
+CANCEL_RESET = Endpoint(
+    "DELETE",
+    "/v1/subjects/{subject}/groups/{group}/reset",
+    None,
+    CanceledReset,
+    Rights.ADMINISTER,
+    "Cancel a reset that still waits for live consumers; a repeat changes nothing.",
+    idempotent=True,
+)
 # ── to a broker ───────────────────────────────────────────────────────────────────────────────────────
 HOST_PARTITION = Endpoint(
     "POST",
@@ -537,6 +547,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     HISTORY,
     VERIFY,
     RESET_GROUP,
+    CANCEL_RESET,
 )
 """All calls but the one for the OpenAPI document, which is made of these."""
 BROKER: tuple[Endpoint[Any], ...] = (

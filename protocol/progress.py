@@ -90,6 +90,15 @@ class GroupReset(Struct, frozen=True, kw_only=True):
     """Nothing was set: these are the cursors that the same call without `dry_run` would set."""
 
 
+class CanceledReset(Struct, frozen=True, kw_only=True):
+    """A reset of a group with live consumers that will not be done; nothing was changed."""
+
+    subject: str
+    group: str
+    asked: ResetGroup
+    """What it would have set."""
+
+
 class SetCursor(Struct, frozen=True, kw_only=True):
     """Raise a group's fence to `token` and set its cursor.  A repeat with the same token changes nothing."""
 

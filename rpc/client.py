@@ -68,6 +68,7 @@ from ..protocol.operations import (
 )
 from ..protocol.parked import ChangeParkedKey, ParkedList, ParkedOffsets
 from ..protocol.progress import (
+    CanceledReset,
     ForgetGroup,
     ForgottenGroup,
     GroupReset,
@@ -344,6 +345,10 @@ class MetaClient:
         return await self._call(
             endpoints.RESET_GROUP, body, timeout_ms=30_000, subject=subject, group=group
         )
+
+    async def cancel_reset(self, subject: str, group: str) -> CanceledReset:
+        """Cancel a reset that waits for live consumers."""
+        return await self._call(endpoints.CANCEL_RESET, subject=subject, group=group)
 
     async def switch_group(self, subject: str, group: str, body: SwitchGroup) -> GroupView:
         """Change the consume strategy of a group."""

@@ -40,6 +40,8 @@ from ..sql.schema import groups, leases, live_resets, sessions, subjects
 from .creation import EARLIEST, insert_group
 from .stored_settings import start_of
 
+PREDECESSORS_MAX = 16
+"""Sessions of an instance that are remembered; calls of still earlier ones are older than any call waits."""
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
 
 
@@ -121,7 +123,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         GroupBusyError: the group's progress is being set.
         GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
         GroupUnknownError: the group does not exist, and would not begin at the earliest message: `starts/` makes it.
-        InstanceTakenError: another live session has the instance, and this client joins again.
+        InstanceTakenError: another live session has the instance, and this client joins again; see `_replace_instance`.
     """
     check_name("consumer group", ask.group)
     if ask.instance:
@@ -139,7 +141,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     _check_not_reset(connection, group_id)
     if known is not None:  # it has expired: its leases are freed before it begins again
         end_sessions(connection, [SessionId(ask.session)])
-    replaced = _replace_instance(connection, group_id, ask) if ask.instance else ()
+    replaced, predecessors = _replace_instance(connection, group_id, ask)
     _check_filter(connection, group_id, ask)
     if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
@@ -152,6 +154,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         "grants_version": group.version + 1,
         "suspended": ask.suspended,
         "instance": ask.instance,
+        "predecessors": predecessors,
         "filter": ask.filter,
     }
     connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
@@ -169,7 +172,10 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
 
 
 _of_instance = sa.select(
-    sessions.c.session, (sessions.c.expires_at > now_ms()).label("alive")
+    sessions.c.session,
+    sessions.c.heard,
+    sessions.c.predecessors,
+    (sessions.c.expires_at > now_ms()).label("alive"),
 ).where(
     sessions.c.group_id == sa.bindparam("of_group"),
     sessions.c.instance == sa.bindparam("of_instance"),
@@ -181,26 +187,41 @@ _inherited = (
 )
 
 
-def _replace_instance(connection: Connection, group_id: int, ask: Join) -> tuple[SessionId, ...]:
+def _replace_instance(
+    connection: Connection, group_id: int, ask: Join
+) -> tuple[tuple[SessionId, ...], str]:
     """
     End the earlier sessions of an instance; what they had, or were about to get, is granted to the new one instead.
 
     Returns:
-        The ended sessions.
+        The ended sessions, and those that the new one has to remember.
 
     Raises:
-        InstanceTakenError: one of them is live, and the client joins again: the other process was opened later.
+        InstanceTakenError: one of them is live, and the client joins again: the other process was opened later; or one of
+            them has come in the place of this session, of which this is a late call.
+        GroupBusyError: it was not heard since its join, which may be a late call of a process that is gone.
     """
+    if not ask.instance:
+        return (), ""
     here = {"of_group": group_id, "of_instance": ask.instance}
     known = connection.execute(_of_instance, here).all()
-    if ask.again and any(session.alive for session in known):
+    live = [session for session in known if session.alive]
+    late = any(ask.session in session.predecessors.split() for session in known)
+    if late or (ask.again and any(session.heard for session in live)):
         raise InstanceTakenError(instance=ask.instance, subject=ask.subject, group=ask.group)
+    if ask.again and live:
+        error = GroupBusyError(
+            f"a session with the instance name {ask.instance!r} has joined, and was not heard since"
+        )
+        error.hint = "Join again in a moment: it sends its first heartbeat, or ends with its ttl."
+        raise error
     ids = [SessionId(session.session) for session in known]
     if ids:
         heirs = {"of_group": group_id, "ids": ids, "heir": ask.session}
         connection.execute(_inherited, heirs)
         end_sessions(connection, ids)
-    return tuple(ids)
+    earlier = [each for session in known for each in session.predecessors.split()]
+    return tuple(ids), " ".join((earlier + ids)[-PREDECESSORS_MAX:])
 
 
 def _check_not_reset(connection: Connection, group_id: int) -> None:
@@ -292,7 +313,7 @@ _renewable = lock_in_order(
 _renewed = (
     sa.update(sessions)
     .where(sessions.c.session.in_(sa.select(_renewable.c.session)))
-    .values(expires_at=now_ms() + sessions.c.ttl_ms)
+    .values(expires_at=now_ms() + sessions.c.ttl_ms, heard=True)
     .returning(*_row.selected_columns)
 )
 _asked_to_hand_over = sa.select(leases.c.session).where(

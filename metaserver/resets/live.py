@@ -20,18 +20,21 @@ from ...protocol.clock import Clock, SystemClock
 from ...protocol.errors import (
     GroupBusyError,
     KeylaneError,
+    ResetCanceledError,
     ResetUnfinishedError,
     StorageError,
 )
-from ...protocol.progress import GroupReset, ResetGroup
+from ...protocol.progress import CanceledReset, GroupReset, ResetGroup
 from ...protocol.text import listed
 from ..sql.database import Database
 from .live_rows import (
     LiveReset,
+    cancel_live_reset,
     give_up_live_reset,
     pending_live_resets,
     plan_live_reset,
     read_live_reset,
+    same_live_reset,
 )
 from .service import ResetService
 
@@ -75,13 +78,20 @@ class LiveResets:
         Raises:
             As `ResetService.reset`; of `ask.live`:
             ResetUnfinishedError: a consumer has not handed its partitions over in time; the reset goes on by itself.
+            ResetCanceledError: an operator has canceled it.
         """
         if not ask.live or ask.dry_run:
             return await self._resets.reset(subject, group, ask)
-        plan, group_id = await self._resets.plan(subject, group, ask)
-        if not plan.cursors:
-            return plan
-        reset_id = await self._database.write(plan_live_reset, group_id, ask)
+        try:
+            plan, group_id = await self._resets.plan(subject, group, ask)
+        except KeylaneError:
+            reset_id = await self._database.read(same_live_reset, subject, group, ask)
+            if not reset_id:  # else an earlier call has begun it, and it goes on: "nothing was done" would be wrong
+                raise
+        else:
+            if not plan.cursors:
+                return plan
+            reset_id = await self._database.write(plan_live_reset, group_id, ask)
         self._driven.add(reset_id)
         try:
             return await self._drive(reset_id)
@@ -106,9 +116,24 @@ class LiveResets:
         live = await self._database.read(read_live_reset, reset_id)
         if live is None:
             raise ResetUnfinishedError(
-                "the reset was given up by another metaserver, or the group deleted"
+                "the reset was given up by another metaserver, or canceled, or the group deleted"
             )
+        if live.canceled:
+            raise ResetCanceledError(subject=live.subject, group=live.group)
         return live
+
+    async def cancel(self, subject: str, group: str) -> CanceledReset:
+        """
+        Cancel the reset that waits for a group's consumers: they go on where they were.
+
+        Raises:
+            InvalidNameError, SubjectUnknownError, GroupUnknownError
+            ResetForwardError: cursors may be set, or all are; or the group has no reset.
+        """
+        group_id, asked = await self._database.write(cancel_live_reset, subject, group)
+        await self._settle(group_id)
+        log.info("reset of group %s of %s is canceled", group, subject)
+        return CanceledReset(subject=subject, group=group, asked=asked)
 
     async def _step(self, live: LiveReset) -> str | None:
         """
@@ -142,7 +167,8 @@ class LiveResets:
         """Go on with resets whose metaserver has ended, or whose caller waits no more."""
         for reset_id in await self._database.read(pending_live_resets):
             live = await self._database.read(read_live_reset, reset_id)
-            if live is None or live.answer is not None or reset_id in self._driven:
+            done = live is None or live.canceled or live.answer is not None
+            if live is None or done or reset_id in self._driven:
                 continue
             try:
                 problem = await self._step(live)

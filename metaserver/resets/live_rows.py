@@ -1,11 +1,12 @@
 """Rows of resets of groups with live consumers: begun, pending, answered.  SQL, synchronous.
 
     planned ─▶ leases withdrawn ─▶ none held ─▶ begun: tokens taken ─▶ cursors set ─▶ answered
-                     │ given up: nothing was changed
+                     │ given up, or canceled: nothing was changed
 
 Invariants
     A group has at most one row.  While it has no answer, no session of the group is granted a partition.
-    A row that has begun is never given up: it is answered once all cursors are set, by whichever metaserver.
+    A row that has begun is never given up or canceled: it is answered once all cursors are set, by whichever metaserver.
+    A canceled row stays until the next reset: a repeat of the cancellation, and a caller that waits for the reset, are told.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import GroupBusyError, GroupUnknownError
+from ...protocol.errors import GroupBusyError, GroupUnknownError, ResetForwardError
 from ...protocol.progress import GroupReset, ResetGroup
 from ..cluster.heard import mark_unsettled
+from ..cluster.subjects import open_subject_row
+from ..groups.views import find_group
 from ..sql.schema import groups, leases, live_resets, sessions, subjects
+
+_CANCELED = ""
+"""In place of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,7 @@ class LiveReset:
     """Cursors may be set."""
     answer: GroupReset | None
     """What was set, once all is."""
+    canceled: bool
     owners: tuple[str, ...]
     """Names of consumers that have not handed all their partitions over."""
 
@@ -91,8 +98,28 @@ def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> i
     return reset_id
 
 
+_same = (
+    sa.select(live_resets.c.reset_id)
+    .join(groups, groups.c.group_id == live_resets.c.group_id)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(
+        subjects.c.name == sa.bindparam("of_subject"),
+        groups.c.name == sa.bindparam("of_name"),
+        live_resets.c.ask == sa.bindparam("of_ask"),
+        live_resets.c.answer.is_(None),
+    )
+)
+
+
+def same_live_reset(connection: Connection, subject: str, group: str, ask: ResetGroup) -> int:
+    """Return the id of the reset that this request has begun, if it is pending; else 0."""
+    text = msgspec.json.encode(ask).decode()
+    which = {"of_subject": subject, "of_name": group, "of_ask": text}
+    return connection.execute(_same, which).scalar_one_or_none() or 0
+
+
 def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
-    """Return a reset; None if it was given up, or its group was deleted."""
+    """Return a reset; None if it was given up, was canceled before another one, or its group was deleted."""
     row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
     if row is None:
         return None
@@ -104,7 +131,8 @@ def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
         group=row.group,
         ask=msgspec.json.decode(row.ask, type=ResetGroup),
         begun=row.begun,
-        answer=None if row.answer is None else msgspec.json.decode(row.answer, type=GroupReset),
+        answer=msgspec.json.decode(row.answer, type=GroupReset) if row.answer else None,
+        canceled=row.answer == _CANCELED,
         owners=tuple(owners),
     )
 
@@ -125,3 +153,39 @@ def give_up_live_reset(connection: Connection, reset_id: int, group_id: int) -> 
     given_up = connection.execute(sa.delete(live_resets).where(here)).rowcount == 1
     mark_unsettled(connection, group_id)
     return given_up
+
+
+def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple[int, ResetGroup]:
+    """
+    Cancel the reset that waits for a group's sessions; they are granted partitions again.
+
+    Returns:
+        The id of the group, and what the reset would have set.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError, GroupUnknownError
+        ResetForwardError: cursors may be set, or all are; or the group has no reset.
+    """
+    subject_id = open_subject_row(connection, subject).subject_id
+    group_id, _ = find_group(connection, subject_id, subject, group)
+    connection.execute(_lock, {"of_group": group_id})
+    row = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
+    if row is None:
+        raise ResetForwardError(f"group {group!r} has no reset", subject=subject, group=group)
+    if row.answer:
+        raise ResetForwardError(
+            f"the reset of group {group!r} is done", subject=subject, group=group
+        )
+    if row.begun:
+        error = ResetForwardError(
+            f"the reset of group {group!r} has begun to set cursors",
+            subject=subject,
+            group=group,
+            begun=True,
+        )
+        error.hint = "It goes on by itself, and the group is granted nothing before it is done; then set the group to where it was."
+        raise error
+    canceled = sa.update(live_resets).where(live_resets.c.reset_id == row.reset_id)
+    connection.execute(canceled.values(answer=_CANCELED))
+    mark_unsettled(connection, group_id)
+    return group_id, msgspec.json.decode(row.ask, type=ResetGroup)

@@ -344,6 +344,20 @@ sessions = Table(
         comment="the name under which a restarted client takes its place; empty: none",
     ),
     Column(
+        "heard",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="a heartbeat came: the join is no late call of a process that is gone",
+    ),
+    Column(
+        "predecessors",
+        String(2_048),
+        nullable=False,
+        server_default="",
+        comment="the last sessions of its instance: late calls of theirs do not begin them again",
+    ),
+    Column(
         "filter",
         String(512),
         nullable=False,
@@ -412,7 +426,11 @@ live_resets = Table(
     Column("group_id", ForeignKey(groups.c.group_id), nullable=False, unique=True),
     Column("ask", Text, nullable=False, comment="ResetGroup as JSON"),
     Column("begun", Boolean, nullable=False, server_default=false(), comment="cursors may be set"),
-    Column("answer", Text, comment="GroupReset as JSON; null: the group is granted nothing"),
+    Column(
+        "answer",
+        Text,
+        comment="GroupReset as JSON, empty: canceled; null: the group is granted nothing",
+    ),
     sqlite_autoincrement=True,
     comment="resets of groups with live consumers",
 )

@@ -43,3 +43,27 @@ class SuspendedClientsError(RefusedError):
     summary = "no more clients of this group can be suspended by name"
     hint = "Suspend the whole group, or resume clients that are gone: `keylane group describe` lists them."
     limit = Detail(int)
+
+
+class ResetCanceledError(RefusedError):
+    """An operator has canceled a reset before any cursor was set."""
+
+    code = 1255
+    retry = RetryRule.NEVER
+    summary = "the reset was canceled, and nothing was changed"
+    hint = "The group goes on where it was; another reset can begin."
+    subject = Detail(str)
+    group = Detail(str)
+
+
+class ResetForwardError(RefusedError):
+    """No reset of the group can be canceled: none waits for its consumers."""
+
+    code = 1256
+    retry = RetryRule.NEVER
+    summary = "no reset of this group can be canceled"
+    hint = "`keylane group describe` shows where the group is; a reset that is done is undone by another one."
+    subject = Detail(str)
+    group = Detail(str)
+    begun = Detail(bool)
+    """Cursors may be set: the reset only goes forward."""

@@ -1,8 +1,22 @@
 """The judges of features tell what they are for, on histories made by hand."""
 
-from keylane.checker.events import Granted, Sent, Settled, Started
+from typing import Any
+
+from keylane.checker.events import (
+    Ended,
+    Granted,
+    Replaced,
+    Resetting,
+    Sent,
+    Served,
+    Settled,
+    Started,
+)
 from keylane.checker.findings import Findings
+from keylane.protocol.progress import CursorView, GroupReset
 from sim.features.deletions import Life, check_groups, mixed_up, owners_of
+from sim.features.instances import stale_calls
+from sim.features.live_resets import check_resets, granted_while_set, unhandled_after
 
 LIVES = [Life(frozenset({1}), ended=3), Life(frozenset({2}))]
 
@@ -50,3 +64,59 @@ def test_token_is_told_when_two_groups_of_one_name_have_it():
     grants = [Granted(group_id, 1, 5, f"s{group_id}", "", 0) for group_id in (1, 2)]
     check_groups(grants, findings)
     assert findings.counts["duplicate token"]
+
+
+def _handled(token: int, offset: int) -> list[Any]:
+    return [
+        Started("group0", "s", 1, offset, b"v", token, 0, 1),
+        Ended("group0", 1, offset, token, "s"),
+    ]
+
+
+def _reset(token: int, cursor: int) -> list[Any]:
+    return [
+        Resetting("group0", 1, token, cursor),
+        Served("reset", "group0", 1, token, 0, cursor),
+    ]
+
+
+def _answer(token: int, cursor: int) -> GroupReset:
+    view = CursorView(partition_id=1, queue=0, cursor=cursor, logic_cursor=cursor, token=token)
+    return GroupReset(subject="orders", group="group0", cursors=[view])
+
+
+def test_owner_of_before_a_reset_is_told_when_it_begins_a_handler_after_it():
+    history = [*_handled(1, 0), *_reset(2, 3), *_handled(3, 3)]
+    assert check_resets(history, {1}) == []
+    assert check_resets([*history, *_handled(1, 4)], {1})
+    assert check_resets([*history, *_handled(3, 2)], {1}), "below the cursor"
+
+
+def test_message_is_told_when_it_is_not_handled_after_a_reset():
+    """Only what is handled under a later token counts."""
+    history = [*_handled(1, 3), *_handled(1, 4), *_reset(2, 3), *_handled(3, 3)]
+    answers = [_answer(2, 3)]
+    assert unhandled_after([*history, *_handled(3, 4)], answers, {1: 5}) == []
+    (problem,) = unhandled_after(history, answers, {1: 5})
+    assert "offset 4" in problem
+    assert unhandled_after([*history, *_reset(4, 5)], answers, {1: 5}) == []
+
+
+def test_grant_is_told_when_it_comes_between_the_cursors_of_a_reset():
+    asked, done = _reset(2, 3)
+    grant = Granted(1, 1, 3, "s", "", 0)
+    assert granted_while_set([asked, done, grant], [_answer(2, 3)]) == []
+    assert granted_while_set([asked, grant, done], [_answer(2, 3)])
+
+
+def test_call_of_a_replaced_session_is_told_when_a_broker_accepts_it():
+    history = [
+        Granted(1, 1, 1, "old", "", 0),
+        Replaced("old"),
+        Granted(1, 1, 2, "new", "", 0),
+        Served("acquire", "group0", 1, 2, began=2),
+    ]
+    late = Served("ack", "group0", 1, 1, began=4, cursor=1)
+    under_way = late._replace(began=3)
+    assert stale_calls([*history, under_way], {1}) == []
+    assert stale_calls([*history, late], {1})

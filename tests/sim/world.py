@@ -254,9 +254,10 @@ class World:
         host.start()
 
     def add_consumer(
-        self, kind: type[ConsumerHost] = ConsumerHost, *, group: str = ""
+        self, kind: type[ConsumerHost] | None = None, *, group: str = ""
     ) -> ConsumerHost:
         """Add a consumer to `group`; by default, to the groups with an order in turn."""
+        kind = kind or ConsumerHost
         index = len(self.consumers)
         host = kind(
             self.internet,

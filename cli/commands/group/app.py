@@ -10,9 +10,11 @@ from ....protocol.groups import TRIES_MAX_MAX, FailurePolicy
 from ....protocol.routing import ConsumeStrategy
 from ...options import (
     META_DEFAULT,
+    CancelOption,
     ConsumerGroupArgument,
     DryRunOption,
     ForceOption,
+    LiveOption,
     MetaOption,
     OutputFormat,
     OutputOption,
@@ -238,13 +240,8 @@ def group_reset(
         typer.Option(metavar="MESSAGES", help="In place of --to: forward, or back: --shift -100."),
     ] = None,
     dry_run: DryRunOption = False,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Also with live consumers: they hand everything over, and go on at the new offsets.",
-        ),
-    ] = False,
+    live: LiveOption = False,
+    cancel: CancelOption = False,
     queue: Annotated[
         int | None, typer.Option(min=0, help="Only this logic queue, of a static subject.")
     ] = None,
@@ -261,8 +258,12 @@ def group_reset(
 ) -> None:
     """Set the cursors of a group without live consumers, or --live; run again, it finishes an interrupted reset."""
     from ...screen import run
-    from .reset import reset_group
+    from .reset import cancel_reset, reset_group
 
+    if cancel:
+        alone = (to, shift, queue, partition) == (None,) * 4 and not (dry_run or live)
+        run(output, cancel_reset(meta, output, subject, group, alone=alone))
+        return
     run(
         output,
         reset_group(

@@ -78,3 +78,19 @@ async def reset_group(
     if reset.left_out:
         ids = ", ".join(map(str, reset.left_out))
         show_line(f"left as they were, on silent brokers that were left behind: partitions {ids}")
+
+
+async def cancel_reset(
+    meta: str, output: OutputFormat, subject: str, group: str, *, alone: bool
+) -> None:
+    """Cancel a reset that waits for the group's consumers, and say so; `alone`: no option says what to set."""
+    if not alone:
+        raise ConfigError("--cancel ends the reset that is under way, and takes no other option")
+    async with open_admin(meta) as admin:
+        canceled = await admin.cancel_reset(subject, group)
+    if output is OutputFormat.JSON:
+        show_json(canceled)
+        return
+    show_line(
+        f"the reset of {group} on {subject} to {canceled.asked.to} is canceled; nothing was changed"
+    )

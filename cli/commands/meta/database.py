@@ -17,12 +17,16 @@ from ....metaserver.sql.database import open_database
 from ....metaserver.sql.migrate import HEAD
 from ....protocol.address import addresses_of
 from ....protocol.clock import SystemClock
-from ....protocol.text import counted
+from ....protocol.text import counted, listed
 from ....rpc.http_network import HttpNetwork
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
 
 CORDONS = "cordons are not kept by brokers: keylane broker cordon GROUP"
+SETTINGS = (
+    "stored policies, starts and suspensions of consumer groups are not kept by brokers; "
+    "set them again with keylane group set, create and suspend; the groups: {}"
+)
 
 
 def _settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
@@ -64,9 +68,15 @@ async def rebuild(
                 + (f"; perhaps not read by {unread}" if unread else ""),
                 errors=True,
             )
+    groups = [
+        f"{facts['group']} of {subject['subject']}"
+        for subject in rebuilt
+        for facts in subject["groups"]
+    ]
+    lost = [CORDONS, SETTINGS.format(listed(groups))] if groups else [CORDONS]
     if output is OutputFormat.JSON:
         show_json(rebuilt)
-        show_line(CORDONS, errors=True)
+        show_line("\n".join(lost), errors=True)
         return
     rows = [
         (
@@ -80,7 +90,7 @@ async def rebuild(
     ]
     columns = ("subject", "strategy", "partitions#", "groups#", "unfinished")
     show_table(make_table(f"rebuilt from {counted(len(addresses), 'broker')}", columns, rows))
-    show_line(CORDONS)
+    show_line("\n".join(lost))
 
 
 def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
-from keylane.errors import FencedError, GroupBusyError, OffsetOutOfRangeError
+from keylane.errors import (
+    FencedError,
+    GroupBusyError,
+    OffsetOutOfRangeError,
+    ResetCanceledError,
+    ResetForwardError,
+)
 from keylane.protocol.frames import Ack
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -215,3 +221,43 @@ async def test_reset_is_finished_when_its_metaserver_dies(tmp_path: Path, step: 
                 assert {key: numbers[:4] for key, numbers in again.items()} == {
                     b"k%d" % key: list(range(key, 20, 5)) for key in range(5)
                 }
+
+
+async def test_canceled_reset_leaves_the_group_where_it_was(shared_cluster: Cluster):
+    """While a handler is waited for; the caller that waits for the reset is told, and once cursors are set it is too late."""
+    subject = "live-canceled"
+    await fill(shared_cluster, subject, 10, partitions=1)
+    gate, running = asyncio.Event(), asyncio.Event()
+    handled: list[int] = []
+
+    async def handle(message: Message) -> None:
+        if len(handled) == 5:
+            running.set()
+            await gate.wait()
+        handled.append(int(message.value))
+
+    slow = ConsumerSettings(ttl_ms=10_000, handover_ms=8_000, concurrency=1)
+    consumer: Consumer = Consumer(
+        shared_cluster.meta, subject=subject, group="g", handler=handle, settings=slow
+    )
+    async with asyncio.timeout(60), consumer, Admin(shared_cluster.meta) as admin:
+        await running.wait()
+        with pytest.raises(ResetForwardError):
+            await admin.cancel_reset(subject, "g")
+        reset = asyncio.create_task(admin.reset_group(subject, "g", "earliest", live=True))
+        words = ("group", "reset", subject, "g", "--cancel", "--meta", shared_cluster.meta)
+        while (done := await asyncio.to_thread(run_keylane, *words)).returncode:
+            assert "has no reset" in done.stderr
+        assert "nothing was changed" in done.stdout
+        with pytest.raises(ResetCanceledError):
+            await reset
+        gate.set()
+        await eventually(lambda: len(handled) == 10)
+        assert len(set(handled)) == 10, "no message came twice"
+        await admin.reset_group(subject, "g", "earliest", live=True)
+        with pytest.raises(ResetForwardError, match="is done"):
+            await admin.cancel_reset(subject, "g")
+        await eventually(lambda: len(handled) == 20)
+    refused = run_keylane(*words, "--live")
+    assert refused.returncode == 1
+    assert "takes no other option" in refused.stderr

@@ -15,7 +15,7 @@ from keylane.consumer.handling.workers import Workers
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import KeylaneError, RetryRule
-from keylane.protocol.message import Message
+from keylane.protocol.message import EDITED_PROPERTY, Message
 from keylane.rpc.environment import Environment
 from keylane.testing.machines.network import SimNetwork
 from keylane.testing.machines.signals import SimStopSignals, send_stop
@@ -84,6 +84,8 @@ class ConsumerHost(Host):
         self._iterating = self._stopped = False
         self.on_message: Callable[[Message], None] | None = None
         """Told of each message that a handler begins with."""
+        self.instance: str | None = None
+        """The name of its place in the group, which it takes back at each start."""
         self._lives = 0
         """How often it was opened."""
 
@@ -196,6 +198,7 @@ class ConsumerHost(Host):
             group=self.group,
             handler=handler,
             name=self.name,
+            instance=self.instance,
             settings=self._settings,
             _environment=Environment(
                 network=network,
@@ -284,7 +287,7 @@ class ConsumerHost(Host):
             raise failure(self._rng)
 
     def _check_poison(self, message: Message) -> None:
-        if message.key in self._poison:
+        if message.key in self._poison and EDITED_PROPERTY not in message.properties:
             raise ValueError("the handler fails for this key")
 
     def _handle_at_once(self, message: Message) -> None:

@@ -31,6 +31,7 @@ from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.removals.service import RemovalService
+from keylane.metaserver.resets.live import LiveResets
 from keylane.metaserver.resets.service import ResetService
 from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.expirer import Expirer
@@ -129,6 +130,8 @@ class MetaHost(Host):
         self._slow_s = slow_s
         self.crash_after_commits: int | None = None
         self.crash_after_steps: int | None = None
+        self.resumes_resets = False
+        """Where groups are reset under their consumers; elsewhere there is nothing to resume."""
         self.crash_at_step = ""
         """The next step of this name is the last thing that the process does."""
 
@@ -168,12 +171,17 @@ class MetaHost(Host):
             details = {"brokers": to_builtins(await catalogue.brokers())}
             return Health(program="metaserver", ready=True, details=details)
 
-        resetter = ResetService(
+        resetter = LiveResets(
             database,
-            network,
-            self._settings,
-            holder=f"{self.name}.{self.starts}",
-            after_step=self._stepped,
+            ResetService(
+                database,
+                network,
+                self._settings,
+                holder=f"{self.name}.{self.starts}",
+                after_step=self._stepped,
+            ),
+            groups.settle,
+            clock=self.machine,
         )
         verify_service = VerifyService(database, network)
         removals = RemovalService(
@@ -191,6 +199,7 @@ class MetaHost(Host):
         )
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
+        more = (resetter.resume,) if self.resumes_resets else ()
         attendant = Attendant(
             database,
             groups,
@@ -199,7 +208,7 @@ class MetaHost(Host):
             operations,
             duties=duties,
             removals=removals,
-            quick_duties=(announcer.run_once, starts.resume),
+            quick_duties=(announcer.run_once, starts.resume, *more),
         )
         self.spawn(attendant.run(), self.process.context.copy())
 

@@ -66,6 +66,45 @@ async def uncordon_all_but(
             await meta.cordon(broker.group, Cordon(cordoned=False))
 
 
+def draw_reset(world: World, rng: random.Random) -> ResetGroup:
+    """
+    To the first message, behind the last, or somewhere between; mostly the whole of it.
+
+    A partition set by itself leaves the order between partitions to the operator: only where none is promised.
+    """
+    to = rng.choice((ResetTo.EARLIEST, ResetTo.EARLIEST, ResetTo.LATEST, *ResetTo))
+    if to is ResetTo.TIME:
+        wall_ms = rng.choice(world.brokers).machine.wall_ms()
+        ago_ms = int(1_000 * rng.random() * world.loop.now)
+        return ResetGroup(to=to, at_ms=max(0, wall_ms - ago_ms))
+    if to is not ResetTo.OFFSET or (world.swarm.strict and not world.swarm.static):
+        return ResetGroup(to=to if to is not ResetTo.OFFSET else ResetTo.EARLIEST)
+    hosted = [broker.store.state.partitions for broker in world.brokers if broker.store is not None]
+    some = [partition for partitions in hosted for partition in partitions.values()]
+    if not some:
+        return ResetGroup(to=ResetTo.EARLIEST)
+    partition = rng.choice(some)
+    facts = partition.facts.partition
+    offset = rng.randint(0, partition.readable_offset)
+    if world.swarm.static:
+        return ResetGroup(to=to, queue=facts.queue, offset=facts.logic_start + offset)
+    return ResetGroup(to=to, partition_id=facts.partition_id, offset=offset)
+
+
+def untold_resets(world: World, group: str, answer: GroupReset) -> list[str]:
+    """The cursors that an operator was told of and that no broker has set."""
+    done = {
+        (event.partition_id, event.token)
+        for event in world.history
+        if type(event) is Served and event.kind == "reset" and event.group == group
+    }
+    return [
+        f"told as set, and no broker knows: {cursor}"
+        for cursor in answer.cursors
+        if (cursor.partition_id, cursor.token) not in done
+    ]
+
+
 class Operator:
     """Acts upon a world from time to time, until it is healed."""
 
@@ -145,7 +184,7 @@ class Operator:
         """A group stops, its progress is set, and it starts again from there."""
         world = self._world
         group = f"group{self._rng.randrange(world.swarm.groups)}"
-        ask = self._draw_reset()
+        ask = draw_reset(world, self._rng)
         until = world.loop.now + PATIENCE_S
         begun = False
         while begun or world.loop.now < until:
@@ -163,7 +202,7 @@ class Operator:
                 begun = begun or error.fate is not Fate.NOT_DONE
                 await asyncio.sleep(0.1 + 0.4 * self._rng.random())
             else:
-                self._check_told(group, answer)
+                world.loop.faults += untold_resets(world, group, answer)
                 break
         for consumer in self._consumers(group):
             while consumer.leaving:  # it has left, and is not at its end yet
@@ -172,42 +211,3 @@ class Operator:
 
     def _consumers(self, group: str) -> list[ConsumerHost]:
         return [consumer for consumer in self._world.consumers if consumer.group == group]
-
-    def _draw_reset(self) -> ResetGroup:
-        """
-        To the first message, behind the last, or somewhere between; mostly the whole of it.
-
-        A partition set by itself leaves the order between partitions to the operator: only where none is promised.
-        """
-        world, rng = self._world, self._rng
-        to = rng.choice((ResetTo.EARLIEST, ResetTo.EARLIEST, ResetTo.LATEST, *ResetTo))
-        if to is ResetTo.TIME:
-            wall_ms = rng.choice(world.brokers).machine.wall_ms()
-            ago_ms = int(1_000 * rng.random() * world.loop.now)
-            return ResetGroup(to=to, at_ms=max(0, wall_ms - ago_ms))
-        if to is not ResetTo.OFFSET or (world.swarm.strict and not world.swarm.static):
-            return ResetGroup(to=to if to is not ResetTo.OFFSET else ResetTo.EARLIEST)
-        hosted = [
-            broker.store.state.partitions for broker in world.brokers if broker.store is not None
-        ]
-        some = [partition for partitions in hosted for partition in partitions.values()]
-        if not some:
-            return ResetGroup(to=ResetTo.EARLIEST)
-        partition = rng.choice(some)
-        facts = partition.facts.partition
-        offset = rng.randint(0, partition.readable_offset)
-        if world.swarm.static:
-            return ResetGroup(to=to, queue=facts.queue, offset=facts.logic_start + offset)
-        return ResetGroup(to=to, partition_id=facts.partition_id, offset=offset)
-
-    def _check_told(self, group: str, answer: GroupReset) -> None:
-        """Check that a broker has set each cursor that the operator was told of."""
-        history = self._world.history
-        done = {
-            (event.partition_id, event.token)
-            for event in history
-            if type(event) is Served and event.kind == "reset" and event.group == group
-        }
-        for cursor in answer.cursors:
-            if (cursor.partition_id, cursor.token) not in done:
-                self._world.loop.faults.append(f"told as set, and no broker knows: {cursor}")

@@ -10,6 +10,7 @@ from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.findings import Findings
 from keylane.protocol.message import Message
 from sim.actors.clients import ProducerHost
+from sim.actors.consumers import ConsumerHost
 from sim.service import Service
 from sim.swarm import Swarm
 
@@ -24,6 +25,7 @@ class Feature:
     """Struck in every seed."""
     never: frozenset[str] = frozenset()
     """Struck in none."""
+    consumer_kind: type[ConsumerHost] = ConsumerHost
 
     def __init__(self, world: FeatureWorld) -> None:
         self.world = world

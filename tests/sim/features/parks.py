@@ -1,4 +1,4 @@
-"""Keys whose handlers fail for a while are parked; an operator redrives and skips, while partitions change and brokers crash."""
+"""Keys whose handlers fail for a while are parked; an operator redrives, skips and edits, while partitions change and brokers crash."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+from keylane.admin import Admin
 from keylane.broker.partition.parked import Parked
-from keylane.checker.events import SetAside
+from keylane.checker.events import Edited, SetAside
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import ChangeParkedKey, ParkedView
@@ -20,6 +21,95 @@ from sim.features.feature import Feature
 from sim.swarm import Swarm
 
 GROUP = "group0"
+EDITED = b"edited:"
+"""Values that operators give begin so."""
+
+
+class ParkedKeys:
+    """What a group parks in a world, and what an operator does to it."""
+
+    def __init__(self, feature: Feature) -> None:
+        self._world = feature.world
+        self._rng = feature.rng
+        self.poison: set[bytes] = set()
+        """Keys whose handlers fail, but for messages that were edited."""
+        self.parked = self.redriven = self.edited = 0
+        """Keys seen parked, redrives asked for, and edits told as done."""
+        for consumer in self._world.consumers:
+            consumer._poison = self.poison
+
+    def poison_some(self) -> None:
+        """Have the handlers of one more key fail."""
+        keys = [key for producer in self._world.producers for key in producer._keys]
+        self.poison.add(self._rng.choice(keys))
+
+    def mend_some(self) -> None:
+        """Have the handlers of one key fail no more."""
+        if self.poison:
+            self.poison.discard(self._rng.choice(sorted(self.poison)))
+
+    async def change_some(self, *, chance: float) -> None:
+        """Redrive parked keys, each with this chance; before all is healed some messages are skipped."""
+        async for broker, number, view in self._listed():
+            if self._rng.random() >= chance:
+                continue
+            skips = self._rng.random() < 0.15 and not self._world.faults.healed
+            ask = ChangeParkedKey(group=GROUP, key_hex=view.key_hex)
+            if skips and view.first_offset >= 0:
+                row = (view.first_source, view.first_offset, view.first_offset + 1)
+                self._world.record(SetAside(GROUP, row[0], 0, ((row[1], row[2]),), skipped=True))
+                ask = ChangeParkedKey(group=GROUP, key_hex=view.key_hex, skip=[row])
+            self.redriven += 1
+            with contextlib.suppress(KeylaneError):
+                await broker.change_parked(number, ask)
+
+    async def edit_some(self) -> None:
+        """Put another value in the place of the first message of some parked keys; most are redriven at once."""
+        world = self._world
+        async for broker, number, view in self._listed():
+            if self._rng.random() < 0.5 or view.first_offset < 0:
+                continue
+            place = (GROUP, view.first_source, view.first_offset)
+            value = b"%s%d" % (EDITED, len(world.history))
+            world.record(Edited(*place, value, done=False))
+            try:
+                async with Admin(world._meta, call_timeout_ms=1_000) as admin:
+                    await admin.edit_parked(SUBJECT, *place, value=value)
+            except KeylaneError as error:
+                world.trace(f"not edited: {error!r}")
+                continue
+            world.record(Edited(*place, value, done=True))
+            self.edited += 1
+            if self._rng.random() < 0.7:
+                with contextlib.suppress(KeylaneError):
+                    ask = ChangeParkedKey(group=GROUP, key_hex=view.key_hex)
+                    await broker.change_parked(number, ask)
+
+    async def _listed(self) -> AsyncIterator[tuple[BrokerClient, int, ParkedView]]:
+        network = SimNetwork(self._world.internet, self._world._operator)
+        for host in self._world.brokers:
+            broker = BrokerClient(network, host.address, timeout_ms=1_000)
+            for number in sorted(_parked_on(host.store)) if host.running and host.store else ():
+                try:
+                    page = await broker.parked(number, GROUP)
+                except KeylaneError:
+                    continue
+                self.parked += len(page.keys)
+                if not page.frozen:
+                    for view in page.keys:
+                        yield broker, number, view
+
+    @property
+    def none_left(self) -> bool:
+        """Nothing is parked but what children have taken over."""
+        return all(
+            host.running
+            and host.store is not None
+            and not any(
+                len(parked) and not parked.frozen for parked in _parked_on(host.store).values()
+            )
+            for host in self._world.brokers
+        )
 
 
 class Parks(Feature):
@@ -39,30 +129,27 @@ class Parks(Feature):
         )
 
     def build(self) -> None:
-        self._poison: set[bytes] = set()
-        self.parked = self.redriven = 0
-        """Keys seen parked, and redrives asked for."""
-        for consumer in self.world.consumers:
-            consumer._poison = self._poison
+        self.keys = ParkedKeys(self)
 
     async def work(self) -> None:
-        """Have keys fail, and redrive, skip and reshape; once all is healed redrive until nothing is parked."""
+        """Have keys fail, and redrive, skip, edit and reshape; once all is healed redrive until nothing is parked."""
         world, rng = self.world, self.rng
-        keys = [key for producer in world.producers for key in producer._keys]
         while not world.faults.healed:
             await self.pause(0.8)
             deed = rng.random()
             if deed < 0.35:
-                self._poison.add(rng.choice(keys))
-            elif deed < 0.6 and self._poison:
-                self._poison.discard(rng.choice(sorted(self._poison)))
+                self.keys.poison_some()
+            elif deed < 0.55:
+                self.keys.mend_some()
+            elif deed < 0.75:
+                await self.keys.change_some(chance=0.5)
             elif deed < 0.9:
-                await self._change_some(chance=0.5)
+                await self.keys.edit_some()
             else:
                 await self._reshape()
-        self._poison.clear()
+        self.keys.poison.clear()
         while True:
-            await self._change_some(chance=1.0)
+            await self.keys.change_some(chance=1.0)
             await asyncio.sleep(0.5)
 
     async def _reshape(self) -> None:
@@ -72,46 +159,9 @@ class Parks(Feature):
         self.world.faults.done += 1
         await self.world._reshape(ask)
 
-    async def _change_some(self, *, chance: float) -> None:
-        """Redrive parked keys, each with this chance; before all is healed some messages are skipped."""
-        async for broker, number, view in self._listed():
-            if self.rng.random() >= chance:
-                continue
-            skips = self.rng.random() < 0.15 and not self.world.faults.healed
-            ask = ChangeParkedKey(group=GROUP, key_hex=view.key_hex)
-            if skips and view.first_offset >= 0:
-                row = (view.first_source, view.first_offset, view.first_offset + 1)
-                self.world.record(SetAside(GROUP, row[0], 0, ((row[1], row[2]),), skipped=True))
-                ask = ChangeParkedKey(group=GROUP, key_hex=view.key_hex, skip=[row])
-            self.redriven += 1
-            with contextlib.suppress(KeylaneError):
-                await broker.change_parked(number, ask)
-
-    async def _listed(self) -> AsyncIterator[tuple[BrokerClient, int, ParkedView]]:
-        network = SimNetwork(self.world.internet, self.world._operator)
-        for host in self.world.brokers:
-            broker = BrokerClient(network, host.address, timeout_ms=1_000)
-            for number in sorted(_parked_on(host.store)) if host.running and host.store else ():
-                try:
-                    page = await broker.parked(number, GROUP)
-                except KeylaneError:
-                    continue
-                self.parked += len(page.keys)
-                if not page.frozen:
-                    for view in page.keys:
-                        yield broker, number, view
-
     @property
     def drained(self) -> bool:
-        """Nothing is parked but what children have taken over."""
-        return all(
-            host.running
-            and host.store is not None
-            and not any(
-                len(parked) and not parked.frozen for parked in _parked_on(host.store).values()
-            )
-            for host in self.world.brokers
-        )
+        return self.keys.none_left
 
 
 def _parked_on(store: object) -> dict[int, Parked]:

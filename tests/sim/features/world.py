@@ -15,6 +15,8 @@ from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.store.store import Store
 from keylane.checker.findings import Findings
 from keylane.protocol.errors import KeylaneError
+from keylane.rpc.environment import AMBIENT, Environment
+from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import SUBJECT
 from sim.actors.consumers import ConsumerHost
 from sim.actors.hosts import META_SETTINGS
@@ -23,7 +25,9 @@ from sim.features.deletions import Deletions
 from sim.features.feature import Feature
 from sim.features.first_sends import MADE, PARTITIONS, FirstSends
 from sim.features.growths import Growths
+from sim.features.instances import Instances
 from sim.features.later import LaterDeliveries
+from sim.features.live_resets import LiveResetting
 from sim.features.parks import Parks
 from sim.features.relays import RelayedOutboxes, Relays
 from sim.features.scheduling import SchedulingBrokerHost
@@ -40,18 +44,21 @@ STRIDE = 96
 FEATURES: tuple[type[Feature], ...] = (Deletions, Growths, LaterDeliveries, Tables, FirstSends)
 
 
-RELAYS_EVERY = 15
-PARKS = frozenset({6, 9, 11})
-"""The remainders of numbers by RELAYS_EVERY whose seeds park."""
+OTHERS_EVERY = 15
+OTHERS: dict[int, type[Feature]] = {
+    5: LiveResetting,
+    6: Parks,
+    9: Parks,
+    11: Parks,
+    12: Instances,
+    14: Relays,
+}
+"""By the remainders of numbers by OTHERS_EVERY."""
 
 
 def kind_of(number: int) -> type[Feature]:
-    """The feature of a seed: in turn, and in some seeds an outbox, or parked keys."""
-    if number % RELAYS_EVERY in PARKS:
-        return Parks
-    if number % RELAYS_EVERY == RELAYS_EVERY - 1:
-        return Relays
-    return FEATURES[number % len(FEATURES)]
+    """The feature of a seed: in turn, and in some seeds an outbox, or what only consumer groups have."""
+    return OTHERS.get(number % OTHERS_EVERY, FEATURES[number % len(FEATURES)])
 
 
 class _Services:
@@ -96,6 +103,8 @@ class FeatureWorld(World):
         """What the brokers' disks have at the end."""
         super().__init__(STRIDE * self.number)
         self.seed = STRIDE * self.number
+        network = SimNetwork(self.internet, self._operator)
+        self._operator.context.run(AMBIENT.set, Environment(network=network))
         self.feature = self._kind(self)
         self.feature.build()
         service: Any = _Services(
@@ -133,9 +142,9 @@ class FeatureWorld(World):
         return super().at_rest and self.feature.idle
 
     def add_consumer(
-        self, kind: type[ConsumerHost] = ConsumerHost, *, group: str = ""
+        self, kind: type[ConsumerHost] | None = None, *, group: str = ""
     ) -> ConsumerHost:
-        host = super().add_consumer(kind, group=group)
+        host = super().add_consumer(kind or self._kind.consumer_kind, group=group)
         host.on_message = None if "feature" not in vars(self) else self.feature.on_message
         return host
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from keylane.checker.events import AcceptedLost, Granted
+from keylane.checker.events import AcceptedLost, Granted, Replaced
 from keylane.testing.machines.database import connected
 from keylane.testing.machines.machine import Machine
 from sim.machines.promises import Claims
@@ -22,7 +22,9 @@ from support.sql.grants import Leases
 class Shelf:
     """One database, used by all metaserver processes of a machine; it outlives them."""
 
-    def __init__(self, machine: Machine, record: Callable[[Granted | AcceptedLost], None]) -> None:
+    def __init__(
+        self, machine: Machine, record: Callable[[Granted | AcceptedLost | Replaced], None]
+    ) -> None:
         self._connection, self._raw, clock, empty = connected()
         clock.machine = machine
         self._clock = clock
@@ -35,6 +37,10 @@ class Shelf:
         self.watches_losses = False
         self.lost: set[int] = set()
         """Partitions whose loss was accepted, if `watches_losses`."""
+        self.instances: dict[str, tuple[str, str]] | None = None
+        """Session → instance and client, as the last transaction left them; None: they are not watched."""
+        self.silent: set[str] = set()
+        """Clients with an instance whose session ended otherwise: it left, or was not heard for its ttl."""
         self.boot = 0
         """The boot that the times in it belong to."""
         self._durable: bytes | None = None
@@ -53,6 +59,8 @@ class Shelf:
             self._durable = None
         if raw.total_changes != changes:
             self._leases = Leases.read(raw.execute)
+            if self.instances is not None:
+                self._note_replaced(self.instances)
             for event in before.given(self._leases, now_ms=self._clock.boot_ms()):
                 self._record(event)
         if self.watched:
@@ -63,6 +71,17 @@ class Shelf:
                     self.lost.add(partition_id)
                     self._record(AcceptedLost(partition_id))
         return result
+
+    def _note_replaced(self, before: dict[str, tuple[str, str]]) -> None:
+        """Note the sessions in whose place others of the same instance have come, and the clients of other ended ones."""
+        ask = "SELECT session, instance, client FROM sessions WHERE instance != '' ORDER BY session"
+        after = self.instances = {row[0]: row[1:] for row in self._raw.execute(ask)}
+        come = {after[session][0] for session in after.keys() - before.keys()}
+        for session, (instance, client) in before.items():
+            if session not in after and instance in come:
+                self._record(Replaced(session))
+            elif session not in after:
+                self.silent.add(client)
 
     def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a transaction that need not be durable; it is a fault if it renews a session that had ended."""
@@ -85,6 +104,23 @@ class Shelf:
         ask = "SELECT expires_at FROM sessions WHERE session = ?"
         row = self._raw.execute(ask, (session,)).fetchone()
         return 0 if row is None else max(0, row[0] - self._clock.boot_ms())
+
+    def held_by(self, client: str) -> dict[int, str]:
+        """Partition → the session of a client that has its lease."""
+        ask = "SELECT partition_id, session FROM leases JOIN sessions USING (session) WHERE client = ?"
+        return dict(self._raw.execute(ask, (client,)).fetchall())
+
+    @property
+    def drained_partitions(self) -> set[int]:
+        """Partitions that some group has drained."""
+        return {row[0] for row in self._raw.execute("SELECT partition_id FROM drained")}
+
+    @property
+    def pending_resets(self) -> int:
+        """Live resets that have no answer yet."""
+        ask = "SELECT count(*) FROM live_resets WHERE answer IS NULL"
+        (count,) = self._raw.execute(ask).fetchone()
+        return int(count)
 
     def lose_power(self) -> None:
         """Back to what was synced."""

@@ -7,6 +7,7 @@ from sim.mutants import (
     of_brokers,
     of_consumers,
     of_features,
+    of_members,
     of_metaservers,
     of_operators,
     of_outbox,
@@ -31,6 +32,7 @@ MUTANTS = {
         of_outbox,
         of_features,
         of_parks,
+        of_members,
     )
     for breaks in room.BREAKS
 }
@@ -40,6 +42,7 @@ FIRST_SEEDS = {
         (of_outbox, outboxes.FIRST_SEED),
         (of_features, FEATURES_FIRST),
         (of_parks, FEATURES_FIRST),
+        (of_members, FEATURES_FIRST),
     )
     for breaks in room.BREAKS
 }

@@ -9,6 +9,7 @@ from keylane.checker.events import (
     AcceptedLost,
     Batched,
     Dropped,
+    Edited,
     Ended,
     Granted,
     Holds,
@@ -16,6 +17,8 @@ from keylane.checker.events import (
     Looked,
     Ranged,
     Recovered,
+    Replaced,
+    Resetting,
     Routed,
     Sent,
     Served,
@@ -193,6 +196,12 @@ def test_each_anomaly_is_named(anomaly):
         ("a batch taken twice", "duplicate", [Batched(1, 0, 1, 7, 0, 0), Batched(1, 1, 1, 7, 0, 0)]),
         ("a producer that goes back to an older route", "nonmonotonic", [
             Routed("p", 2, (1,)), Routed("p", 1, (1,))]),
+        ("a handler of before a reset", "stale effect", [
+            Resetting("g", 1, 2, 0), served("reset", 2, 4, 0), *handled(0)]),
+        ("a message below the cursor of a reset", "nonmonotonic", [
+            *handled(0), Resetting("g", 1, 2, 1), served("reset", 2, 6, 1), started(0, token=3)]),
+        ("a parked message with the value of before its edit", "phantom", [
+            Edited("g", 1, 0, b"new", False), Edited("g", 1, 0, b"new", True), *handled(0)]),
         ("two routes of one version", "nonmonotonic", [Routed("p", 2, (1,)), Routed("q", 2, (1, 3))]),
     ],
 )  # fmt: skip
@@ -201,6 +210,15 @@ def test_finer_rules_of_an_anomaly(what, anomaly, events):
     base = [sent(0), settled(0), sent(1, b"other"), settled(1)]
     log = [stored(0), stored(1, key=b"other")]
     assert anomaly in _kinds([*base, *events, *log]), what
+
+
+def test_process_whose_instance_was_started_anew_may_not_know_it_yet():
+    """Its handlers may begin until it hears of it; its calls are judged as any others."""
+    base = [sent(0), settled(0), stored(0), granted(1), Replaced(A), granted(2, B)]
+    late = [*handled(0), *handled(0, token=2, session=B)]
+    assert not _kinds([*base, *late])
+    stale = [served("acquire", 2, 6, 0), served("ack", 1, 99, 1, [(0, 1)])]
+    assert "stale effect" in _kinds([*base, *late, *stale])
 
 
 def test_message_that_may_be_stored_twice_is_no_duplicate():

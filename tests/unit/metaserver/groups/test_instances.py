@@ -7,7 +7,12 @@ import pytest
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases
 from keylane.metaserver.groups.sessions import SessionRow, join_group, renew_sessions
 from keylane.protocol.control import Join, ReleaseGrant
-from keylane.protocol.errors import InstanceTakenError, InvalidNameError, SessionUnknownError
+from keylane.protocol.errors import (
+    GroupBusyError,
+    InstanceTakenError,
+    InvalidNameError,
+    SessionUnknownError,
+)
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -78,11 +83,36 @@ def test_process_that_joins_again_does_not_take_its_place_back(rows: Rows):
     """It ends; the one that was started later goes on.  Once that is gone, the place is free."""
     join(rows, A, "a")
     join(rows, A_AGAIN, "a")
+    rows.run(renew_sessions, [A_AGAIN])
     with pytest.raises(InstanceTakenError):
         join(rows, A_LATER, "a", again=True)
     assert len(tokens(rows, A_AGAIN)) == 4
     rows.clock.advance(31_000)
     assert join(rows, A_LATER, "a", again=True).replaced == (A_AGAIN,)
+    assert len(tokens(rows, A_LATER)) == 4
+
+
+def test_process_that_lost_its_place_to_a_session_that_is_never_heard_goes_on_after_its_ttl(
+    rows: Rows,
+):
+    """A join may be done late, when its process has long ended: it does not end the process that is at work."""
+    join(rows, A, "a")
+    rows.run(renew_sessions, [A])
+    join(rows, A_AGAIN, "a")
+    with pytest.raises(GroupBusyError, match="not heard since"):
+        join(rows, A_LATER, "a", again=True)
+    rows.clock.advance(31_000)
+    assert join(rows, A_LATER, "a", again=True).replaced == (A_AGAIN,)
+
+
+def test_late_call_of_a_replaced_session_does_not_begin_it_again(rows: Rows):
+    """Nor that of the one before it."""
+    join(rows, A, "a")
+    join(rows, A_AGAIN, "a")
+    join(rows, A_LATER, "a")
+    for late in (A, A_AGAIN):
+        with pytest.raises(InstanceTakenError):
+            join(rows, late, "a")
     assert len(tokens(rows, A_LATER)) == 4
 
 

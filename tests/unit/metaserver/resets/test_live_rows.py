@@ -10,15 +10,17 @@ import sqlalchemy as sa
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants, release_leases
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.resets.live_rows import (
+    cancel_live_reset,
     give_up_live_reset,
     pending_live_resets,
     plan_live_reset,
     read_live_reset,
+    same_live_reset,
 )
 from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
 from keylane.metaserver.sql.schema import drained, partitions
 from keylane.protocol.control import Join, ReleaseGrant
-from keylane.protocol.errors import GroupBusyError
+from keylane.protocol.errors import GroupBusyError, ResetForwardError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy, PartitionState
 from support.sql.rows import Rows
@@ -167,3 +169,53 @@ def test_late_report_of_a_drained_partition_is_ignored_after_a_reset(rows: LiveR
     assert rows.run(note_drained, A, list(before), (), late) is None
     assert rows.run(lambda connection: connection.execute(sa.select(drained)).all()) == []
     assert rows.run(note_drained, A, list(after), (), set(after.items())) == 1
+
+
+def test_canceled_reset_changes_nothing_and_is_not_begun(rows: LiveRows):
+    """What members have handed over they get again; a repeat of the cancellation is told the same, and a later reset begins."""
+    rows.join(A)
+    held = rows.held(A)
+    reset_id = rows.run(plan_live_reset, 1, ASK)
+    rows.settle()
+    assert rows.run(cancel_live_reset, "s", "g") == (1, ASK)
+    rows.release(A, held)
+    rows.settle()
+    assert rows.held(A).keys() == held.keys()
+    assert rows.run(cancel_live_reset, "s", "g") == (1, ASK)
+    assert rows.run(read_live_reset, reset_id).canceled
+    assert rows.run(pending_live_resets) == []
+    with pytest.raises(GroupBusyError, match="done"):
+        rows.begin(reset_id)
+    assert rows.run(plan_live_reset, 1, ASK) > reset_id
+
+
+def test_cancellation_is_refused_when_cursors_may_be_set(rows: LiveRows):
+    """Also when all are, and when there is no reset; nothing is changed by it."""
+    rows.join(A)
+    with pytest.raises(ResetForwardError, match="has no reset"):
+        rows.run(cancel_live_reset, "s", "g")
+    held = rows.held(A)
+    reset_id = rows.run(plan_live_reset, 1, ASK)
+    rows.settle()
+    rows.release(A, held)
+    tokens = rows.begin(reset_id)
+    with pytest.raises(ResetForwardError, match="begun") as begun:
+        rows.run(cancel_live_reset, "s", "g")
+    assert begun.value.begun is True
+    assert "goes on by itself" in begun.value.hint
+    rows.end(tokens, reset_id)
+    with pytest.raises(ResetForwardError, match="is done"):
+        rows.run(cancel_live_reset, "s", "g")
+    assert rows.run(read_live_reset, reset_id).answer is not None
+
+
+def test_request_is_known_while_its_reset_is_pending(rows: LiveRows):
+    """Whatever fails for a repeat of it, the reset may be done."""
+    rows.join(A)
+    assert rows.run(same_live_reset, "s", "g", ASK) == 0
+    reset_id = rows.run(plan_live_reset, 1, ASK)
+    assert rows.run(same_live_reset, "s", "g", ASK) == reset_id
+    other = ResetGroup(to=ResetTo.LATEST, live=True)
+    assert rows.run(same_live_reset, "s", "g", other) == 0
+    rows.run(cancel_live_reset, "s", "g")
+    assert rows.run(same_live_reset, "s", "g", ASK) == 0

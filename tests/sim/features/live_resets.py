@@ -1,0 +1,244 @@
+"""A group's progress is set again and again while its members live, keys are parked, partitions change and programs crash."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from msgspec.structs import asdict
+
+from keylane.admin.group_resets import reset_group
+from keylane.broker.partition.partition import HostedPartition
+from keylane.checker.events import Ended, Granted, Resetting, Served, SetAside, Started
+from keylane.checker.findings import Findings
+from keylane.protocol.errors import (
+    Fate,
+    GroupBusyError,
+    KeylaneError,
+    NotSentError,
+    ResetCanceledError,
+)
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.progress import GroupReset, ResetTo
+from sim.actors.clients import SUBJECT
+from sim.actors.operators import draw_reset, untold_resets
+from sim.features.feature import Feature
+from sim.features.parks import GROUP, ParkedKeys
+from sim.swarm import Swarm
+
+
+class LiveResetting(Feature):
+    """See the module."""
+
+    faults = frozenset({"meta_step", "consumer_crash", "broker_crash"})
+
+    @classmethod
+    def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
+        policy: dict[str, Any] = {}
+        if rng.random() < 0.5:
+            policy = {"on_failure": "park", "tries_max": rng.choice((1, 2))}
+        return replace(
+            swarm,
+            consumers=rng.choice((1, 2, 3)),
+            keys=rng.choice((2, 3, 6)),
+            messages=rng.choice((30, 60)),
+            partitions=rng.choice((1, 2, 3)),
+            consumer=swarm.consumer | policy,
+        )
+
+    def build(self) -> None:
+        self.parked = ParkedKeys(self)
+        for meta in self.world.metas:
+            meta.resumes_resets = True
+        self.answers: list[GroupReset] = []
+
+    async def work(self) -> None:
+        """Set the group back and forward; afterwards redrive until nothing is parked."""
+        world, rng = self.world, self.rng
+        while not world.faults.healed:
+            await self.pause(1.5)
+            deed = rng.random()
+            if deed < 0.2:
+                self.parked.poison_some()
+            elif deed < 0.3:
+                await self.parked.change_some(chance=0.5)
+            elif deed < 0.45:
+                ask = Reshape(
+                    kind=OperationKind.RESIZE, subject=SUBJECT, partitions=rng.choice((1, 2, 3, 4))
+                )
+                world.faults.done += 1
+                await world._reshape(ask)
+            else:
+                self.idle = False
+                await self._reset()
+                self.idle = True
+        self.parked.poison.clear()
+        while True:
+            await self.parked.change_some(chance=1.0)
+            await asyncio.sleep(0.5)
+
+    async def _reset(self) -> None:
+        """Ask until it is done, or known as not done."""
+        world, rng = self.world, self.rng
+        fields = asdict(draw_reset(world, rng))
+        if fields["to"] in {ResetTo.SHIFT, ResetTo.CURSORS}:
+            fields |= {"to": ResetTo.SHIFT, "shift": rng.choice((-30, -5, 5))}
+        fields |= {"live": True}
+        call = partial(world._operator_meta.reset_group, SUBJECT, GROUP)
+        world.faults.done += 1
+        world.trace(f"live reset {fields!r}")
+        if rng.random() < 0.3:
+            world._operator_does(self._cancel(fields["to"]))
+        first = True
+        while True:
+            began = len(world.history)
+            try:
+                answer = await reset_group(call, fields)
+            except ResetCanceledError as error:
+                world.trace(f"not set: {error!r}")
+                return
+            except KeylaneError as error:
+                world.trace(f"not set: {error!r}")
+                if error.fate is Fate.NOT_DONE and not is_unsent(error):
+                    self._check_not_done(began, error)
+                    return
+                if first and rng.random() < 0.3:
+                    return  # the operator does not wait, and it goes on by itself
+                first = False
+                await asyncio.sleep(0.1 + 0.4 * self.rng.random())
+            else:
+                world.loop.faults += untold_resets(world, GROUP, answer)
+                self.answers.append(answer)
+                return
+
+    async def _cancel(self, to: ResetTo) -> None:
+        """Cancel the reset that was just asked for; one that is told as canceled asks no broker."""
+        world = self.world
+        began = len(world.history)
+        await self.pause(0.6)
+        try:
+            canceled = await world._operator_meta.cancel_reset(SUBJECT, GROUP)
+        except KeylaneError as error:
+            world.trace(f"not canceled: {error!r}")
+            return
+        world.trace(f"canceled {canceled!r}")
+        asked = [event for event in world.history[began:] if type(event) is Resetting]
+        # The one before may be told as canceled again, while this one is being planned.
+        if asked and canceled.asked.to is to:
+            self.problems.append(f"told as canceled, and a broker was asked: {asked[0]}")
+
+    def _check_not_done(self, began: int, error: KeylaneError) -> None:
+        """A reset that was told as not done has asked no broker, unless it is another one that is under way."""
+        asked = [event for event in self.world.history[began:] if type(event) is Resetting]
+        if asked and not isinstance(error, GroupBusyError):
+            self.problems.append(f"told as not done, and a broker was asked: {asked[0]} {error!r}")
+
+    @property
+    def drained(self) -> bool:
+        return not self.world.shelf.pending_resets and self.parked.none_left
+
+    def check(self, findings: Findings, hosted: dict[int, HostedPartition]) -> None:
+        mine = {number: hosted[number] for number in self.world.partitions_of(SUBJECT)}
+        self.problems += check_resets(self.world.history, set(mine))
+        self.problems += granted_while_set(self.world.history, self.answers)
+        if self.drained:
+            ends = {number: mine[number].readable_offset for number in mine}
+            self.problems += unhandled_after(self.world.history, self.answers, ends)
+        self.problems = self.problems[:8]
+
+
+def is_unsent(error: KeylaneError) -> bool:
+    """Whether a metaserver was not reached; an earlier call may have begun the reset."""
+    return isinstance(error, NotSentError) and error.partition_id is None
+
+
+def check_resets(history: Sequence[Any], partitions: Collection[int]) -> list[str]:
+    """
+    What owners do around resets, told from tokens alone: those of a group grow with each grant and each reset.
+
+    Once a broker has done a reset, no handler begins there under a lower token, and none below the cursor.
+    """
+    problems: list[str] = []
+    newest: dict[int, int] = {}
+    """Partition → token of the newest reset that its broker has done."""
+    cursors: dict[tuple[int, int], int] = {}
+    starts: dict[int, int] = {}
+    """Partition → cursor of that reset."""
+    for event in history:
+        match event:
+            case Resetting(_, partition_id, token, cursor) if partition_id in partitions:
+                cursors[partition_id, token] = cursor
+            case Served("reset", _, partition_id, token) if partition_id in partitions:
+                if token > newest.get(partition_id, 0):
+                    newest[partition_id] = token
+                    starts[partition_id] = cursors[partition_id, token]
+            case Started() if event.partition_id in newest:
+                reset = newest[event.partition_id]
+                if event.token < reset:
+                    problems.append(f"{event} begun after the reset of token {reset}")
+                elif event.offset < starts[event.partition_id]:
+                    problems.append(f"{event} begun below {starts[event.partition_id]}")
+    return problems
+
+
+def granted_while_set(history: Sequence[Any], answers: Sequence[GroupReset]) -> list[str]:
+    """What the group was granted between the first cursor of a reset and the last."""
+    asked: dict[int, int] = {}
+    done: dict[int, int] = {}
+    """Token → the first moment of either; a call that the network repeats sets the same cursor again."""
+    for now, event in enumerate(history):
+        if type(event) is Resetting:
+            asked.setdefault(event.token, now)
+        elif type(event) is Served and event.kind == "reset":
+            done.setdefault(event.token, now)
+    problems = []
+    for answer in answers:
+        tokens = {cursor.token for cursor in answer.cursors}
+        mine = {cursor.partition_id for cursor in answer.cursors}
+        first, last = min(asked[token] for token in tokens), max(done[token] for token in tokens)
+        problems += [
+            f"{event} granted while a reset sets {sorted(tokens)}"
+            for event in history[first:last]
+            if type(event) is Granted and event.partition_id in mine
+        ]
+    return problems
+
+
+def unhandled_after(
+    history: Sequence[Any], answers: Sequence[GroupReset], ends: dict[int, int]
+) -> list[str]:
+    """What the group has not handled from the cursors of the last reset on, of which an operator was told."""
+    done = {
+        (event.partition_id, event.offset, event.token) for event in history if type(event) is Ended
+    }
+    skipped = {
+        (event.partition_id, offset)
+        for event in history
+        if type(event) is SetAside and event.skipped
+        for start, end in event.ranges
+        for offset in range(start, end)
+    }
+    tokens: dict[tuple[int, int], int] = {}
+    for partition_id, offset, token in done:
+        tokens[partition_id, offset] = max(token, tokens.get((partition_id, offset), 0))
+    problems = []
+    for cursor in answers[-1].cursors if answers else ():
+        later = any(
+            type(event) is Resetting
+            and event.partition_id == cursor.partition_id
+            and event.token > cursor.token
+            for event in history
+        )
+        missed = [
+            offset
+            for offset in range(cursor.cursor, ends.get(cursor.partition_id, 0))
+            if tokens.get((cursor.partition_id, offset), 0) < cursor.token
+            and (cursor.partition_id, offset) not in skipped
+        ]
+        if missed and not later:
+            problems.append(f"{cursor}, and offset {missed[0]} was never handled after it")
+    return problems
