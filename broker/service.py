@@ -397,7 +397,8 @@ def _check_failed(request: Ack, partition: HostedPartition) -> None:
 
 def _check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
     """Raises InvalidRequestError: the message is not stored."""
-    if not 0 <= failing.offset < partition.readable_offset:
+    end = partition.readable_offset if failing.source is None else MAX_I64
+    if not 0 <= failing.offset < end:
         raise InvalidRequestError(f"no failing message: offset {failing.offset}")
 
 

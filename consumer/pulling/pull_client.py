@@ -221,6 +221,15 @@ class PullClient(UserAcks, PullViews):
         self.parking.park(None, [message.offset], failure)
         self.forget(1)
 
+    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
+        """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
+        self._tries.redriven_failed(source, message, failure)
+        self._acks.send_soon()
+
+    def redriven_ended(self, source: int, offset: int) -> None:
+        """Note that this message is handled, or no longer here."""
+        self._tries.redriven_ended(source, offset)
+
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
