@@ -123,3 +123,37 @@ async def test_redriven_message_that_ends_its_process_is_parked_again(
                 await asyncio.sleep(0.02)
             assert await brokers.count() == 2
     assert handed(path, "bad") == [(0, 1), (0, 1)]
+
+
+async def test_message_of_a_shared_group_that_ends_its_process_is_buried(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """Two processes end with it among others, one with it alone; two such messages are told apart from all others."""
+    subject, path = "crash-shared", tmp_path / "handed"
+    await shared_cluster.create(subject, partitions=1)
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        for number in range(4):
+            await send(producer, subject, b"a", number)
+        for ended in range(4):
+            with crasher(shared_cluster, subject, path, "shared") as process:
+                await eventually(lambda process=process: process.poll() is not None)
+                assert process.returncode == 9, process.stderr.read()
+            if ended == 1:
+                before = len(handed(path, "bad"))
+        with crasher(shared_cluster, subject, path, "shared"):
+            while await brokers.count() < 2:
+                await asyncio.sleep(0.02)
+            await send(producer, subject, b"a", 4)
+            await eventually(lambda: (4, 1) in handed(path, "a"))
+            await eventually(lambda: {value for value, _ in handed(path, "a")} == set(range(5)))
+            ((_, page),) = (await brokers.parked()).items()
+        (view,) = page.keys
+        assert view.failure is not None
+        assert (view.failure.kind, view.failure.attempts) == ("crashed", 3)
+        assert "3 times" in view.failure.text
+    assert handed(path, "bad")[before:] == [(0, 3), (1, 3)], "each alone, once"
