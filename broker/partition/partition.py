@@ -519,6 +519,7 @@ class HostedPartition:
                 removed_unread=progress.removed_unread,
                 parked=progress.parked_messages,
                 failing=progress.failing,
+                suspects=progress.acked.unacked(self.first_offset, progress.suspects.upto),
             )
             for name, progress in sorted(self.groups.items())
             if progress.kept and group in {None, name}

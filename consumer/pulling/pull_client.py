@@ -221,6 +221,10 @@ class PullClient(UserAcks, PullViews):
         self.parking.park(None, [message.offset], failure)
         self.forget(1)
 
+    def blocks(self, message: Message, failure: Failure) -> None:
+        """Have the broker show why a message holds others up, with the next ack."""
+        self._tries.blocks(message, failure)
+
     def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
         """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
         self._tries.redriven_failed(source, message, failure)
@@ -259,6 +263,8 @@ class PullClient(UserAcks, PullViews):
 
     def done_range(self, start: int, end: int) -> None:
         """As `done_all`, of `[start, end)`."""
+        if self._careful is not None:
+            self._careful.done_range(start, end)
         self._handled.done_range(start, end)
         self._acks.send_soon()
         self._in_flight.remove(end - start)

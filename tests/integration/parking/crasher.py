@@ -13,6 +13,8 @@ from keylane import Consumer, Message
 
 async def main() -> None:
     meta, subject, path, manner = sys.argv[1:]
+    if manner == "arrow":
+        from keylane.arrow import columns
     with open(path, "a", buffering=1) as out:
 
         async def handle(message: Message) -> None:
@@ -34,7 +36,7 @@ async def main() -> None:
             meta,
             subject=subject,
             group="g",
-            ttl_ms=1_000,
+            ttl_ms=2_000 if manner == "arrow" else 1_000,
             on_failure="block" if manner == "arrow" else "park",
             consume_strategy="shared" if manner == "shared" else None,
             **handlers.get(manner, {}),
