@@ -163,11 +163,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._callbacks = (on_assigned, on_revoked, on_lost)
         self._several = _several_if(subject, group, name, self._calls)
         self._filter = filter_of(tags, filter)
-        self._handed_on = _given_of(
-            codec=codec, name=name, tags=tags, filter=filter, on_assigned=on_assigned,
-            on_revoked=on_revoked, on_lost=on_lost, start=start,
-        )  # fmt: skip
-        """Arguments of the consumers of `on`, unless they have their own."""
+        self._asked = (tags, filter)
         if codec is not None:
             check_codec(codec)
         self._settings = _settings_with(
@@ -402,9 +398,11 @@ class Consumer(Resident, Owned, Taking[V]):
             raise InvalidRequestError(
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes handlers of any"
             )
-        known: dict[str, Any] = {
-            "settings": self._settings, "wait_s": self._connections.wait_s,
-        } | self._handed_on | options  # fmt: skip
+        (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
+        known: dict[str, Any] = _given_of(
+            settings=self._settings, wait_s=self._connections.wait_s, start=self._begins_at, codec=self._codec,
+            name=self._name, tags=tags, filter=wanted, on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
+        ) | options  # fmt: skip
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:
