@@ -11,7 +11,7 @@ from .changes import FAILURE_KIND_CHARS_MAX, FAILURE_TEXT_CHARS_MAX, Failure
 KEY_DIGEST_CHARS_MAX = 64
 
 
-class FailingMessage(Struct, frozen=True, kw_only=True):
+class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The oldest failing message of a partition, as its owner tells the broker with the acks; the broker keeps it in memory."""
 
     offset: int
