@@ -538,8 +538,8 @@ class HostedPartition:
         )
 
 
-def _same_message(one: FailingMessage, other: FailingMessage) -> bool:
-    return (one.source, one.offset) == (other.source, other.offset)
+def _same_message(known: FailingMessage, other: FailingMessage) -> bool:
+    return (known.source, known.offset) == (other.source, other.offset)
 
 
 def _end_of(end: int) -> int:

@@ -25,7 +25,7 @@ BEGUN_MAX = 1_000
 """Messages of a group on a partition that are remembered as begun; those of the lowest offsets."""
 
 ALONE_FROM = 2
-"""A message of a shared group that was in flight at the ends of so many sessions is handled alone."""
+"""A message of a shared group that was in flight at the ends of two sessions is handled alone."""
 
 Begun = tuple[int, int]
 """Offset, and how often the process of an owner ended while the message was begun, the present time included."""

@@ -1,4 +1,4 @@
-"""A batch as its broker stored it, pulled and not opened yet, and which of its messages are to be handed out.
+"""A batch as its broker stored it, pulled and not opened yet, and which of its messages are to be handed out.  Pure.
 
 It is opened when it is known what the program wants: messages, or Arrow columns.
 """

@@ -19,7 +19,7 @@ from ..delivery.pulled_batch import PulledBatch
 from .suspects import CAREFUL_MS
 
 PARTS = 16
-"""An accused part comes again in so many smaller ones, so that 100,000 rows take five crashes at most."""
+"""The number of smaller parts in which an accused one comes again: 100,000 rows take five crashes at most."""
 PART_BYTES_MAX = 8 << 20
 
 
