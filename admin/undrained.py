@@ -38,6 +38,8 @@ class UndrainedCalls(ClusterCalls):
         """
         What the consumer groups of a subject have not acked of its sealed partitions, by partition and group.
 
+        That includes parked messages which fail again while they are redriven.
+
         A group gets nothing of the partitions that continue a sealed one before it has acked all of that, or parked it.
         A broker that does not answer is no error: its partitions have a `problem`.
 
@@ -84,6 +86,6 @@ def undrained_partitions(
                 failing=progress.failing,
             )
             for progress in status.groups
-            if progress.lag
+            if progress.lag or progress.failing
         ]
     return undrained

@@ -102,6 +102,8 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     """Messages that the group has set aside."""
     failing: FailingMessage | None = None
     """The oldest message that fails and is not handled, with the last error; later messages of its key wait for it."""
+    suspects: int = 0
+    """Messages that an owner had when it ended without handing over: the next one handles them one at a time, for up to 30 s."""
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):
@@ -213,6 +215,7 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
 
 def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
     offset = above = following = lag = removed = parked = failing = None
+    suspects = 0
     if isinstance(status, PartitionStatus):
         # A broker does not know a group before its first pull, which begins at the first message.
         offset, above, following = status.first_offset, 0, status.next_offset
@@ -221,7 +224,7 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
             if progress.group == group:
                 offset, above, lag = progress.cursor, progress.acked_above, progress.lag
                 removed, parked = progress.removed_unread, progress.parked
-                failing = progress.failing
+                failing, suspects = progress.failing, progress.suspects
     return PartitionProgress(
         partition_id=owner.partition.partition_id,
         name=owner.partition.name,
@@ -237,5 +240,6 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
         removed_unread=removed,
         parked=parked,
         failing=failing,
+        suspects=suspects,
         problem=status if isinstance(status, str) else None,
     )

@@ -117,6 +117,8 @@ class Parking:
         if any(isinstance(change, _NOT_OF_OWNERS) for change in changes):
             raise InvalidRequestError("no change of an owner")
         await self._changed(partition, group, changes)
+        if group.in_flight is not None and group.in_flight.acked_since(group.acked):
+            self._store.wake(partition.partition_id)  # for what waits to be handled alone
         return ParkedChanged(group.parked_version), b""
 
     def _changed(

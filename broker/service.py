@@ -160,8 +160,11 @@ class BrokerService:
             tuple(pair for pair in group.attempts.items() if pair[0] not in group.acked),
             group.parked_version,
             () if group.parked is None else tuple(group.parked.adopted),
-            group.suspects.upto,
-            tuple(group.suspects.left(group.acked)),
+            *(
+                (0, ())
+                if shared
+                else (group.suspects.upto, tuple(group.suspects.left(group.acked)))
+            ),
         )
         saved = self._save(partition, group)
         await durable
@@ -235,6 +238,9 @@ class BrokerService:
             group.skip_to(partition.first_offset)
             in_flight = group.handed_out()
             in_flight.check_entered(session)
+            in_flight.expire(now_ms)
+            if group.suspects.session_ended(in_flight.take_ended(), group.acked):
+                group.changed()  # durable with the next ack
             ranges = in_flight.hand_out(
                 group.acked,
                 session,
@@ -242,6 +248,7 @@ class BrokerService:
                 readable_offset=partition.readable_offset,
                 now_ms=now_ms,
                 in_flight_ms=request.in_flight_ms,
+                alone=group.suspects.alone,
             )
             drained = partition.ended and group.acked.cursor >= partition.next_offset
             if drained and (saved := self._save(partition, group)) is not None:
@@ -266,11 +273,13 @@ class BrokerService:
                 in_flight.trim(session, ranges, upto=0)
                 self._waiting.wake(partition.partition_id)
                 raise
+        begun, handed = group.suspects.begun, IntervalSet(ranges)
         answer = Handed(
             tuple(ranges),
             group.durable_cursor,
             partition.readable_offset,
             partition.ended,
+            tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
         )
         return answer, data
 
@@ -312,6 +321,8 @@ class BrokerService:
                 group.changed()
             if group.lock.shared:
                 group.handed_out().acked(ranges)
+                if group.suspects.begun:  # a message that is handled alone may be next
+                    self._waiting.wake(partition.partition_id)
         if request.failed:
             _check_failed(request, partition)
             self._store.commit.check_room(0, own=True)
@@ -351,7 +362,7 @@ class BrokerService:
         else:
             release(group.lock)
         self._waiting.wake(partition.partition_id)
-        if group.suspects.released():
+        if not group.lock.shared and group.suspects.released():
             group.changed()
             if (saved := self._save(partition, group)) is not None:
                 await saved
@@ -397,7 +408,8 @@ def _check_failed(request: Ack, partition: HostedPartition) -> None:
 
 def _check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
     """Raises InvalidRequestError: the message is not stored."""
-    if not 0 <= failing.offset < partition.readable_offset:
+    end = partition.readable_offset if failing.source is None else MAX_I64
+    if not 0 <= failing.offset < end:
         raise InvalidRequestError(f"no failing message: offset {failing.offset}")
 
 

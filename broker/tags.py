@@ -20,24 +20,22 @@ RANGES_MAX = 1_000
 """Ranges that one answer leaves out, so that its header stays small; later batches stay."""
 
 
-def may_have(data: memoryview, header: Header, wanted: Sequence[bytes]) -> bool:
+def may_have(data: bytes, start: int, header: Header, wanted: Sequence[bytes]) -> bool:
     """
     False if the batch certainly has no message with a wanted tag.
 
     Args:
-        data: the batch, header and body.
+        data: has the batch, header and body, at `start`.
         wanted: the tags as UTF-8.
     """
     if header.compression != Compression.NONE:
         return True
     lengths: array[int] = array("I")
-    first = HEADER_BYTES + 16 * header.count
+    first = start + HEADER_BYTES + 16 * header.count
     lengths.frombytes(data[first : first + 4 * header.count])
-    size = sum(lengths)
-    if not size:
-        return False
-    properties = bytes(data[header.length - size : header.length])
-    return any(tag in properties for tag in wanted)
+    end = start + header.length
+    properties = end - sum(lengths)
+    return any(data.find(tag, properties, end) >= 0 for tag in wanted)
 
 
 def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes, list[Range]]:
@@ -63,7 +61,7 @@ def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes,
         low = max(offset, header.base_offset)
         joins = bool(ranges) and ranges[-1][1] == low
         stays = len(ranges) >= RANGES_MAX and not joins
-        if stays or may_have(view[start:end], header, wanted):
+        if stays or may_have(data, start, header, wanted):
             kept.append(view[start:end])
         elif joins:
             ranges[-1] = (ranges[-1][0], header.next_offset)

@@ -15,11 +15,19 @@ def failing_lines(
     """What fails, and what an operator can do about it."""
     text = printable(failing.text)[:TEXT_CHARS_SHOWN]
     why = f"{failing.kind}: {text}" if text else failing.kind
+    where = f"offset {failing.offset}"
+    if failing.source is not None:
+        where = f"parked offset {failing.offset} of partition {failing.source}"
     what = (
-        f"partition {partition_id}: {group} fails at offset {failing.offset}, {failing.key_digest}, since "
+        f"partition {partition_id}: {group} fails at {where}, {failing.key_digest}, since "
         f"{shown(failing.since_ms)}: {why} ({counted(failing.attempts, 'try', 'tries')}, last at "
         f"{shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
+    if failing.source is not None:
+        return what, (
+            f"  it is redriven: skip it (keylane parked skip {subject} {group} --key KEY), or have it parked again: "
+            f"keylane group set {subject} {group} --on-failure park --tries-max 5"
+        )
     advice = (
         '  start its consumers with on_failure="park" (then: keylane parked redrive or skip) or "dead"; or stop '
         f"them and pass the message: keylane group reset {subject} {group} --partition {partition_id} "

@@ -127,9 +127,16 @@ class Assignments:
 
     @property
     def waiting_for(self) -> str:
-        """For people: who has suspended the consumer, so that it is granted nothing; else ""."""
+        """For people: who has suspended the consumer, and which partitions it handles one message at a time; else ""."""
         own = "resume(): its own code has suspended it" if self._membership.suspended else ""
-        return "; ".join(filter(None, (own, self._told.waiting_for)))
+        careful = [str(client.partition_id) for client in self.clients if client.is_careful]
+        suspects = (
+            f"suspects of partition {', '.join(careful)}: the consumer before it ended without handing over, and its "
+            "messages are handled one at a time"
+            if careful
+            else ""
+        )
+        return "; ".join(filter(None, (own, self._told.waiting_for, suspects)))
 
     @property
     def redrives(self) -> bool:

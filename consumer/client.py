@@ -167,6 +167,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._callbacks = (on_assigned, on_revoked, on_lost)
         self._several = _several_if(subject, group, name, self._calls, broadcast)
         self._filter = filter_of(tags, filter)
+        self._asked = (tags, filter)
         if codec is not None:
             check_codec(codec)
         self._settings = _settings_with(
@@ -405,7 +406,8 @@ class Consumer(Resident, Owned, Taking[V]):
         Args:
             subject: an existing subject.
             group: the consumer group; none with `broadcast=True`.
-            options: arguments of `Consumer`; `batch=True`: the function is a batch handler.
+            options: arguments of `Consumer`, in place of those that this one was made with, as `codec`, `tags` or
+                `on_assigned`; `batch=True`: the function is a batch handler.
 
         Raises:
             InvalidRequestError: this consumer has a subject of its own.
@@ -417,9 +419,11 @@ class Consumer(Resident, Owned, Taking[V]):
             raise InvalidRequestError(
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes handlers of any"
             )
-        known: dict[str, Any] = {
-            "settings": self._settings, "wait_s": self._connections.wait_s, "start": self._begins_at,
-        } | options  # fmt: skip
+        (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
+        known: dict[str, Any] = _given_of(
+            settings=self._settings, wait_s=self._connections.wait_s, start=self._begins_at, codec=self._codec,
+            name=self._name, tags=tags, filter=wanted, on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
+        ) | options  # fmt: skip
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:
@@ -571,13 +575,17 @@ def _several_if(
     return Several()
 
 
+def _given_of(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
 def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
     """These settings, or the defaults, with the arguments that are not None in their place; raises ConfigError."""
     if settings is None:
         settings = ConsumerSettings()
     if not isinstance(settings, ConsumerSettings):
         raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+    return replace(settings, **_given_of(**given))
 
 
 def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:

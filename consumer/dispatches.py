@@ -16,9 +16,9 @@ from .delivery.filter import MessageFilter
 from .handling.acked_first import AckedFirst
 from .handling.batch_workers import BatchWorkers
 from .handling.failing import Failing
-from .handling.filtered import filtered, filtered_batches
+from .handling.filtered import Filtering, filtered, filtered_batches
 from .handling.handlers import BatchHandler, Handler, check_handler, is_async
-from .handling.stream import Filtering, Stream
+from .handling.stream import Stream
 from .handling.threads import HandlerThreads
 from .handling.workers import Workers
 from .settings import AckMode, ConsumerSettings

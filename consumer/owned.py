@@ -72,7 +72,10 @@ class Owned:
 
     @property
     def waiting_for(self) -> str:
-        """For people: why it is granted no partitions, as long as its code or an operator suspends it; else ""."""
+        """
+        For people, else "": who has suspended it, so that it is granted no partitions; and those whose messages it handles one
+        at a time, because they may have ended the process of an earlier owner.
+        """
         if self._assignments is None or not self._home.here:
             return ""
         return self._assignments.waiting_for

@@ -319,6 +319,8 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
     cursor: int
     next_offset: int
     sealed: bool
+    crashes: tuple[tuple[int, int], ...] = ()
+    """(offset, number) of those of them that sessions had in flight when they ended without a release."""
 
 
 class Scheduled(Frame, frozen=True, array_like=True, tag=71):

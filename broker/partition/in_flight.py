@@ -11,13 +11,14 @@ Invariants
     A message is in flight at one session at a time.  An acked message is not in flight.
     A message that is not acked at its deadline, by the broker's boot clock, is free again.  So are all messages of a
     session that was silent for its ttl.  Such a session may still handle them; they are then handled twice.
+    What a silent session had in flight may have ended its process: it is told once, by `take_ended`.
     There is no order: the lowest free messages go to the first session that pulls.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...protocol.errors import FencedError
@@ -53,7 +54,9 @@ class LastHeard:
 class InFlight:
     """The messages of a partition that are in flight for a shared group, under one token."""
 
-    __slots__ = ("_due_ms", "_heard", "_handed", "_left", "_look_from", "token")
+    __slots__ = (
+        "_due_ms", "_ended", "_heard", "_handed", "_late", "_left", "_look_from", "token",
+    )  # fmt: skip
 
     def __init__(self, token: int) -> None:
         self.token = token
@@ -66,6 +69,10 @@ class InFlight:
         self._heard: dict[str, LastHeard] = {}
         self._left: dict[str, None] = {}
         """Sessions that have released all their messages, the latest last."""
+        self._late: dict[str, list[Range]] = {}
+        """By session: what it had in flight at a deadline, until it is heard of again or is silent for its ttl."""
+        self._ended: list[Range] = []
+        """What sessions had in flight when they fell silent, until it is asked for."""
 
     @property
     def handed_out(self) -> list[HandedOut]:
@@ -98,6 +105,7 @@ class InFlight:
         readable_offset: int,
         now_ms: int,
         in_flight_ms: int,
+        alone: Sequence[int] = (),
     ) -> list[Range]:
         """
         Put the lowest free messages in flight at a session: at most `count_max`, with gaps of at most `count_max`.
@@ -106,11 +114,14 @@ class InFlight:
             acked: the group's progress.
             readable_offset: one past the last message that may be read.
             in_flight_ms: milliseconds until their deadline.
+            alone: by offset, messages beside which a session has no other in flight; what is above them waits.
 
         Returns:
             The ranges that are now in flight; empty if no message is free, or a limit is reached.
         """
         self.expire(now_ms)
+        if alone and self._is_alone(session, alone):
+            return []
         left = min(count_max, IN_FLIGHT_PER_SESSION_MAX - self.count(session))
         room = min(IN_FLIGHT_RANGES_MAX - len(self._handed), RANGES_PER_HANDING_MAX)
         if (
@@ -124,7 +135,14 @@ class InFlight:
             offset = start
             if start >= end or (ranges and start - ranges[-1][1] > count_max):
                 break
-            offset = end = min(end, start + left)
+            end = min(end, start + left)
+            at = bisect_left(alone, start)
+            if at < len(alone) and alone[at] < end:
+                end = max(alone[at], start + 1)
+                if alone[at] == start and (ranges or self.count(session)):
+                    break
+                left = end - start
+            offset = end
             ranges.append((start, end))
             left -= end - start
         self._look_from = offset
@@ -134,6 +152,13 @@ class InFlight:
         if ranges:
             self._due_ms = min(self._due_ms, until_ms, self._silent_ms(session))
         return ranges
+
+    def _is_alone(self, session: str, alone: Sequence[int]) -> bool:
+        """True if a session has one of these messages in flight."""
+        return any(
+            handed.session == session and handed.end - handed.start == 1 and handed.start in alone
+            for handed in self._handed
+        )
 
     def _free(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
         """The first free range at or above `offset`; an empty range if no message is free."""
@@ -154,6 +179,11 @@ class InFlight:
         if now_ms < self.due_ms:
             return False
         silent = self._forget_silent(now_ms)
+        for handed in self._handed:
+            if handed.session in silent:
+                self._ended.append((handed.start, handed.end))
+            elif handed.until_ms <= now_ms:
+                self._late.setdefault(handed.session, []).append((handed.start, handed.end))
         freed = [
             handed
             for handed in self._handed
@@ -188,7 +218,13 @@ class InFlight:
         }
         for session in silent:
             del self._heard[session]
+            self._ended += self._late.pop(session, ())
         return silent
+
+    def take_ended(self) -> list[Range]:
+        """What sessions had in flight that ended without a release, each once."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def enter(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
         """Note that a session acquires: from now on it may pull, even if it had released its messages."""
@@ -207,6 +243,8 @@ class InFlight:
         Args:
             ttl_ms: the ttl for a session that is not known, because it was silent and has not acquired since.
         """
+        if self._late:
+            self._late.pop(session, None)
         heard = self._heard.get(session)
         if heard is None:
             self._know(session, ttl_ms, now_ms)
@@ -225,6 +263,7 @@ class InFlight:
     def give_back(self, session: str) -> bool:
         """Free all messages of a session, and let it pull no more; True if it had any."""
         self._heard.pop(session, None)
+        self._late.pop(session, None)
         self._left[session] = None
         if len(self._left) > LEFT_MAX:
             del self._left[next(iter(self._left))]
@@ -254,6 +293,18 @@ class InFlight:
         """Take acked messages out of flight, at any session."""
         for start, end in ranges:
             self._cut(start, end)
+
+    def acked_since(self, acked: AckedOffsets) -> bool:
+        """Take what was acked in another way out of flight, as parked messages are; True if there was any."""
+        gone = [
+            (offset, offset + 1)
+            for handed in self._handed
+            if acked.unacked(handed.start, handed.end) < handed.end - handed.start
+            for offset in range(handed.start, handed.end)
+            if offset in acked
+        ]
+        self.acked(gone)
+        return bool(gone)
 
     def _cut(self, start: int, end: int, session: str | None = None) -> None:
         """Remove `[start, end)` from the messages in flight; with `session`, only that session's."""

@@ -83,6 +83,11 @@ class Parked:
         """The parked messages of a key."""
         return self._keys.get(key)
 
+    def redrives(self, place: Place) -> bool:
+        """True if this message is parked here, and its key is being redriven."""
+        keys = () if self.frozen else self._keys.values()
+        return any(key.state is ParkState.REDRIVING and key.has(place) for key in keys)
+
     @property
     def seen_version(self) -> int:
         """What the owner compares: `version` while anything is parked, else 0."""

@@ -125,15 +125,18 @@ class Group:
     def note_failing(self, failing: FailingMessage | None) -> None:
         """Note the oldest message that fails, if there is one; another owner does not know since when it does."""
         known = self._failing
-        if known is not None and failing is not None and known.offset == failing.offset:
+        if known is not None and failing is not None and _same_message(known, failing):
             failing = replace(failing, since_ms=min(known.since_ms, failing.since_ms))
         self._failing = failing
 
     @property
     def failing(self) -> FailingMessage | None:
-        """The oldest message that fails and is not acked."""
+        """The oldest message that fails and is not acked; or one that was parked, fails again, and is redriven still."""
         known = self._failing
-        return None if known is None or known.offset in self.acked else known
+        if known is None or known.source is None:
+            return None if known is None or known.offset in self.acked else known
+        redriven = self.parked is not None and self.parked.redrives((known.source, known.offset))
+        return known if redriven else None
 
     def begins(self, begun: Sequence[Begun]) -> None:
         """Note suspects that their owner begins."""
@@ -516,6 +519,7 @@ class HostedPartition:
                 removed_unread=progress.removed_unread,
                 parked=progress.parked_messages,
                 failing=progress.failing,
+                suspects=progress.acked.unacked(self.first_offset, progress.suspects.upto),
             )
             for name, progress in sorted(self.groups.items())
             if progress.kept and group in {None, name}
@@ -532,6 +536,10 @@ class HostedPartition:
             groups_told=self.groups_told,
             forgotten_token=max(self.forgotten.values(), default=0),
         )
+
+
+def _same_message(known: FailingMessage, other: FailingMessage) -> bool:
+    return (known.source, known.offset) == (other.source, other.offset)
 
 
 def _end_of(end: int) -> int:

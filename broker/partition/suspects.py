@@ -5,6 +5,11 @@
                                                         ├─ released: the owner has ended well
                                                         ╰─ the next owner acquires: it is accused
 
+In a shared group the broker knows what a session had in flight, so nothing is written before a message begins:
+
+    in flight at a session that ends without a release, once ─▶ counted ─ twice ─▶ alone: its session has nothing else of
+    the partition in flight ─ that ends so too ─▶ counted again; consumers set it aside
+
 `pulled_to` and `upto` are in memory only: behind a restart of the broker they are known again from the next pull, which
 says how far its owner has come.  What is begun is written with the group's progress.
 """
@@ -12,11 +17,15 @@ says how far its owner has come.  What is begun is written with the group's prog
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
-from ...protocol.offsets import AckedOffsets
+from ...protocol.offsets import AckedOffsets, Range
 
 BEGUN_MAX = 1_000
 """Messages of a group on a partition that are remembered as begun; those of the lowest offsets."""
+
+ALONE_FROM = 2
+"""A message of a shared group that was in flight at the ends of two sessions is handled alone."""
 
 Begun = tuple[int, int]
 """Offset, and how often the process of an owner ended while the message was begun, the present time included."""
@@ -51,6 +60,23 @@ class Suspects:
         self.upto = max(self.upto, self._pulled_to)
         self._pulled_to = 0
         return False
+
+    def session_ended(self, ranges: Iterable[Range], acked: AckedOffsets) -> bool:
+        """
+        Note what a session of a shared group had in flight when it ended without a release; True if that changes anything.
+
+        Only the lowest BEGUN_MAX of these messages are remembered.
+        """
+        had = islice((offset for start, end in ranges for offset in range(start, end)), BEGUN_MAX)
+        crashes = [(offset, self.begun.get(offset, 0) + 1) for offset in had]
+        if crashes:
+            self.begin(crashes, acked)
+        return bool(crashes)
+
+    @property
+    def alone(self) -> list[int]:
+        """Messages of a shared group that a session handles with no other beside it, by offset."""
+        return sorted(offset for offset, crashes in self.begun.items() if crashes >= ALONE_FROM)
 
     def begin(self, begun: Iterable[Begun], acked: AckedOffsets) -> None:
         """Note messages that may be with a handler from when this is durable."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from hashlib import blake2b
+from types import CodeType
 from typing import Any
 
 from ...protocol.errors import ConfigError, CorruptBatchError, FilterError
@@ -53,14 +54,16 @@ class MessageFilter:
                 )
             self._predicate = wanted
         self.text = self._described()
-        """The same for two filters that leave the same messages out, as far as can be told of a function: by its name."""
+        """
+        The same for two filters that leave the same messages out, as far as can be told of a function: by its name; a lambda
+        has none, and is told by its code.
+        """
 
     def _described(self) -> str:
         parts = [f"tags {', '.join(self.tags)}"] if self.tags else []
         parts += [f"{name} = {value!r}" for name, value in sorted(self._properties.items())]
         if self._predicate is not None:
-            name = getattr(self._predicate, "__qualname__", type(self._predicate).__qualname__)
-            parts.append(f"function {name}")
+            parts.append(f"function {_name_of(self._predicate)}")
         text = "; ".join(parts).encode(errors="backslashreplace").decode()
         if len(text) > _SHORT:
             digest = blake2b(text.encode(), digest_size=8).hexdigest()
@@ -129,6 +132,32 @@ def check_tags(tags: Collection[str]) -> tuple[str, ...]:
             f"tags are 1 to {TAGS_WANTED_MAX} texts, as tags=['paid'], not {tags!r:.80}"
         )
     return tuple(sorted(set(listed)))
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """
+    The name of a function; with a digest of its code if it is a lambda, whose name is that of all lambdas.
+
+    The digest is the same wherever the lambda stands.  It is another one in another minor version of Python, and does not
+    know the values that the lambda takes from around it.
+    """
+    name: str = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    if not name.endswith("<lambda>") or not isinstance(code, CodeType):
+        return name
+    return f"{name} {blake2b(_code_text(code).encode(errors='backslashreplace'), digest_size=8).hexdigest()}"
+
+
+def _code_text(code: CodeType) -> str:
+    """What the code of a function does, without its place and the order of its sets."""
+    constants = [
+        _code_text(each) if isinstance(each, CodeType)
+        else str(sorted(map(repr, each))) if isinstance(each, frozenset)
+        else repr(each)
+        for each in code.co_consts
+    ]  # fmt: skip
+    names = (code.co_names, code.co_varnames, code.co_freevars)
+    return f"{code.co_code.hex()} {names} {constants}"
 
 
 def _fits(tag: str) -> bool:

@@ -1,4 +1,4 @@
-"""A batch as its broker stored it, pulled and not opened yet, and which of its messages are to be handed out.
+"""A batch as its broker stored it, pulled and not opened yet, and which of its messages are to be handed out.  Pure.
 
 It is opened when it is known what the program wants: messages, or Arrow columns.
 """
@@ -42,6 +42,14 @@ class PulledBatch:
         self.header = header
         self.ranges = ranges
         self.count = sum(end - start for start, end in ranges)
+
+    def cut(self, end: int) -> PulledBatch:
+        """Take the messages below `end` out, as a batch of their own."""
+        below = [(low, min(high, end)) for low, high in self.ranges if low < end]
+        self.ranges = [(max(low, end), high) for low, high in self.ranges if high > end]
+        part = PulledBatch(self.client, self.record, self.header, below)
+        self.count -= part.count
+        return part
 
     def messages(self) -> list[Message[Any]]:
         """The messages to be handed out, by offset."""

@@ -1,12 +1,24 @@
-"""A handler that is not called for messages that its consumer does not want: these count as handled."""
+"""Messages that a consumer does not want: they count as handled, and its handler is not called."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
 from typing import Any
 
+from ...protocol.backoff import Backoff
 from ...protocol.message import Message
 from ..delivery.filter import MessageFilter
 from .handlers import Handler, is_async
+
+
+@dataclass(frozen=True, slots=True)
+class Filtering:
+    """Which messages a loop wants, and the pauses between tries of a filter that fails."""
+
+    wanted: MessageFilter
+    backoff: Backoff
+    rng: random.Random
 
 
 def filtered(handler: Handler[Any], wanted: MessageFilter) -> Handler[Any]:

@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...protocol.message import Message
@@ -184,6 +185,17 @@ class LogThrottle:
         return LogLine(
             f"{name_of(message)} {what}: {kind} after {counted(message.attempt, 'attempt')}"
         )
+
+    @property
+    def in_trouble(self) -> bool:
+        """True while any message has failed or hung, and is not over."""
+        return bool(self._troubles)
+
+    def given_up_all(self, ours: Callable[[Message], bool], now_ms: int) -> list[LogLine]:
+        """As `given_up`, of each message that is `ours`."""
+        messages = [each.message for each in self._troubles.values() if ours(each.message)]
+        lines = [self._over(message, now_ms, handled=False) for message in messages]
+        return [line for line in lines if line is not None]
 
     def given_up(self, message: Message, now_ms: int) -> LogLine | None:
         """Note that a message is not tried again here; None if it neither failed nor hung."""

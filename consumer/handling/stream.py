@@ -21,30 +21,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
 from ...protocol.errors import ConfigError, FilterError, MixedUseError, OtherTaskError
 from ...protocol.message import Message
 from ...protocol.parked import Failure
 from ...protocol.text import counted
 from ...rpc.race import Race
-from ..delivery.filter import MessageFilter
 from ..delivery.pulled_batch import PulledBatch
-from ..pulling.pull_client import PullClient, are_parked_together
+from ..pulling.pull_client import PullClient, are_parked_together, client_of
 from ..settings import ConsumerSettings, FailurePolicy
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
 from .failing import Failing
+from .filtered import Filtering
 from .in_hand import InHand
-from .log_throttle import LogThrottle, name_of
+from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import wait_ms_of
 
 log = logging.getLogger("keylane.consumer")
@@ -57,15 +54,6 @@ NOT_ACKED_MS = 10_000
 """Log a warning if the user waits for messages for this long, and there are none because others are not acked."""
 HANDOVER_WARN_MS = 5_000
 """Log a warning if the loop body delays a hand-over by more than this after `handover_ms`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filtering:
-    """Which messages the user wants, and the pauses between tries of a filter that fails."""
-
-    wanted: MessageFilter
-    backoff: Backoff
-    rng: random.Random
 
 
 class Stream:
@@ -390,16 +378,17 @@ class Stream:
 
         Returns:
             The message, and the later ones of its key that the user has: they come again with it, or are parked.
-
-        Raises:
-            ConfigError
         """
         wait_ms = wait_ms_of(after_s)
-        if self._failing.is_last_try(message):
-            return self._set_aside(message, self._failing.given_back(message.attempt))
         failure = self._failing.given_back(message.attempt)
+        if self._failing.is_last_try(message):
+            return self._set_aside(message, failure)
         message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
-        back = self._in_hand.give_back(message, self._boot_ns() + wait_ms * 1_000_000)
+        now_ns = self._boot_ns()
+        named = (message, failure.kind, now_ns // 1_000_000, wait_ms)
+        sealed, throttle = client_of(message).sealed, self._log_throttle
+        _warn(throttle.failed(*named, asked_for=failure.text, sealed=sealed))
+        back = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
         for each in back:
             each.attempt += 1
         self._work.set()
@@ -410,9 +399,7 @@ class Stream:
         client: PullClient = message.delivery  # type: ignore[assignment]
         parks = self._ordered and self._failing.parks(message)
         now_ms = self._boot_ns() // 1_000_000
-        line = self._log_throttle.set_aside(message, failure.kind, now_ms, with_key=parks)
-        if line is not None:
-            log.warning("%s", line.text)
+        _warn(self._log_throttle.set_aside(message, failure.kind, now_ms, with_key=parks))
         if not parks:
             client.bury(message, failure)
             self.acked_again([message])
@@ -433,6 +420,10 @@ class Stream:
 
     def acked_again(self, messages: Sequence[Message]) -> None:
         """Let later messages of their keys be handed out."""
+        if self._log_throttle.in_trouble:
+            now_ms = self._boot_ns() // 1_000_000
+            for message in messages:
+                _warn(self._log_throttle.handled(message, now_ms))
         if self._in_hand.acked_all(messages):
             self._work.set()
 
@@ -495,6 +486,8 @@ class Stream:
         client.forget(len(self._waiting) - len(kept) + opened + given_back + paused)
         self._waiting, self._stored = kept, stored
         self._arrow.drop(client)
+        for line in self._log_throttle.given_up_all(client.is_of, self._boot_ns() // 1_000_000):
+            _warn(line)
         try:
             await self._wait_for_acks(client)
         finally:
@@ -540,8 +533,8 @@ class Stream:
         else:
             line = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
             self._seen, self._seen_ms = self._current, now_ms
-        if line is not None:
-            log.warning("%s", line.text)
+        _warn(line)
+        _warn(self._log_throttle.summary(now_ms))
         if not self._iterated and (self._waiting or self._stored):
             self._warn_not_iterated(now_ms)
         self._warn_not_acked(now_ms)
@@ -576,7 +569,7 @@ class Stream:
         return (self._waiting or self._stored[0].messages())[0].subject
 
     def leave(self) -> None:
-        """The consumer closes, and takes no more acks: no hand-over waits for taken messages any more."""
+        """The consumer closes: no hand-over waits for taken messages any more."""
         self._leaving.set()
 
     def fail(self, error: BaseException) -> None:
@@ -592,6 +585,11 @@ class Stream:
         self._waiting.clear()
         self._stored.clear()
         self._work.set()
+
+
+def _warn(line: LogLine | None) -> None:
+    if line is not None:
+        log.warning("%s", line.text)
 
 
 _by_offset = attrgetter("offset")

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ...protocol.control import Grant
 from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
+from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ..settings import ConsumerSettings
@@ -45,6 +46,14 @@ class ParkingClient(Protocol):
 
     def forget(self, count: int) -> None:
         """Note that `count` of the messages handed out will not be handled here."""
+        ...
+
+    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
+        """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
+        ...
+
+    def redriven_ended(self, source: int, offset: int) -> None:
+        """Note that this message is handled, or no longer here."""
         ...
 
     def wall_ms(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ...protocol.batch import batch_starts, columns
 from ...protocol.errors import (
@@ -50,7 +50,18 @@ class RedriveDelivery(UserAcks):
     """The messages of one window, which come from one source."""
 
     __slots__ = (
-        *("_key", "_left", "_sender", "_source", "_stopped", "client", "codec", "cursor", "ended"),
+        *(
+            "_failed",
+            "_key",
+            "_left",
+            "_sender",
+            "_source",
+            "_stopped",
+            "client",
+            "codec",
+            "cursor",
+            "ended",
+        ),
         *("exclusive", "failure", "group", "leased_id", "logic_start", "queue", "unsaved"),
     )
 
@@ -78,6 +89,8 @@ class RedriveDelivery(UserAcks):
         self._key = key
         self._source = source
         self._left = 0
+        self._failed: set[int] = set()
+        """Offsets of messages that failed, and are neither handled nor parked again."""
         self._stopped = False
         self.failure: Failure | None = None
         """Of a loose message that failed, and stays parked."""
@@ -102,6 +115,7 @@ class RedriveDelivery(UserAcks):
 
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
+        self._fails_no_more([offset])
         self._sender.unpark(self._key, self._source, offset, offset + 1, self._saved)
         self._take(1)
         self.client.forget(1)
@@ -124,6 +138,7 @@ class RedriveDelivery(UserAcks):
 
     def forget(self, count: int) -> None:
         """Note that `count` of the messages will not be handled here."""
+        self._fails_no_more(self._failed)
         self._stopped = True
         self._take(count)
         self.client.forget(count)
@@ -131,6 +146,7 @@ class RedriveDelivery(UserAcks):
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         """Leave a message that failed too often parked, and those behind it."""
         count = 1 + len(waiting)
+        self._fails_no_more([message.offset])
         if self._key in LOOSE:
             self.failure = failure
             self.unsaved -= 1
@@ -147,7 +163,14 @@ class RedriveDelivery(UserAcks):
         self.park(message, failure, [])
 
     def note_failed(self, message: Message, failure: Failure) -> None:
-        """Failed tries of a redriven message are kept when it is parked again."""
+        """Have the broker show why the message fails; its tries are kept when it is parked again."""
+        self._failed.add(message.offset)
+        self.client.redriven_failed(self._source, message, failure)
+
+    def _fails_no_more(self, offsets: Iterable[int]) -> None:
+        for offset in self._failed.intersection(offsets):
+            self._failed.discard(offset)
+            self.client.redriven_ended(self._source, offset)
 
 
 class Redrives:

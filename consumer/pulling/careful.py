@@ -23,9 +23,10 @@ from ..delivery.user_acks import UserAcks
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings, FailurePolicy
 from .ack_sender import AckSender
+from .column_suspects import ColumnSuspects, SuspectPart
 from .pull_gate import PullGate
 from .pull_owner import PullOwner
-from .suspects import SuspectQueue, SuspectStep
+from .suspects import CAREFUL_MS, SuspectQueue, SuspectStep
 
 log = logging.getLogger("keylane.consumer")
 
@@ -67,6 +68,10 @@ class CarefulClient(Protocol):
         """Note that the message at `offset` is handled."""
         ...
 
+    def blocks(self, message: Message, failure: Failure) -> None:
+        """Have the broker show why a message holds others up."""
+        ...
+
     def forget(self, count: int) -> None:
         """Note that `count` of the messages will not be handled here."""
         ...
@@ -98,8 +103,10 @@ class CarefulHandOut(UserAcks):
 
     __slots__ = (
         "_acks",
+        "_answer",
         "_arrived",
         "_clock",
+        "_columns",
         "_ended",
         "_offset",
         "_opens",
@@ -141,6 +148,9 @@ class CarefulHandOut(UserAcks):
         self._stored: list[PulledBatch] = []
         self._opens = False
         """It is known that the program takes messages; until then batches are kept as they were stored."""
+        self._columns: ColumnSuspects | None = None
+        """It is known that the program takes Arrow data."""
+        self._answer = answer
         self.is_over = False
         """Messages may be handed out as they are pulled."""
 
@@ -158,17 +168,25 @@ class CarefulHandOut(UserAcks):
         """Take a batch that was just pulled, and is not opened."""
         if self._opens:
             self.put(batch.messages())
+        elif self._columns is not None:
+            self._columns.put(batch)
+            self._arrived.set()
         else:
             self._stored.append(batch)
 
     async def run(self) -> None:
         """Hand everything out until no suspect is left."""
+        client, upto = self.client, self._answer.suspects_upto
+        log.warning(
+            "partition %d: the consumer before it ended without handing over; %s handled one at a time, for up to "
+            "%d s, because one of them may have ended it",
+            client.partition_id,
+            counted(max(upto - client.cursor, 1), "message is", "messages are"), CAREFUL_MS // 1_000,
+        )  # fmt: skip
         self._opens = await self.client.owner.takes_messages()
         stored, self._stored = self._stored, []
         if not self._opens:
-            self.is_over = True
-            for batch in stored:
-                self.client.owner.hand_out_batch(batch)
+            await self._run_columns(stored)
             return
         for batch in stored:
             self.put(batch.messages())
@@ -190,17 +208,82 @@ class CarefulHandOut(UserAcks):
         """Hand nothing more out; the task is cancelled."""
         self.is_over = True
         stored, self._stored = self._stored, []
+        if self._columns is not None:
+            stored += self._columns.rest()
         waiting = sum(batch.count for batch in stored) + len(self._queue.rest())
         self.client.forget(waiting)
+
+    # ── Arrow data ───────────────────────────────────────────────────────────────────────────────────
+    async def _run_columns(self, stored: list[PulledBatch]) -> None:
+        """As `run`, of batches that the program takes as Arrow data: in parts."""
+        client, answer = self.client, self._answer
+        now_ms = self._clock.boot_ms()
+        columns = self._columns = ColumnSuspects(answer.suspects_upto, answer.begun, now_ms=now_ms)
+        for batch in stored:
+            columns.put(batch)
+        self._acks.hurries = True
+        try:
+            while not columns.is_over(client.next_offset, self._clock.boot_ms()):
+                self._arrived.clear()
+                part = columns.next()
+                if part is None:
+                    await self._arrived.wait()
+                else:
+                    await self._try_part(part, columns.until_ms)
+        finally:
+            self._acks.hurries = False
+        self.is_over = True
+        for batch in columns.rest():
+            client.owner.hand_out_batch(batch)
+
+    async def _try_part(self, part: SuspectPart, until_ms: int) -> None:
+        client = self.client
+        handed = False
+        try:
+            if client.gate.reasons:
+                await client.gate.passed()
+            if part.crashes:
+                self._accuse(part.batches[0].messages()[0], part.crashes)
+            await self._acks.begin(part.last, part.crashes + 1)
+            self._ended.clear()
+            self._offset = part.last
+            handed = True
+            for batch in part.batches:
+                client.owner.hand_out_batch(batch)
+        finally:
+            if not handed:
+                client.forget(part.count)
+        await self._wait_for_end(until_ms)
+
+    def done_range(self, start: int, end: int) -> None:
+        """Note that the messages `[start, end)` are handled."""
+        if start <= self._offset < end:
+            self._ended.set()
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
+    def _accuse(self, message: Message, crashes: int, then: str = "") -> None:
+        """Name a message whose process ended while it was handled alone, in the log and at its broker."""
+        log.warning(
+            "partition %d offset %d, %s: the process of its consumer ended while it was handled, %s%s",
+            self.client.partition_id, message.offset, key_digest(message.key), counted(crashes, "time"), then,
+        )  # fmt: skip
+        self.client.blocks(message, self._crash(message, crashes))
+
+    def _crash(self, message: Message, crashes: int) -> Failure:
+        times, now_ms = counted(crashes, "time"), self._clock.wall_ms()
+        return crash_of(times, at_ms=now_ms, attempts=message.attempt - 1)
+
+    async def _wait_for_end(self, until_ms: int) -> None:
+        left_ms = until_ms - self._clock.boot_ms()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(left_ms, LONG_MS) / 1000):
+                await self._ended.wait()
 
     async def _take(self, message: Message, step: SuspectStep) -> None:
         crashes = self._queue.crashes.get(message.offset, 0)
         if crashes:
-            log.warning(
-                "partition %d offset %d, %s: the process of its consumer ended while it was handled, %s%s",
-                self.client.partition_id, message.offset, key_digest(message.key), counted(crashes, "time"),
-                "; it is set aside" if step is SuspectStep.SET_ASIDE else "",
-            )  # fmt: skip
+            ends = step is SuspectStep.SET_ASIDE
+            self._accuse(message, crashes, "; it is set aside" if ends else "")
         if step is SuspectStep.SET_ASIDE:
             self._set_aside(message, crashes)
         elif step is SuspectStep.PLAIN or message.key in self.client.parking.keys:
@@ -224,14 +307,10 @@ class CarefulHandOut(UserAcks):
         finally:
             if not handed:
                 client.forget(1)
-        left_ms = self._queue.until_ms - self._clock.boot_ms()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(left_ms, LONG_MS) / 1000):
-                await self._ended.wait()
+        await self._wait_for_end(self._queue.until_ms)
 
     def _set_aside(self, message: Message, crashes: int) -> None:
-        times, now_ms = counted(crashes, "time"), self._clock.wall_ms()
-        failure = crash_of(times, at_ms=now_ms, attempts=message.attempt - 1)
+        failure = self._crash(message, crashes)
         if message.key and self._settings.on_failure is FailurePolicy.PARK:
             self.client.park(message, failure, [])
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ...protocol.message import Message
 from ...protocol.offsets import IntervalSet, Range
@@ -21,6 +21,7 @@ FAILING_MAX = 1_000
 """Messages whose last failure is kept, to tell that of the oldest."""
 
 Tries = tuple[tuple[int, int], ...]
+_Place = TypeVar("_Place", int, tuple[int, int])
 
 
 class _LastFailure(NamedTuple):
@@ -38,6 +39,8 @@ class FailedTries:
         """Under earlier grants, of messages that were not pulled yet."""
         self._failing: dict[int, _LastFailure] = {}
         """Offset → the last failure of a message that waits for its next try."""
+        self._redriven: dict[tuple[int, int], _LastFailure] = {}
+        """(partition that stores it, offset) → the same, of a message that was parked and is handled again."""
 
     def __bool__(self) -> bool:
         """True if the broker was not told of some."""
@@ -56,10 +59,19 @@ class FailedTries:
     def failed(self, message: Message, failure: Failure) -> None:
         """Note that the present attempt of a message failed."""
         self._untold[message.offset] = message.attempt
-        known = self._failing.get(message.offset)
-        if known is not None or len(self._failing) < FAILING_MAX:
-            since_ms = failure.at_ms if known is None else known.since_ms
-            self._failing[message.offset] = _LastFailure(message.key, since_ms, failure)
+        self.blocks(message, failure)
+
+    def blocks(self, message: Message, failure: Failure) -> None:
+        """Note why a message holds others up, without a try that failed."""
+        _note(self._failing, message.offset, message.key, failure)
+
+    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
+        """Note that a message failed that was parked; its tries are those of its parking."""
+        _note(self._redriven, (source, message.offset), message.key, failure)
+
+    def redriven_ended(self, source: int, offset: int) -> None:
+        """Note that a message that was parked is handled, or is not with handlers any more."""
+        self._redriven.pop((source, offset), None)
 
     def ended(self, ranges: Iterable[Range]) -> None:
         """Note that messages are handled or set aside: they fail no longer."""
@@ -69,13 +81,23 @@ class FailedTries:
                 del self._failing[offset]
 
     def oldest(self) -> FailingMessage | None:
-        """The oldest message that fails."""
-        if not self._failing:
+        """The oldest message that fails; a redriven one only if there is no other."""
+        source = None
+        if self._failing:
+            offset = min(self._failing)
+            failed = self._failing[offset]
+        elif self._redriven:
+            source, offset = place = min(self._redriven)
+            failed = self._redriven[place]
+        else:
             return None
-        offset = min(self._failing)
-        failed = self._failing[offset]
-        digest = key_digest(failed.key)
-        return failing_message(offset, failed.failure, key_digest=digest, since_ms=failed.since_ms)
+        return failing_message(
+            offset,
+            failed.failure,
+            key_digest=key_digest(failed.key),
+            since_ms=failed.since_ms,
+            source=source,
+        )
 
     def next(self) -> Tries:
         """What the next request tells."""
@@ -86,3 +108,10 @@ class FailedTries:
         for offset, attempts in tries:
             if self._untold.get(offset) == attempts:
                 del self._untold[offset]
+
+
+def _note(failing: dict[_Place, _LastFailure], place: _Place, key: bytes, failure: Failure) -> None:
+    known = failing.get(place)
+    if known is not None or len(failing) < FAILING_MAX:
+        since_ms = failure.at_ms if known is None else known.since_ms
+        failing[place] = _LastFailure(key, since_ms, failure)

@@ -224,6 +224,19 @@ class PullClient(UserAcks, PullViews):
         self.parking.park(None, [message.offset], failure)
         self.forget(1)
 
+    def blocks(self, message: Message, failure: Failure) -> None:
+        """Have the broker show why a message holds others up, with the next ack."""
+        self._tries.blocks(message, failure)
+
+    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
+        """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
+        self._tries.redriven_failed(source, message, failure)
+        self._acks.send_soon()
+
+    def redriven_ended(self, source: int, offset: int) -> None:
+        """Note that this message is handled, or no longer here."""
+        self._tries.redriven_ended(source, offset)
+
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
@@ -253,6 +266,8 @@ class PullClient(UserAcks, PullViews):
 
     def done_range(self, start: int, end: int) -> None:
         """As `done_all`, of `[start, end)`."""
+        if self._careful is not None:
+            self._careful.done_range(start, end)
         self._handled.done_range(start, end)
         self._acks.send_soon()
         self._in_flight.remove(end - start)

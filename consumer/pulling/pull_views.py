@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...protocol.clock import Clock
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings
+from .careful import CarefulHandOut
 from .fetch_offsets import FetchOffsets
 from .lifetime import Lifetime
 from .messages_in_flight import MessagesInFlight
@@ -18,6 +19,7 @@ class PullViews:
     life: Lifetime
     gate: PullGate
     parking: KeyParking
+    _careful: CarefulHandOut | None
     _clock: Clock
     _in_flight: MessagesInFlight
     _offsets: FetchOffsets
@@ -63,6 +65,11 @@ class PullViews:
     def has_parked(self) -> bool:
         """True if messages may be parked on the partition."""
         return self.parking.has_parked
+
+    @property
+    def is_careful(self) -> bool:
+        """True while messages that may have ended the process of an earlier owner are handled one at a time."""
+        return self._careful is not None and not self._careful.is_over
 
     @property
     def paused(self) -> bool:

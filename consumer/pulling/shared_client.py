@@ -6,6 +6,7 @@ Invariants
     No handler starts after the deadline of its hand-out: from then on another consumer may have the message.
     While handlers take long, empty acks tell the broker that the session lives.  A consumer cut off from its broker for
     the ttl may handle messages that another consumer has by then too.
+    A message that was in flight at three processes that ended, the last time alone, is set aside.
     Messages that are released, forgotten or lost on the way are handed out again by the broker; none is left out.
 """
 
@@ -18,12 +19,20 @@ from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.frames import AcquireShared, Handed, PullShared
 from ...protocol.message import Message
 from ...protocol.offsets import Range
-from ...protocol.parked import Failure
+from ...protocol.parked import Failure, crash_of
 from ...protocol.record import Header
+from ...protocol.text import counted, key_digest
 from ..delivery.user_acks import UserAcks
+from ..settings import FailurePolicy
 from .pull_client import PullClient
 
 log = logging.getLogger("keylane.consumer")
+
+
+ALONE_FROM = 2
+"""Processes that ended with a message in flight, after which brokers have it handled alone."""
+CRASHES_MAX = 3
+"""The same, after which it is set aside: one of them, the last, had it alone."""
 
 
 class HandOut(UserAcks):
@@ -121,8 +130,9 @@ class SharedClient(PullClient):
         )
         assert isinstance(answer, Handed)
         hand_out = HandOut(self, sent_ns + (in_flight_ms - in_flight_ms // 10) * 1_000_000)
+        crashes = dict(answer.crashes)
         for start, header in batch_starts(payload):
-            self._hand_out_of(payload, start, header, answer.ranges, hand_out)
+            self._hand_out_of(payload, start, header, answer.ranges, hand_out, crashes)
         self._progress.end_offset = answer.next_offset
         self._acked_to(max(self._offsets.cursor, answer.cursor))
         if answer.sealed:
@@ -135,8 +145,9 @@ class SharedClient(PullClient):
         header: Header,
         ranges: tuple[Range, ...],
         hand_out: HandOut,
+        crashes: dict[int, int],
     ) -> None:
-        """Decode a batch and hand out the messages in `ranges`."""
+        """Decode a batch and hand out the messages in `ranges`; `crashes` are those of `Handed`."""
         base = header.base_offset
         wanted = [
             (max(low, base) - base, min(high, header.next_offset) - base)
@@ -150,4 +161,32 @@ class SharedClient(PullClient):
         ours = [message for low, high in wanted for message in messages[low:high]]
         self._tries.count_on(ours)
         self._in_flight.count += len(ours)
+        if crashes:
+            ours = [message for message in ours if not self._set_aside(message, crashes)]
         self.owner.hand_out(ours)
+
+    def _set_aside(self, message: Message, crashes: dict[int, int]) -> bool:
+        """Count the processes that ended while a message was with them; True if it is not handed out for that."""
+        ended = crashes.get(message.offset, 0)
+        message.attempt += ended
+        settings = self._settings
+        too_often = ended >= CRASHES_MAX or (
+            ended >= ALONE_FROM and message.attempt > settings.tries_max
+        )
+        if ended < ALONE_FROM:
+            return False
+        sets_aside = too_often and settings.on_failure is not FailurePolicy.BLOCK
+        log.warning(
+            "partition %d offset %d, %s: the processes of its consumers ended while they had it, %s; %s",
+            self.partition_id, message.offset, key_digest(message.key), counted(ended, "time"),
+            "it is set aside" if sets_aside else "it is handled alone",
+        )  # fmt: skip
+        failure = crash_of(
+            counted(ended, "time"), at_ms=self._clock.wall_ms(), attempts=message.attempt - 1
+        )
+        if sets_aside:
+            self.bury(message, failure)
+        else:
+            self._tries.blocks(message, failure)
+            self._acks.send_soon()
+        return sets_aside

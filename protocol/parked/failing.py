@@ -11,7 +11,7 @@ from .changes import FAILURE_KIND_CHARS_MAX, FAILURE_TEXT_CHARS_MAX, Failure
 KEY_DIGEST_CHARS_MAX = 64
 
 
-class FailingMessage(Struct, frozen=True, kw_only=True):
+class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The oldest failing message of a partition, as its owner tells the broker with the acks; the broker keeps it in memory."""
 
     offset: int
@@ -28,10 +28,12 @@ class FailingMessage(Struct, frozen=True, kw_only=True):
     """The name of the consumer."""
     at_ms: int
     """When it failed last, as `since_ms`."""
+    source: int | None = None
+    """The partition that stores it, if it was parked and is handled again; None: it was not parked."""
 
 
 def failing_message(
-    offset: int, failure: Failure, *, key_digest: str, since_ms: int
+    offset: int, failure: Failure, *, key_digest: str, since_ms: int, source: int | None = None
 ) -> FailingMessage:
     """A message that failed `since_ms` for the first time, and as `failure` says for the last time."""
     return FailingMessage(
@@ -43,4 +45,5 @@ def failing_message(
         text=failure.text,
         client=failure.client,
         at_ms=failure.at_ms,
+        source=source,
     )

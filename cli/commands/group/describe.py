@@ -49,6 +49,12 @@ async def describe_group(meta: str, output: OutputFormat, *, subject: str, group
             )
         if partition.problem:
             show_line(f"partition {partition.partition_id}: {partition.problem}")
+        if partition.suspects:
+            show_line(
+                f"partition {partition.partition_id}: a consumer ended without handing over; "
+                f"{counted(partition.suspects, 'message')} that it had may have ended it, and the next one handles them one "
+                "at a time, for up to 30 s"
+            )
         if partition.failing:
             for line in failing_lines(subject, group, partition.partition_id, partition.failing):
                 show_line(line)

@@ -1,6 +1,6 @@
 """A consumer process for tests that ends when a handler gets a message of the key `bad`.
 
-Run as `python crasher.py META SUBJECT FILE MANNER`.  MANNER: "one", "batch" or "iterated".  One line of the file per message
+Run as `python crasher.py META SUBJECT FILE MANNER`.  MANNER: "one", "batch", "iterated", "arrow" or "shared".  One line of the file per message
 that a handler gets: KEY VALUE ATTEMPT.
 """
 
@@ -13,6 +13,8 @@ from keylane import Consumer, Message
 
 async def main() -> None:
     meta, subject, path, manner = sys.argv[1:]
+    if manner == "arrow":
+        from keylane.arrow import columns
     with open(path, "a", buffering=1) as out:
 
         async def handle(message: Message) -> None:
@@ -25,19 +27,31 @@ async def main() -> None:
             for message in messages:
                 await handle(message)
 
-        handlers = {"one": {"handler": handle}, "batch": {"batch_handler": handle_all}}
+        handlers = {
+            "one": {"handler": handle},
+            "shared": {"handler": handle},
+            "batch": {"batch_handler": handle_all},
+        }
         consumer = Consumer(
             meta,
             subject=subject,
             group="g",
-            ttl_ms=1_000,
-            on_failure="park",
+            ttl_ms=10_000 if manner == "arrow" else 1_000,
+            instance="crasher" if manner == "arrow" else None,
+            on_failure="block" if manner == "arrow" else "park",
+            consume_strategy="shared" if manner == "shared" else None,
             **handlers.get(manner, {}),
         )
-        if manner != "iterated":
+        if manner not in {"iterated", "arrow"}:
             await consumer.run()
             return
         async with consumer:
+            if manner == "arrow":
+                async for batch in consumer.batches():
+                    columns = batch.record_batch.to_pydict()
+                    for key, value in zip(columns["key"], columns["value"], strict=True):
+                        await handle(Message(subject, key, value, 0, 1, 0))
+                    await batch.ack()
             async for message in consumer:
                 await handle(message)
                 await message.ack()

@@ -18,7 +18,9 @@ from integration.parking.test_parked_keys import (
     consumer_of,
     send,
 )
-from keylane import Producer
+from keylane import Admin, Producer
+from keylane.admin import FailingMessage
+from keylane.protocol.text import key_digest
 from support.cluster import Cluster, eventually
 from support.server_process import run_keylane
 from support.written_lines import written_lines
@@ -123,3 +125,77 @@ async def test_redriven_message_that_ends_its_process_is_parked_again(
                 await asyncio.sleep(0.02)
             assert await brokers.count() == 2
     assert handed(path, "bad") == [(0, 1), (0, 1)]
+
+
+async def test_message_of_a_shared_group_that_ends_its_process_is_buried(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """Two processes end with it among others, one with it alone; two such messages are told apart from all others."""
+    subject, path = "crash-shared", tmp_path / "handed"
+    await shared_cluster.create(subject, partitions=1)
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        for number in range(4):
+            await send(producer, subject, b"a", number)
+        for ended in range(4):
+            with crasher(shared_cluster, subject, path, "shared") as process:
+                await eventually(lambda process=process: process.poll() is not None)
+                assert process.returncode == 9, process.stderr.read()
+            if ended == 1:
+                before = len(handed(path, "bad"))
+        with crasher(shared_cluster, subject, path, "shared"):
+            while await brokers.count() < 2:
+                await asyncio.sleep(0.02)
+            await send(producer, subject, b"a", 4)
+            await eventually(lambda: (4, 1) in handed(path, "a"))
+            await eventually(lambda: {value for value, _ in handed(path, "a")} == set(range(5)))
+            ((_, page),) = (await brokers.parked()).items()
+        (view,) = page.keys
+        assert view.failure is not None
+        assert (view.failure.kind, view.failure.attempts) == ("crashed", 3)
+        assert "3 times" in view.failure.text
+    assert handed(path, "bad")[before:] == [(0, 3), (1, 3)], "each alone, once"
+
+
+async def test_row_of_arrow_data_that_ends_its_process_is_named(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """The batch comes again in ever smaller parts; `group describe` names the row once it was alone."""
+    subject, path = "crash-arrow", tmp_path / "handed"
+    await shared_cluster.create(subject, partitions=1)
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        for number in range(30):
+            await send(producer, subject, b"a", number)
+        await send(producer, subject, b"bad", 30)
+        await send(producer, subject, b"a", 31)
+
+        async def failing() -> FailingMessage | None:
+            (part,) = (await admin.describe_group(subject, "g")).partitions
+            return part.failing
+
+        ended = 0
+        named = None
+        while named is None:
+            ended += 1
+            with crasher(shared_cluster, subject, path, "arrow") as process:
+                await eventually(lambda process=process: process.poll() is not None)
+                assert process.returncode == 9, process.stderr.read()
+            named = await failing()
+        assert (named.offset, named.key_digest) == (30, key_digest(b"bad"))
+        assert named.kind == "crashed"
+        assert ended <= 5
+        described = await asyncio.to_thread(
+            run_keylane, "group", "describe", subject, "g", "--meta", shared_cluster.meta
+        )
+        assert "g fails at offset 30" in described.stdout
+    values = [value for value, _ in handed(path, "a")]
+    assert 31 not in values, "nothing overtakes it"
+    assert values.count(29) <= 4

@@ -223,3 +223,44 @@ async def test_session_is_refused_when_its_name_is_the_shared_one(desk):
         await desk.take(5, "*")
     with pytest.raises(TokenUnknownError):
         await desk.take(6)
+
+
+async def end_with(desk: SharedDesk, session: str, **how: int) -> Handed:
+    """A session takes messages, and is not heard of again."""
+    await desk.join(5, session)
+    handed = await desk.take(5, session, in_flight_ms=10_000, **how)
+    desk.clock.now_ms += 2_000
+    return handed
+
+
+async def test_message_in_flight_at_two_ends_is_handled_alone_and_counted_on(desk):
+    """Nothing is counted of sessions that release, nor of messages that are acked or have failed."""
+    first = await end_with(desk, "1" * 16, count_max=4)
+    assert (first.ranges, first.crashes) == (((0, 4),), ())
+    second = await end_with(desk, "2" * 16, count_max=3)
+    assert second.crashes == ((0, 1), (1, 1), (2, 1))
+    await desk.join(5)
+    assert (await desk.take(5)).ranges == ((0, 1),)
+    assert (await desk.take(5)).ranges == (), "its session has nothing else"
+    assert (await desk.take(5, OTHER)).ranges == ((1, 2),), "others go on"
+    await desk.ack_shared(5, (0, 1))
+    third = await desk.take(5)
+    assert (third.ranges, third.crashes) == (((2, 3),), ((2, 2),))
+    desk.clock.now_ms += 2_000
+    await desk.join(5)
+    assert (await desk.take(5)).crashes == ((1, 3),)
+    await desk.say(Ack(1, "audit", SESSION, 5, (), ((1, 1),)))
+    await desk.say(Release(1, "audit", SESSION, 5))
+    await desk.join(5, OTHER)
+    rest = await desk.take(5, OTHER)
+    assert (rest.ranges, rest.crashes) == (((1, 2),), ())
+
+
+async def test_message_whose_deadline_passes_first_is_counted_when_its_session_falls_silent(desk):
+    await desk.join(5)
+    await desk.take(5, count_max=2, in_flight_ms=1_000)
+    desk.clock.now_ms += 1_000
+    await desk.join(5, OTHER)
+    assert (await desk.take(5, OTHER, count_max=1)).crashes == ()
+    desk.clock.now_ms += 1_000
+    assert (await desk.take(5, OTHER, count_max=1)).crashes == ((0, 1),)

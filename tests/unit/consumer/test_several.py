@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from keylane import Consumer, JsonCodec, Message
 from keylane.consumer.several import Several
 from keylane.protocol.errors import AlreadyOpenError, ClosedError, HandlerTypeError
 
@@ -83,3 +84,26 @@ async def test_object_without_members_is_refused():
         await Several().open()
     with pytest.raises(ClosedError):
         await Several().wait()
+
+
+def test_consumers_of_one_object_have_its_arguments_unless_they_have_their_own():
+    def told(partition_ids: list[int]) -> None: ...
+
+    def other(partition_ids: list[int]) -> None: ...
+
+    codec = JsonCodec(int)
+    consumer = Consumer("127.0.0.1:1", codec=codec, name="till", tags=["paid"], on_assigned=told)
+
+    @consumer.on("orders", group="billing")
+    @consumer.on("payments", group="ledger", on_assigned=other, name="book")
+    def handle(message: Message[int]) -> None: ...
+
+    assert consumer._several is not None
+    payments, orders = consumer._several.members
+    assert isinstance(orders, Consumer)
+    assert isinstance(payments, Consumer)
+    assert orders._codec is payments._codec is codec
+    assert (orders._callbacks[0], payments._callbacks[0]) == (told, other)
+    assert (orders._name, payments._name) == ("till", "book")
+    assert orders._filter is not None
+    assert orders._filter.tags == ("paid",)

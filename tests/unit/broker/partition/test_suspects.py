@@ -49,3 +49,13 @@ def test_lowest_begun_messages_are_kept():
     suspects = Suspects()
     suspects.begin([(offset, 1) for offset in range(BEGUN_MAX + 5, 0, -1)], AckedOffsets())
     assert sorted(suspects.begun) == list(range(1, BEGUN_MAX + 1))
+
+
+def test_ends_of_sessions_are_counted_up_to_a_limit():
+    suspects, acked = Suspects(), AckedOffsets(3)
+    assert not suspects.session_ended([], acked)
+    assert suspects.session_ended([(2, 5), (7, 8)], acked)
+    assert (suspects.begun, suspects.alone) == ({3: 1, 4: 1, 7: 1}, [])
+    suspects.session_ended([(4, 5 + BEGUN_MAX)], acked)
+    assert suspects.alone == [4, 7]
+    assert len(suspects.begun) == BEGUN_MAX

@@ -106,3 +106,17 @@ def test_tags_are_refused_that_no_message_can_have(tags):
 
 def test_tags_are_sorted_and_each_once():
     assert check_tags(["paid", "new", "paid"]) == ("new", "paid")
+
+
+def test_lambdas_are_told_apart_by_their_code_and_not_by_their_place():
+    paid, same = (
+        MessageFilter(wanted=lambda message: b"paid" in message.value and message.key in {b"a", b"b"}),
+        MessageFilter(wanted=lambda message: b"paid" in message.value and message.key in {b"a", b"b"}),
+    )  # fmt: skip
+    other = MessageFilter(wanted=lambda message: b"new" in message.value)
+    nested = [
+        MessageFilter(wanted=lambda message: any(each == 1 for each in message.value)),
+        MessageFilter(wanted=lambda message: any(each == 2 for each in message.value)),
+    ]
+    assert paid.text == same.text
+    assert len({paid.text, other.text, *(each.text for each in nested)}) == 4

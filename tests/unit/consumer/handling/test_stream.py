@@ -12,7 +12,8 @@ import pytest
 from keylane.consumer.delivery.filter import MessageFilter
 from keylane.consumer.handling import stream as stream_module
 from keylane.consumer.handling.failing import Failing
-from keylane.consumer.handling.stream import Filtering, Stream
+from keylane.consumer.handling.filtered import Filtering
+from keylane.consumer.handling.stream import Stream
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.backoff import Backoff
@@ -38,7 +39,7 @@ class StreamClient:
         self.in_flight = MessagesInFlight()
         self.failed: list[tuple[int, int]] = []
         self.set_aside: list[tuple[str, int, list[int], Failure]] = []
-        self.is_loose = self.is_apart = False
+        self.is_loose = self.is_apart = self.sealed = False
 
     def note_failed(self, message: Message, _failure: Failure) -> None:
         self.failed.append((message.offset, message.attempt))

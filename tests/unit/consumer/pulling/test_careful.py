@@ -215,13 +215,18 @@ async def test_iteration_gets_suspects_one_at_a_time_once_it_begins():
         assert not owner.batches
 
 
-async def test_arrow_data_has_no_suspects():
-    broker, owner = SuspectingBroker(6), KeepingOwner()
+async def test_arrow_data_is_begun_in_parts():
+    """What was begun comes alone, and the rest once it is acked."""
+    broker, owner = SuspectingBroker(6, (1, 1)), KeepingOwner()
     async with pulling(broker, owner) as client:
         await eventually(lambda: client.outstanding == 6)
         owner.known.set_result(False)
-        await eventually(lambda: [batch.count for batch in owner.batches] == [2, 2, 2])
-        assert not broker.begun
+        for number, last in enumerate((0, 1)):
+            await eventually(lambda number=number: len(owner.batches) == number + 1)
+            assert owner.batches[-1].ranges == [(last, last + 1)]
+            client.done_range(last, last + 1)
+        await eventually(lambda: client.outstanding == 4 and len(owner.batches) == 4)
+        assert broker.begun == [(0, 1), (1, 2), (5, 1)]
 
 
 async def test_batches_that_wait_are_forgotten_at_a_hand_over():

@@ -78,3 +78,17 @@ def test_failures_are_kept_of_a_limited_number():
     oldest = tries.oldest()
     assert oldest is not None
     assert oldest.offset == 10
+
+
+def test_redriven_message_is_told_when_no_other_fails_and_until_it_ends():
+    tries = FailedTries()
+    tries.redriven_failed(9, message(4), failure(5))
+    tries.redriven_failed(9, message(4), failure(7, attempts=2))
+    told = tries.oldest()
+    assert told is not None
+    assert (told.source, told.offset, told.since_ms, told.attempts) == (9, 4, 5, 2)
+    tries.failed(message(30), failure())
+    assert tries.oldest().offset == 30  # type: ignore[union-attr]
+    tries.ended([(30, 31)])
+    tries.redriven_ended(9, 4)
+    assert tries.oldest() is None
