@@ -429,11 +429,7 @@ class Consumer(Resident, Owned, Taking[V]):
         def add(handler: H) -> H:
             known[kind] = handler
             member: Consumer[Any] = Consumer(
-                self._addresses,
-                subject=subject,
-                group=group,
-                _environment=self._given,
-                **known,
+                self._addresses, subject=subject, group=group, _environment=self._given, **known
             )
             several.add(member)
             return handler
