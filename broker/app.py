@@ -25,9 +25,12 @@ from ..rpc.http_network import HttpNetwork
 from ..rpc.identity import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
+from ..rpc.metrics import ServerMetrics
 from ..rpc.network import Network
+from ..rpc.probes import metrics_route
 from ..rpc.server import ControlRoute, Server, document_route
 from .control import BrokerControl
+from .metrics import BrokerMetrics
 from .parking import Parking
 from .peers import Peers
 from .posting import MessagePosting
@@ -62,6 +65,8 @@ class RunningBroker:
     address: str
     identity: FolderIdentity
     store: Store
+    adopt: Callable[[BrokerSettings], None]
+    """Takes over what may change in a running broker: `settings.RELOADED`."""
 
 
 class _Folder(NamedTuple):
@@ -82,7 +87,9 @@ class Pools(NamedTuple):
     scheduled: RunBlocking
 
 
-Listen = Callable[[Sequence[ControlRoute], DataHandler], AbstractAsyncContextManager[str]]
+Listen = Callable[
+    [Sequence[ControlRoute], DataHandler, ServerMetrics], AbstractAsyncContextManager[str]
+]
 """Serves routes and the data plane until its block ends; gives the address, host:port."""
 
 
@@ -123,14 +130,19 @@ async def running_broker(
 
 @contextlib.asynccontextmanager
 async def _listening(
-    settings: BrokerSettings, routes: Sequence[ControlRoute], data_handler: DataHandler
+    settings: BrokerSettings,
+    routes: Sequence[ControlRoute],
+    data_handler: DataHandler,
+    metrics: ServerMetrics,
 ) -> AsyncIterator[str]:
     limits = HttpLimits(connections_max=settings.http_connections_max)
-    server = Server(routes, data_handler=data_handler, limits=limits)
+    server = Server(routes, data_handler=data_handler, limits=limits, metrics=metrics)
     await server.start(settings.host, settings.port)
+    watching = asyncio.create_task(metrics.watch_loop())
     try:
         yield server.address
     finally:
+        await _end(watching)
         await server.stop()
 
 
@@ -189,12 +201,17 @@ async def serving_broker(
             opened, service, peers, registration, clock=clock, draw=names.getrandbits
         )
         parking = Parking(store, service, clock=clock, standing=registration)
-        routes = _routes(control, posting, peers, scheduling, parking)
-        address = await stack.enter_async_context(listen(routes, service.handle))
+        metrics = ServerMetrics("broker", clock.boot_ns)
+        figures = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
+        metrics.add(figures.collect)
+        routes = [*_routes(control, posting, peers, scheduling, parking), metrics_route(metrics)]
+        address = await stack.enter_async_context(listen(routes, service.handle, metrics))
         stack.callback(service.close)
         for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
             stack.push_async_callback(_end, asyncio.create_task(loop))
-        yield RunningBroker(address=address, identity=opened.identity, store=store)
+        yield RunningBroker(
+            address=address, identity=opened.identity, store=store, adopt=cleaning.adopt
+        )
 
 
 def _open(
@@ -348,10 +365,21 @@ def tune_interpreter() -> None:
 
 
 async def run_broker(
-    settings: BrokerSettings, stop: asyncio.Event, *, ready: Callable[[str], None]
+    settings: BrokerSettings,
+    stop: asyncio.Event,
+    *,
+    ready: Callable[[str], None],
+    on_running: Callable[[RunningBroker], None] = lambda _broker: None,
 ) -> None:
-    """Serve until `stop` is set, as the only task of the process; `ready` is called with the address when it serves."""
+    """
+    Serve until `stop` is set, as the only task of the process.
+
+    Args:
+        ready: called with the address when it serves.
+        on_running: called with the broker before that.
+    """
     async with running_broker(settings) as broker:
         tune_interpreter()
+        on_running(broker)
         ready(broker.address)
         await stop.wait()
