@@ -25,9 +25,9 @@ from ..rpc.http_network import HttpNetwork
 from ..rpc.identity import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
-from ..rpc.metrics import ServerMetrics
 from ..rpc.network import Network
-from ..rpc.probes import metrics_route
+from ..rpc.operating.metrics import ServerMetrics
+from ..rpc.operating.probes import metrics_route
 from ..rpc.server import ControlRoute, Server, document_route
 from .control import BrokerControl
 from .metrics import BrokerMetrics
@@ -58,7 +58,7 @@ GC_THRESHOLDS = (10_000, 4, 200)
 """Messages make no reference cycles, so the collector needs to run seldom."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunningBroker:
     """A broker that serves requests."""
 
@@ -201,17 +201,13 @@ async def serving_broker(
             opened, service, peers, registration, clock=clock, draw=names.getrandbits
         )
         parking = Parking(store, service, clock=clock, standing=registration)
-        metrics = ServerMetrics("broker", clock.boot_ns)
-        figures = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
-        metrics.add(figures.collect)
-        routes = [*_routes(control, posting, peers, scheduling, parking), metrics_route(metrics)]
+        metrics = _metrics(store, files, service, clock)
+        routes = _routes(control, posting, peers, scheduling, parking, metrics)
         address = await stack.enter_async_context(listen(routes, service.handle, metrics))
         stack.callback(service.close)
         for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
             stack.push_async_callback(_end, asyncio.create_task(loop))
-        yield RunningBroker(
-            address=address, identity=opened.identity, store=store, adopt=cleaning.adopt
-        )
+        yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 
 
 def _open(
@@ -292,16 +288,25 @@ def _routes(
     peers: Peers,
     scheduling: Scheduling,
     parking: Parking,
+    metrics: ServerMetrics,
 ) -> list[ControlRoute]:
-    """A route for each endpoint of `endpoints.BROKER`, and one for their document."""
+    """A route for each endpoint of `endpoints.BROKER`, one for the figures, and one for the document of them all."""
     return [
         *control.routes(),
         posting.route(),
         MessageReading(peers).route(),
         *scheduling.routes(),
         *parking.routes(),
+        metrics_route(metrics),
         document_route(BROKER, "broker"),
     ]
+
+
+def _metrics(store: Store, files: Files, service: BrokerService, clock: Clock) -> ServerMetrics:
+    metrics = ServerMetrics("broker", clock.boot_ns)
+    figures = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
+    metrics.add(figures.collect)
+    return metrics
 
 
 def _report(

@@ -27,7 +27,7 @@ from ..protocol.errors import (
     WrongBrokerError,
 )
 from ..protocol.progress import ForgetGroup, ForgottenGroup, KnowGroups, SetCursor
-from ..rpc.probes import probe_routes
+from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .partition.damage import damage_of
 from .partition.partition import HostedPartition

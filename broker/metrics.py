@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.clock import Clock
 from ..protocol.errors import StorageError
-from ..rpc.metrics import Labels, counter, gauge, histogram, labelled, largest
+from ..rpc.operating.metrics import Labels, counter, gauge, histogram, labelled, largest
 from .partition.partition import Group, HostedPartition
 from .storage.files import Files
 from .store.store import Store
@@ -40,7 +40,7 @@ class _Behind(NamedTuple):
     readable_offset: int
 
 
-class _Scan:
+class _LagScan:
     """What one pass over the partitions has found."""
 
     def __init__(self) -> None:
@@ -81,9 +81,7 @@ class _Scan:
 
 def lag_of(partition: HostedPartition, group: Group) -> int:
     """The messages of a partition that a group has not acked."""
-    cursor = max(group.acked.cursor, partition.first_offset)
-    above = sum(end - max(start, cursor) for start, end in group.acked.ranges if end > cursor)
-    return max(0, partition.readable_offset - cursor - above)
+    return group.acked.unacked(partition.first_offset, partition.readable_offset)
 
 
 class BrokerMetrics:
@@ -107,8 +105,8 @@ class BrokerMetrics:
         ages = await self._store.run_read(self._ages, scan.behind) if scan.behind else {}
         return [*self._traffic(), *self._state(), *self._groups(scan, ages)]
 
-    async def _scan(self) -> _Scan:
-        scan = _Scan()
+    async def _scan(self) -> _LagScan:
+        scan = _LagScan()
         table = self._store.state.partitions
         now_ms = self._clock.boot_ms()
         ids = table.ids()[:SCANNED_MAX]
@@ -124,15 +122,15 @@ class BrokerMetrics:
         """(subject, group) → seconds since its oldest message that is not acked was stored; blocks."""
         now_ms = self._clock.wall_ms()
         ages: dict[Labels, float] = {}
-        for one in behind:
+        for left in behind:
             try:
                 units = self._store.queues.find(
-                    one.partition_id, one.cursor, end=one.readable_offset, bytes_max=1
+                    left.partition_id, left.cursor, end=left.readable_offset, bytes_max=1
                 )
             except StorageError:
                 continue  # the damage is told by the read that needs the message
             if units:
-                labels = (("subject", one.subject), ("group", one.group))
+                labels = (("subject", left.subject), ("group", left.group))
                 age_s = max(0, now_ms - units[0].appended_at_ms) / 1000
                 ages[labels] = max(ages.get(labels, 0), age_s)
         return ages
@@ -179,7 +177,7 @@ class BrokerMetrics:
         yield gauge("keylane_broker_disk_free_bytes", "Free on its disk.", self._files.free_bytes())
         yield gauge("keylane_broker_disk_bytes", "Size of its disk.", self._files.total_bytes())
 
-    def _groups(self, scan: _Scan, ages: dict[Labels, float]) -> Iterable[Metric]:
+    def _groups(self, scan: _LagScan, ages: dict[Labels, float]) -> Iterable[Metric]:
         yield labelled(
             "keylane_group_lag_messages", "Messages that a group has not acked.", largest(scan.lag)
         )

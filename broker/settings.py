@@ -12,7 +12,7 @@ from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from ..protocol.settings import kind_problems, range_problems, refuse, values_of
-from ..rpc.log_lines import log_problems
+from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from .commands.meta.app import meta_app
 from .commands.outbox.app import outbox_app
 from .commands.parked.app import parked_app
 from .commands.parked.dead import dead_app
-from .commands.programs import Program, add_run, config_app, metaserver_app
+from .commands.programs import ServerProgram, add_run, config_app, metaserver_app
 from .commands.queue.app import queue_app
 from .commands.scheduled.app import scheduled_app
 from .commands.subject.app import subject_app
@@ -85,7 +85,7 @@ def _keylane(
     WAIT_S.set(wait_s)
 
 
-add_run(broker_app, Program.BROKER)
+add_run(broker_app, ServerProgram.BROKER)
 app.add_typer(subject_app, name="subject")
 app.add_typer(group_app, name="group")
 app.add_typer(queue_app, name="queue")

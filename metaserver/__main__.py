@@ -8,8 +8,8 @@ import sys
 from functools import partial
 
 from ..protocol.errors import KeylaneError
+from ..rpc.operating.reloading import Reloading
 from ..rpc.program import run_program, say_ready
-from ..rpc.reloading import Reloading
 from .running import running_metaserver
 from .settings import RELOADED, SOURCES, MetaserverSettings
 

@@ -10,7 +10,7 @@ from ..protocol.control import AutoCreate, Health, SubjectView
 from ..protocol.errors import InvalidRequestError
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Route
-from ..rpc.probes import probe_routes
+from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
 from .groups.service import GroupService

@@ -10,9 +10,9 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.sql.elements import ColumnElement
 
 from ..protocol.clock import Clock
-from ..protocol.histogram import Histogram
 from ..protocol.operations import OperationState
-from ..rpc.metrics import Labels, gauge, histogram, labelled, largest
+from ..rpc.operating.histogram import Histogram
+from ..rpc.operating.metrics import Labels, gauge, histogram, labelled, largest
 from .cluster.brokers import broker_views
 from .sql.database import Database
 from .sql.dialect import now_ms

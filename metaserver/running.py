@@ -11,9 +11,9 @@ from ..protocol.clock import Clock, SystemClock
 from ..rpc.http_network import HttpNetwork
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
-from ..rpc.metrics import ServerMetrics
 from ..rpc.network import Network
-from ..rpc.probes import metrics_route
+from ..rpc.operating.metrics import ServerMetrics
+from ..rpc.operating.probes import metrics_route
 from ..rpc.race import Race
 from ..rpc.server import Server
 from .metrics import MetaserverMetrics

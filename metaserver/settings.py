@@ -12,7 +12,7 @@ from typing import Any
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import range_problems, refuse, values_of
-from ..rpc.log_lines import log_problems
+from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import uvloop
 
 from ..protocol.errors import KeylaneError
-from .log_lines import log_to
+from .operating.log_lines import log_to
 
 OPEN_FILES = 65_536
 OTHERS_UMASK = 0o077

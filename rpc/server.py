@@ -64,7 +64,7 @@ from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
 from .listening import cannot_listen, check_loopback, check_port
-from .metrics import ServerMetrics
+from .operating.metrics import ServerMetrics
 from .origin import check_fetch_site, check_host, check_origins
 
 log = logging.getLogger("keylane.rpc")

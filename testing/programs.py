@@ -26,7 +26,7 @@ from ..metaserver.sql.clock_restart import adopt_boot
 from ..protocol.errors import StoryError
 from ..rpc.data_plane import DataHandler
 from ..rpc.environment import AMBIENT, Environment
-from ..rpc.metrics import ServerMetrics
+from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.server import ControlRoute
 from .machines.database import MemoryDatabase
 from .machines.disk import SimDisk

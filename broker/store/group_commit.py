@@ -36,7 +36,7 @@ from ...protocol.errors import (
     OverloadedError,
     StorageError,
 )
-from ...protocol.histogram import Histogram
+from ...rpc.operating.histogram import Histogram
 from ..storage.append_file import Buffer
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import CommitLog, WritePlan

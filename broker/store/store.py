@@ -78,7 +78,6 @@ class Store:
         self._reader = BatchReader(log, queues)
         self._run_commit = run_commit
         self.run_read = run_read
-        """Runs blocking reads."""
         self.traffic = Traffic()
         self._cache = TailCache(settings.cache_bytes)
         self.commit = GroupCommit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...protocol.histogram import Histogram
+from ...rpc.operating.histogram import Histogram
 
 SUBJECTS_MAX = 10_000
 """Subjects that are counted apart; what further ones send and get counts under OTHER."""

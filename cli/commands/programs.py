@@ -21,7 +21,7 @@ RUN_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_o
 """The program reads its flags, `--help` too."""
 
 
-class Program(enum.StrEnum):
+class ServerProgram(enum.StrEnum):
     """A server program."""
 
     BROKER = "broker"
@@ -32,7 +32,7 @@ metaserver_app = typer.Typer(no_args_is_help=True, help="Run a metaserver.")
 config_app = typer.Typer(no_args_is_help=True, help="The settings of the server programs.")
 
 
-def add_run(app: typer.Typer, program: Program) -> None:
+def add_run(app: typer.Typer, program: ServerProgram) -> None:
     """Add the command `run` of a program to its group of commands."""
 
     @app.command("run", context_settings=RUN_CONTEXT, add_help_option=False)
@@ -44,29 +44,29 @@ def add_run(app: typer.Typer, program: Program) -> None:
     app.registered_commands[-1].help = run.__doc__
 
 
-def _main_of(program: Program) -> Callable[..., int]:
-    if program is Program.BROKER:
+def _main_of(program: ServerProgram) -> Callable[..., int]:
+    if program is ServerProgram.BROKER:
         from ...broker.__main__ import main
     else:
         from ...metaserver.__main__ import main
     return main
 
 
-def _sources_of(program: Program) -> SettingSources[Any]:
-    if program is Program.BROKER:
+def _sources_of(program: ServerProgram) -> SettingSources[Any]:
+    if program is ServerProgram.BROKER:
         from ...broker.settings import SOURCES
     else:
         from ...metaserver.settings import SOURCES  # type: ignore[assignment]
     return SOURCES
 
 
-add_run(metaserver_app, Program.METASERVER)
+add_run(metaserver_app, ServerProgram.METASERVER)
 
 
 @config_app.command("show", context_settings=RUN_CONTEXT | {"help_option_names": ["-h", "--help"]})
 def config_show(
     context: typer.Context,
-    program: Annotated[Program, typer.Argument(help="Whose settings.")],
+    program: Annotated[ServerProgram, typer.Argument(help="Whose settings.")],
     *,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE.toml", help="The file that the program gets.")
@@ -86,11 +86,14 @@ def config_show(
     settings = sources.explain(flags, config or flags.pop("config"), dict(os.environ))
     if output is OutputFormat.JSON:
         show_json(
-            {one.name: {"value": _plain(one.value), "origin": one.origin} for one in settings}
+            {
+                setting.name: {"value": _plain(setting.value), "origin": setting.origin}
+                for setting in settings
+            }
         )
         return
     heads = ("setting", "value", *(("origin",) if origin else ()), "what it is for")
-    rows = [_row(one, origin=origin) for one in settings]
+    rows = [_row(setting, origin=origin) for setting in settings]
     show_table(make_table(f"settings of a {program}", heads, rows))
 
 

@@ -73,7 +73,7 @@ def test_environment_wins_over_the_file_and_flags_over_the_environment(tmp_path)
         data=Path("there"), port=5, meta=("a:1", "b:2")
     )
     told = SOURCES.explain({"port": 6}, None, environment | {"KEYLANE_CONFIG": str(config)})
-    assert [(one.name, one.value, one.origin) for one in told] == [
+    assert [(setting.name, setting.value, setting.origin) for setting in told] == [
         ("data", Path("there"), f"file {config}"),
         ("meta", ("a:1", "b:2"), "environment KEYLANE_PROGRAM_META"),
         ("port", 6, "flag --port"),

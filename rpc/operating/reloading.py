@@ -5,17 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ..protocol.errors import ConfigError
-from ..protocol.settings import values_of
+from ...protocol.errors import ConfigError
+from ...protocol.settings import values_of
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Settings = TypeVar("Settings", bound=DataclassInstance)
-else:
-    Settings = TypeVar("Settings")
+Settings = TypeVar("Settings")
 
 log = logging.getLogger("keylane.rpc")
 
@@ -53,7 +48,7 @@ class Reloading(Generic[Settings]):
         changed = [name for name in after if after[name] != before[name]]
         taken: dict[str, Any] = {name: after[name] for name in changed if name in self._allowed}
         waiting = [name for name in changed if name not in self._allowed]
-        self.settings = replace(self.settings, **taken)
+        self.settings = replace(self.settings, **taken)  # type: ignore[type-var]
         level = taken.get("log_level")
         if level is not None:
             logging.getLogger().setLevel(level)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from ..protocol import endpoints
-from ..protocol.control import Done, Health
+from ...protocol import endpoints
+from ...protocol.control import Done, Health
+from ..server import ControlRoute, Params, Reply
 from .metrics import ServerMetrics
-from .server import ControlRoute, Params, Reply
 
 
 def probe_routes(health: Callable[[], Awaitable[Health]]) -> list[ControlRoute]:

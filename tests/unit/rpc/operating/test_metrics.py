@@ -7,8 +7,15 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.histogram import Histogram
-from keylane.rpc.metrics import OTHER, ServerMetrics, counter, histogram, labelled, largest
+from keylane.rpc.operating.histogram import Histogram
+from keylane.rpc.operating.metrics import (
+    OTHER,
+    ServerMetrics,
+    counter,
+    histogram,
+    labelled,
+    largest,
+)
 
 
 def samples_of(text):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from keylane.protocol.errors import ConfigError
-from keylane.rpc.reloading import Reloading
+from keylane.rpc.operating.reloading import Reloading
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from ..protocol.histogram import Histogram
+from .histogram import Histogram
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

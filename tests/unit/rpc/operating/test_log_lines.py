@@ -8,10 +8,10 @@ import logging
 
 import pytest
 
-from keylane.rpc.log_lines import log_problems, log_to
+from keylane.rpc.operating.log_lines import log_problems, log_to
 
 
-class Terminal(io.StringIO):
+class TerminalText(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -45,9 +45,9 @@ def test_log_is_json_lines_when_it_goes_to_a_file():
 def test_log_is_text_when_it_goes_to_a_terminal():
     """And where it is asked for; JSON may be asked for as well."""
     for stream, asked, is_json in (
-        (Terminal(), "auto", False),
+        (TerminalText(), "auto", False),
         (io.StringIO(), "text", False),
-        (Terminal(), "json", True),
+        (TerminalText(), "json", True),
     ):
         log_to(stream, level="INFO", log_format=asked, fields={})
         logging.getLogger("keylane.rpc").warning("hello")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.protocol.histogram import Histogram
+from keylane.rpc.operating.histogram import Histogram
 
 
 @given(st.lists(st.integers(min_value=-5, max_value=10**11)))
