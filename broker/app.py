@@ -136,7 +136,10 @@ async def _listening(
     metrics: ServerMetrics,
 ) -> AsyncIterator[str]:
     limits = HttpLimits(connections_max=settings.http_connections_max)
-    server = Server(routes, data_handler=data_handler, limits=limits, metrics=metrics)
+    server = Server(
+        routes, data_handler=data_handler, limits=limits, on_refusal=metrics.note_refusal
+    )
+    metrics.connections = lambda: server.connections
     await server.start(settings.host, settings.port)
     watching = asyncio.create_task(metrics.watch_loop())
     try:
@@ -188,8 +191,7 @@ async def serving_broker(
             on_fence=lambda token: refuse_old_tokens(store, token),
         )
         cleaning = Cleaning(
-            store, files, settings, clock=clock, standing=registration, run_commit=run_commit,
-            run_read=run_background,
+            store, files, settings, clock=clock, standing=registration, run_commit=run_commit, run_read=run_background,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)

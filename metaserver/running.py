@@ -88,7 +88,7 @@ async def running_metaserver(
         metrics = ServerMetrics("metaserver", clock.boot_ns)
         metrics.add(MetaserverMetrics(database, clock=clock).collect)
         routes = [*services.routes, metrics_route(metrics)]
-        server = Server(routes, limits=limits, metrics=metrics)
+        server = Server(routes, limits=limits, on_refusal=metrics.note_refusal)
         await server.start(settings.host, settings.port)
         attending = asyncio.create_task(services.attendant.run())
         watching = asyncio.create_task(metrics.watch_loop())

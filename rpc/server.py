@@ -64,7 +64,6 @@ from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
 from .listening import cannot_listen, check_loopback, check_port
-from .operating.metrics import ServerMetrics
 from .origin import check_fetch_site, check_host, check_origins
 
 log = logging.getLogger("keylane.rpc")
@@ -246,10 +245,10 @@ class Server:
         room: AnswerRoom | None = None,
         stuck_s: float = STUCK_S,
         limits: HttpLimits | None = None,
-        metrics: ServerMetrics | None = None,
+        on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
     ) -> None:
         self._plane: DataPlane | None = None
-        self._metrics = metrics
+        self._on_refusal = on_refusal
         self._limits = limits or HttpLimits()
         self._http_room = AnswerRoom(bytes_max=HTTP_BYTES_MAX)
         app = web.Application(
@@ -260,9 +259,7 @@ class Server:
             handler = _control_handler(route, self._limits.body_s, self._refuse)
             app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
         if data_handler is not None:
-            self._plane = DataPlane(
-                data_handler, room=room, stuck_s=stuck_s, on_refusal=self._count_refusal
-            )
+            self._plane = DataPlane(data_handler, room=room, stuck_s=stuck_s, on_refusal=on_refusal)
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
         self._runner = web.AppRunner(
@@ -272,15 +269,9 @@ class Server:
         )
         self.host = ""
         self.port = 0
-        if metrics is not None:
-            metrics.connections = lambda: self.connections
-
-    def _count_refusal(self, error: KeylaneError) -> None:
-        if self._metrics is not None:
-            self._metrics.refused[type(error).__name__, error.code] += 1
 
     def _refuse(self, error: KeylaneError, status: int | None = None) -> web.Response:
-        self._count_refusal(error)
+        self._on_refusal(error)
         return _error_response(error, status)
 
     @property

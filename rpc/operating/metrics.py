@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from ...protocol.errors import KeylaneError
 from .histogram import Histogram
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class ServerMetrics:
     def add(self, collector: Collector) -> None:
         """Have `collector` asked at each scrape."""
         self._collectors.append(collector)
+
+    def note_refusal(self, error: KeylaneError) -> None:
+        """Count a request that is answered with an error."""
+        self.refused[type(error).__name__, error.code] += 1
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop calls a timer, until cancelled."""
