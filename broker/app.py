@@ -26,8 +26,11 @@ from ..rpc.identity import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.operating.metrics import ServerMetrics
+from ..rpc.operating.probes import metrics_route
 from ..rpc.server import ControlRoute, Server, document_route
 from .control import BrokerControl
+from .metrics import BrokerMetrics
 from .parking import Parking
 from .peers import Peers
 from .posting import MessagePosting
@@ -55,13 +58,15 @@ GC_THRESHOLDS = (10_000, 4, 200)
 """Messages make no reference cycles, so the collector needs to run seldom."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunningBroker:
     """A broker that serves requests."""
 
     address: str
     identity: FolderIdentity
     store: Store
+    adopt: Callable[[BrokerSettings], None]
+    """Takes over what may change in a running broker: `settings.RELOADED`."""
 
 
 class _Folder(NamedTuple):
@@ -82,7 +87,9 @@ class Pools(NamedTuple):
     scheduled: RunBlocking
 
 
-Listen = Callable[[Sequence[ControlRoute], DataHandler], AbstractAsyncContextManager[str]]
+Listen = Callable[
+    [Sequence[ControlRoute], DataHandler, ServerMetrics], AbstractAsyncContextManager[str]
+]
 """Serves routes and the data plane until its block ends; gives the address, host:port."""
 
 
@@ -123,14 +130,22 @@ async def running_broker(
 
 @contextlib.asynccontextmanager
 async def _listening(
-    settings: BrokerSettings, routes: Sequence[ControlRoute], data_handler: DataHandler
+    settings: BrokerSettings,
+    routes: Sequence[ControlRoute],
+    data_handler: DataHandler,
+    metrics: ServerMetrics,
 ) -> AsyncIterator[str]:
     limits = HttpLimits(connections_max=settings.http_connections_max)
-    server = Server(routes, data_handler=data_handler, limits=limits)
+    server = Server(
+        routes, data_handler=data_handler, limits=limits, on_refusal=metrics.note_refusal
+    )
+    metrics.connections = lambda: server.connections
     await server.start(settings.host, settings.port)
+    watching = asyncio.create_task(metrics.watch_loop())
     try:
         yield server.address
     finally:
+        await _end(watching)
         await server.stop()
 
 
@@ -176,8 +191,7 @@ async def serving_broker(
             on_fence=lambda token: refuse_old_tokens(store, token),
         )
         cleaning = Cleaning(
-            store, files, settings, clock=clock, standing=registration, run_commit=run_commit,
-            run_read=run_background,
+            store, files, settings, clock=clock, standing=registration, run_commit=run_commit, run_read=run_background,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
@@ -189,12 +203,13 @@ async def serving_broker(
             opened, service, peers, registration, clock=clock, draw=names.getrandbits
         )
         parking = Parking(store, service, clock=clock, standing=registration)
-        routes = _routes(control, posting, peers, scheduling, parking)
-        address = await stack.enter_async_context(listen(routes, service.handle))
+        metrics = _metrics(store, files, service, clock)
+        routes = _routes(control, posting, peers, scheduling, parking, metrics)
+        address = await stack.enter_async_context(listen(routes, service.handle, metrics))
         stack.callback(service.close)
         for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
             stack.push_async_callback(_end, asyncio.create_task(loop))
-        yield RunningBroker(address=address, identity=opened.identity, store=store)
+        yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 
 
 def _open(
@@ -275,16 +290,25 @@ def _routes(
     peers: Peers,
     scheduling: Scheduling,
     parking: Parking,
+    metrics: ServerMetrics,
 ) -> list[ControlRoute]:
-    """A route for each endpoint of `endpoints.BROKER`, and one for their document."""
+    """A route for each endpoint of `endpoints.BROKER`, one for the figures, and one for the document of them all."""
     return [
         *control.routes(),
         posting.route(),
         MessageReading(peers).route(),
         *scheduling.routes(),
         *parking.routes(),
+        metrics_route(metrics),
         document_route(BROKER, "broker"),
     ]
+
+
+def _metrics(store: Store, files: Files, service: BrokerService, clock: Clock) -> ServerMetrics:
+    metrics = ServerMetrics("broker", clock.boot_ns)
+    figures = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
+    metrics.add(figures.collect)
+    return metrics
 
 
 def _report(
@@ -348,10 +372,21 @@ def tune_interpreter() -> None:
 
 
 async def run_broker(
-    settings: BrokerSettings, stop: asyncio.Event, *, ready: Callable[[str], None]
+    settings: BrokerSettings,
+    stop: asyncio.Event,
+    *,
+    ready: Callable[[str], None],
+    on_running: Callable[[RunningBroker], None] = lambda _broker: None,
 ) -> None:
-    """Serve until `stop` is set, as the only task of the process; `ready` is called with the address when it serves."""
+    """
+    Serve until `stop` is set, as the only task of the process.
+
+    Args:
+        ready: called with the address when it serves.
+        on_running: called with the broker before that.
+    """
     async with running_broker(settings) as broker:
         tune_interpreter()
+        on_running(broker)
         ready(broker.address)
         await stop.wait()

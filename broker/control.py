@@ -27,6 +27,7 @@ from ..protocol.errors import (
     WrongBrokerError,
 )
 from ..protocol.progress import ForgetGroup, ForgottenGroup, KnowGroups, SetCursor
+from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .partition.damage import damage_of
 from .partition.partition import HostedPartition
@@ -86,6 +87,7 @@ class BrokerControl:
             ControlRoute(endpoints.FORGET_GROUP, self.forget),
             ControlRoute(endpoints.DROP_PARTITION, self.drop),
             ControlRoute(endpoints.HEALTH, self.health),
+            *probe_routes(self._ready),
         ]
 
     async def host(self, body: HostPartition, _params: Params) -> PartitionStatus:
@@ -201,6 +203,14 @@ class BrokerControl:
         await check_standing(self._standing)
         await drop_partition(self._store, _partition_id(params), body)
         return Done()
+
+    async def _ready(self) -> Health:
+        """Whether clients are to be sent here: as `health`, and a metaserver has accepted this broker."""
+        health = await self.health(None, {})
+        problem = self._registration()
+        if health.ready and problem:
+            return replace(health, ready=False, reason=f"not registered: {problem}")
+        return health
 
     async def health(self, _body: object, _params: Params) -> Health:
         """Health: a broker is ready if it takes writes and the metaserver does not refuse it."""

@@ -124,11 +124,13 @@ class BrokerService:
         return await self._handlers[kind](request, payload)
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:
+        began_ns = self._clock.boot_ns()
         async with self._store.commit.turn(len(payload)):
             durable, base_offset, duplicate = self._store.append(
                 request.partition_id, payload, in_turn=True
             )
         await durable
+        self._store.traffic.appends.observe(self._clock.boot_ns() - began_ns)
         return Appended(base_offset, DURABLE, duplicate), b""
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
@@ -195,6 +197,7 @@ class BrokerService:
             answer, data = await self._of_tags(request, partition, wanted, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
         group.suspects.pulled(answer.upto)
+        self._note_handed(partition, answer.upto - request.offset, data)
         return answer, data
 
     async def _of_tags(
@@ -281,12 +284,20 @@ class BrokerService:
             partition.ended,
             tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
         )
+        self._note_handed(partition, sum(end - start for start, end in ranges), data)
         return answer, data
+
+    def _note_handed(self, partition: HostedPartition, messages: int, data: bytes) -> None:
+        if data:
+            subject = partition.facts.subject
+            self._store.traffic.note_handed(subject, messages=messages, size_bytes=len(data))
 
     async def _read(self, request: Read, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
-        return await self._batches(request, partition, bytes_max)
+        answer, data = await self._batches(request, partition, bytes_max)
+        self._note_handed(partition, answer.upto - request.offset, data)
+        return answer, data
 
     async def _batches(
         self,
@@ -383,6 +394,11 @@ class BrokerService:
             ttl_ms = group.lock.ttl_ms
             group.handed_out().hear(request.session, ttl_ms=ttl_ms, now_ms=now_ms)
         return partition, group
+
+    @property
+    def waiting(self) -> int:
+        """The number of pulls that wait for messages."""
+        return self._waiting.count
 
     def close(self) -> None:
         """Have all waiting pulls answered."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +12,91 @@ from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from ..protocol.settings import kind_problems, range_problems, refuse, values_of
-from ..rpc.settings import read_settings
+from ..rpc.operating.log_lines import log_problems
+from ..rpc.settings import SettingSources
 
 MIB = 1 << 20
 INDEX_KINDS = ("file", "rocksdb")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
     """Settings of a broker process."""
 
-    group: str
-    """Name of the broker group that it serves."""
-    data: Path
-    """Its data folder, used by no other process; made if missing."""
-    meta: tuple[str, ...]
-    """Addresses of metaservers, host:port."""
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0: any free port."""
-    segment_bytes: int = 1 << 30
-    """Most bytes in a segment of the commit log.  RocketMQ and QMQ have the same default."""
-    snapshot_bytes: int = 256 * MIB
-    """A snapshot is written when the log has grown by this many bytes; a start reads the log behind it."""
-    index: str = "file"
-    """Kind of index of the log: "file", or "rocksdb" for very many partitions."""
-    retention_ms: int = 72 * 3_600_000
-    """Messages older than this are removed, a whole segment at a time; 0: age removes no messages."""
-    retention_bytes: int = 0
-    """The oldest segments are removed while the log is larger than this; 0: size removes no messages."""
-    queued_bytes_max: int = 32 * MIB
-    """Bytes of appends that wait for the disk; above it producers have to wait.  A quarter second of a 128 MB/s disk."""
-    commit_bytes_max: int = 16 * MIB
-    """Most bytes in a write and sync.  In a burst the first append need not wait for the last."""
-    cache_bytes: int = 16 * MIB
-    """Memory for the newest batches, which consumers that keep up read."""
-    reader_threads: int = 2
-    """Threads that read old batches from the disk."""
-    scheduled_count_max: int = 250_000
-    """Messages that wait for a later delivery.  Each takes some 400 bytes of memory, besides its value on the disk."""
-    scheduled_bytes_max: int = 256 * MIB
-    """Bytes of these messages.  A start reads them all, and what was settled lately: up to three times as much."""
-    http_connections_max: int = HTTP_CONNECTIONS_MAX
-    """Plain HTTP connections at a time, those of the data plane apart."""
+    group: str = field(metadata={"doc": "name of the broker group that it serves"})
+    data: Path = field(
+        metadata={"doc": "its data folder, used by no other process; made if missing"}
+    )
+    meta: tuple[str, ...] = field(metadata={"doc": "addresses of metaservers, host:port"})
+    host: str = field(default="127.0.0.1", metadata={"doc": "loopback address to listen on"})
+    port: int = field(default=0, metadata={"doc": "0: any free port"})
+    segment_bytes: int = field(
+        default=1 << 30,
+        metadata={
+            "doc": "most bytes in a segment of the commit log; RocketMQ and QMQ have the same default"
+        },
+    )
+    snapshot_bytes: int = field(
+        default=256 * MIB,
+        metadata={
+            "doc": "a snapshot is written when the log has grown by this many bytes; a start reads the log behind it"
+        },
+    )
+    index: str = field(
+        default="file",
+        metadata={"doc": 'kind of index of the log: "file", or "rocksdb" for very many partitions'},
+    )
+    retention_ms: int = field(
+        default=72 * 3_600_000,
+        metadata={
+            "doc": "messages older than this are removed, a whole segment at a time; 0: age removes no messages"
+        },
+    )
+    retention_bytes: int = field(
+        default=0,
+        metadata={
+            "doc": "the oldest segments are removed while the log is larger than this; 0: size removes no messages"
+        },
+    )
+    queued_bytes_max: int = field(
+        default=32 * MIB,
+        metadata={
+            "doc": "bytes of appends that wait for the disk; above it producers have to wait; a quarter second of a 128 MB/s disk"
+        },
+    )
+    commit_bytes_max: int = field(
+        default=16 * MIB,
+        metadata={
+            "doc": "most bytes in a write and sync; in a burst the first append need not wait for the last"
+        },
+    )
+    cache_bytes: int = field(
+        default=16 * MIB,
+        metadata={"doc": "memory for the newest batches, which consumers that keep up read"},
+    )
+    reader_threads: int = field(
+        default=2, metadata={"doc": "threads that read old batches from the disk"}
+    )
+    scheduled_count_max: int = field(
+        default=250_000,
+        metadata={
+            "doc": "messages that wait for a later delivery; each takes some 400 bytes of memory, besides its value on the disk"
+        },
+    )
+    scheduled_bytes_max: int = field(
+        default=256 * MIB,
+        metadata={
+            "doc": "bytes of these messages; a start reads them all, and what was settled lately: up to three times as much"
+        },
+    )
+    http_connections_max: int = field(
+        default=HTTP_CONNECTIONS_MAX,
+        metadata={"doc": "plain HTTP connections at a time, those of the data plane apart"},
+    )
+    log_level: str = field(default="WARNING", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
+    log_format: str = field(
+        default="auto", metadata={"doc": "text, json, or auto: text on a terminal, json elsewhere"}
+    )
 
     def __post_init__(self) -> None:
         refuse(_problems(values_of(self)))
@@ -94,15 +136,26 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             problems.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
         problems.append(f"index must be {' or '.join(INDEX_KINDS)}, not {values['index']!r:.40}")
-    return problems + kind_problems(values, {"host": str})
+    return problems + kind_problems(values, {"host": str}) + log_problems(values)
 
 
-def broker_settings(flags: Mapping[str, Any], config: Path | None = None) -> BrokerSettings:
+def broker_settings(
+    flags: Mapping[str, Any],
+    config: Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> BrokerSettings:
     """
-    Settings from a TOML file and flags; a flag that is None was not given.
+    Settings from a TOML file, the environment and flags; a flag that is None was not given.
 
     Raises:
         ConfigError: the file is unreadable, names are unknown or missing, values have wrong types or are impossible.
             It lists all problems.
     """
-    return read_settings(BrokerSettings, flags, config, problems_of=_problems)
+    return SOURCES.read(flags, config, environment or {})
+
+
+SOURCES = SettingSources("broker", BrokerSettings, _problems)
+"""Where the settings of a broker come from."""
+RELOADED = frozenset({"log_level", "retention_ms", "retention_bytes"})
+"""What a running broker takes over from its file at SIGHUP; the rest needs a restart."""

@@ -12,6 +12,11 @@ class LongPolls:
         self._waiting: dict[int, dict[asyncio.Future[None], None]] = {}
         """Partition id → futures in the order of arrival; the first is woken first."""
 
+    @property
+    def count(self) -> int:
+        """The number of waiting pulls."""
+        return sum(map(len, self._waiting.values()))
+
     async def wait(self, partition_id: int, wait_ms: int) -> None:
         """Wait until the partition is woken, `wait_ms` at most."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -17,6 +17,7 @@ from .commands.meta.app import meta_app
 from .commands.outbox.app import outbox_app
 from .commands.parked.app import parked_app
 from .commands.parked.dead import dead_app
+from .commands.programs import ServerProgram, add_run, config_app, metaserver_app
 from .commands.queue.app import queue_app
 from .commands.scheduled.app import scheduled_app
 from .commands.subject.app import subject_app
@@ -84,11 +85,14 @@ def _keylane(
     WAIT_S.set(wait_s)
 
 
+add_run(broker_app, ServerProgram.BROKER)
 app.add_typer(subject_app, name="subject")
 app.add_typer(group_app, name="group")
 app.add_typer(queue_app, name="queue")
 app.add_typer(broker_app, name="broker")
 app.add_typer(meta_app, name="meta")
+app.add_typer(metaserver_app, name="metaserver")
+app.add_typer(config_app, name="config")
 app.add_typer(outbox_app, name="outbox")
 app.add_typer(scheduled_app, name="scheduled")
 app.add_typer(parked_app, name="parked")

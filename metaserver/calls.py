@@ -10,6 +10,7 @@ from ..protocol.control import AutoCreate, Health, SubjectView
 from ..protocol.errors import InvalidRequestError
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Route
+from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
@@ -49,6 +50,7 @@ def control_routes(
             lambda body, params: removals.delete_group(params["subject"], params["group"], body),
         ),
         ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
+        *probe_routes(health),
         ControlRoute(endpoints.VERIFY, lambda _body, _: verify_service.verify()),
         ControlRoute(
             endpoints.RESET_GROUP,

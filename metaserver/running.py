@@ -12,8 +12,11 @@ from ..rpc.http_network import HttpNetwork
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.operating.metrics import ServerMetrics
+from ..rpc.operating.probes import metrics_route
 from ..rpc.race import Race
 from ..rpc.server import Server
+from .metrics import MetaserverMetrics
 from .services import services_of
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import open_database
@@ -82,15 +85,20 @@ async def running_metaserver(
             database, network, settings, rng=random.SystemRandom(), after_step=after_step
         )
         limits = HttpLimits(connections_max=settings.http_connections_max)
-        server = Server(services.routes, limits=limits)
+        metrics = ServerMetrics("metaserver", clock.boot_ns)
+        metrics.add(MetaserverMetrics(database, clock=clock).collect)
+        routes = [*services.routes, metrics_route(metrics)]
+        server = Server(routes, limits=limits, on_refusal=metrics.note_refusal)
         await server.start(settings.host, settings.port)
         attending = asyncio.create_task(services.attendant.run())
+        watching = asyncio.create_task(metrics.watch_loop())
         try:
             yield RunningMetaserver(server, attending)
         finally:
             services.close()
             await server.stop()
             attending.cancel()
-            await asyncio.wait([attending])
+            watching.cancel()
+            await asyncio.wait([attending, watching])
             await services.operations.stop()
             await database.close()

@@ -12,7 +12,8 @@ from typing import Any
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import range_problems, refuse, values_of
-from ..rpc.settings import read_settings
+from ..rpc.operating.log_lines import log_problems
+from ..rpc.settings import SettingSources
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")
 AUTO_CREATE_OFF = "off"
@@ -85,6 +86,10 @@ class MetaserverSettings:
         default=CONNECTIONS_MAX,
         metadata={"doc": "HTTP connections at once: each consumer and producer has one or two"},
     )
+    log_level: str = field(default="WARNING", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
+    log_format: str = field(
+        default="auto", metadata={"doc": "text, json, or auto: text on a terminal, json elsewhere"}
+    )
 
     def __post_init__(self) -> None:
         refuse(_problems(values_of(self)))
@@ -131,17 +136,28 @@ def _problems(values: Mapping[str, object]) -> list[str]:
     host = values.get("host", "127.0.0.1")
     if not isinstance(host, str) or not host:
         problems.append("host must be an address")
-    return problems
+    return problems + log_problems(values)
 
 
-def metaserver_settings(flags: Mapping[str, Any], config: Path | None = None) -> MetaserverSettings:
+def metaserver_settings(
+    flags: Mapping[str, Any],
+    config: Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> MetaserverSettings:
     """
-    Settings from a TOML file and flags; a flag that is None was not given.
+    Settings from a TOML file, the environment and flags; a flag that is None was not given.
 
     Raises:
         ConfigError: the file is unreadable, names are unknown or missing, values are impossible.
     """
-    return read_settings(MetaserverSettings, flags, config, problems_of=_problems)
+    return SOURCES.read(flags, config, environment or {})
+
+
+SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
+"""Where the settings of a metaserver come from."""
+RELOADED = frozenset({"log_level"})
+"""What a running metaserver takes over from its file at SIGHUP; the rest needs a restart."""
 
 
 def prepare_folder(data: Path) -> Path:

@@ -273,6 +273,31 @@ DELETE_GROUP = Endpoint(
 # ── to any server ─────────────────────────────────────────────────────────────────────────────────────
 HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.READ, "Whether the server is ready.")
 
+LIVE = Endpoint(
+    "GET",
+    "/health/live",
+    None,
+    Done,
+    Rights.READ,
+    "Answered as long as the server answers at all; restart it if this fails.",
+)
+READY = Endpoint(
+    "GET",
+    "/health/ready",
+    None,
+    Health,
+    Rights.READ,
+    "Whether to send clients to the server; status 503, with the reason, if not.",
+)
+METRICS = Endpoint(
+    "GET",
+    "/metrics",
+    None,
+    str,
+    Rights.READ,
+    "Figures of the server in the text format of Prometheus.",
+    answered_as="text/plain; version=0.0.4; charset=utf-8",
+)
 OPENAPI = Endpoint(
     "GET",
     "/v1/openapi.json",
@@ -540,6 +565,8 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     SUSPEND_GROUP,
     DELETE_GROUP,
     HEALTH,
+    LIVE,
+    READY,
     RESHAPE,
     SET_SUBJECT,
     CANCEL_OPERATION,
@@ -561,6 +588,8 @@ BROKER: tuple[Endpoint[Any], ...] = (
     FORGET_GROUP,
     DROP_PARTITION,
     HEALTH,
+    LIVE,
+    READY,
     POST_MESSAGES,
     READ_MESSAGES,
     SCHEDULE_MESSAGES,

@@ -106,11 +106,17 @@ class DataPlane:
     """Serves WebSocket connections with `handler`."""
 
     def __init__(
-        self, handler: DataHandler, *, room: AnswerRoom | None = None, stuck_s: float = STUCK_S
+        self,
+        handler: DataHandler,
+        *,
+        room: AnswerRoom | None = None,
+        stuck_s: float = STUCK_S,
+        on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
     ) -> None:
         self._handler = handler
         self._room = room or AnswerRoom()
         self._stuck_s = stuck_s
+        self._on_refusal = on_refusal
         self._connections: set[_Connection] = set()
 
     @property
@@ -214,9 +220,11 @@ class DataPlane:
                     payload,
                 )  # only the frame is kept while the client does not take it
             except KeylaneError as error:
+                self._on_refusal(error)
                 frame = encode_frame(correlation_id, refusal(error))
             except Exception:
                 log.exception("%s failed", type(asked).__name__)
+                self._on_refusal(InternalError())
                 frame = encode_frame(correlation_id, refusal(InternalError()))
             await connection.send(frame)
         except (ConnectionError, RuntimeError):

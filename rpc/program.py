@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import uvloop
 
 from ..protocol.errors import KeylaneError
+from .operating.log_lines import log_to
 
 OPEN_FILES = 65_536
 OTHERS_UMASK = 0o077
@@ -22,25 +22,34 @@ OTHERS_UMASK = 0o077
 
 
 def run_program(
-    main: Callable[[asyncio.Event], Awaitable[None]], *, log_level: str = "WARNING"
+    main: Callable[[asyncio.Event], Awaitable[None]],
+    *,
+    log_level: str = "WARNING",
+    log_format: str = "text",
+    log_fields: Mapping[str, object] | None = None,
+    on_reload: Callable[[], None] | None = None,
 ) -> int:
     """
     Run `main(stop)` on uvloop until it returns; SIGTERM and SIGINT set `stop`.
+
+    Args:
+        log_format, log_fields: see `log_lines.log_to`.
+        on_reload: called at SIGHUP; None: SIGHUP ends the program, as it does by default.
 
     Returns:
         The exit status: 0, or 1 after a KeylaneError, whose text goes to standard error.
     """
     allow_open_files()
     os.umask(OTHERS_UMASK)
-    logging.basicConfig(
-        level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    log_to(sys.stderr, level=log_level, log_format=log_format, fields=log_fields or {})
 
     async def run() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        if on_reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, on_reload)
         await main(stop)
 
     try:

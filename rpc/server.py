@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import ClientConnectionResetError, web
 
 from ..protocol.control import ErrorBody, encode_json
-from ..protocol.endpoints import DATA_PATH, OPENAPI
+from ..protocol.endpoints import DATA_PATH, METRICS, OPENAPI
 from ..protocol.errors import (
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
@@ -134,6 +134,10 @@ def status_of(error: KeylaneError) -> int:
     return 503 if error.retry is RetryRule.LATER else 400
 
 
+Refuse = Callable[..., web.Response]
+"""Makes the response for an error, with the HTTP status that is given or that of the error."""
+
+
 def _error_response(error: KeylaneError, status: int | None = None) -> web.Response:
     return web.Response(
         body=encode_json(ErrorBody.of(error)),
@@ -170,7 +174,7 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
 
 
 def _control_handler(
-    route: ControlRoute, body_s: float
+    route: ControlRoute, body_s: float, refuse: Refuse
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     endpoint = route.endpoint
 
@@ -183,16 +187,19 @@ def _control_handler(
                 body = data if raw else msgspec.json.decode(data, type=endpoint.request)
             answer = await route.handler(body, _params(request, endpoint.headers))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return _error_response(
+            return refuse(
                 InvalidRequestError(
                     f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
                 )
             )
         except KeylaneError as error:
-            return _error_response(error)
+            return refuse(error)
         status = 200
         if isinstance(answer, Reply):
             answer, status = answer
+        if endpoint.answer is str:
+            kind = {"Content-Type": endpoint.answered_as}
+            return web.Response(body=str(answer).encode(), status=status, headers=kind)
         return web.Response(
             body=encode_json(answer), status=status, content_type="application/json"
         )
@@ -219,39 +226,12 @@ def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRout
 
     @cache
     def document() -> object:
-        return openapi_document([*served, OPENAPI], program=program)
+        return openapi_document([*served, METRICS, OPENAPI], program=program)
 
     async def openapi(_body: object, _params: Params) -> object:
         return document()
 
     return ControlRoute(OPENAPI, openapi)
-
-
-@web.middleware
-async def _typed_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except KeylaneError as error:
-        return _error_response(error)
-    except web.HTTPRequestEntityTooLarge:
-        return _error_response(
-            MessageTooLargeError(
-                f"{request.method} {request.path[:200]}: the body is over {CONTROL_BYTES_MAX} bytes",
-                limit_bytes=CONTROL_BYTES_MAX,
-            )
-        )
-    except web.HTTPException as error:
-        text = f"{request.method} {request.path[:200]!r}: {error.status} {error.reason}"
-        if error.status == 404:
-            text += "; this server is another program than was meant, or of another version"
-        if error.status in (404, 405):
-            return _error_response(InvalidRequestError(text, unknown_call=1), error.status)
-        return _error_response(InvalidRequestError(text), error.status)
-    except ClientConnectionResetError:  # the client has left before its answer, or in the handshake
-        return _error_response(InternalError())
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        return _error_response(InternalError())
 
 
 class Server:
@@ -265,19 +245,21 @@ class Server:
         room: AnswerRoom | None = None,
         stuck_s: float = STUCK_S,
         limits: HttpLimits | None = None,
+        on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
     ) -> None:
         self._plane: DataPlane | None = None
+        self._on_refusal = on_refusal
         self._limits = limits or HttpLimits()
         self._http_room = AnswerRoom(bytes_max=HTTP_BYTES_MAX)
         app = web.Application(
-            middlewares=[self._answers_in_time, _typed_errors, self._own_callers],
+            middlewares=[self._answers_in_time, self._typed_errors, self._own_callers],
             client_max_size=CONTROL_BYTES_MAX,
         )
         for route in routes:
-            handler = _control_handler(route, self._limits.body_s)
+            handler = _control_handler(route, self._limits.body_s, self._refuse)
             app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
         if data_handler is not None:
-            self._plane = DataPlane(data_handler, room=room, stuck_s=stuck_s)
+            self._plane = DataPlane(data_handler, room=room, stuck_s=stuck_s, on_refusal=on_refusal)
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
         self._runner = web.AppRunner(
@@ -287,6 +269,10 @@ class Server:
         )
         self.host = ""
         self.port = 0
+
+    def _refuse(self, error: KeylaneError, status: int | None = None) -> web.Response:
+        self._on_refusal(error)
+        return _error_response(error, status)
 
     @property
     def address(self) -> str:
@@ -320,6 +306,34 @@ class Server:
             return response
         finally:
             answering.end()
+
+    @web.middleware
+    async def _typed_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except KeylaneError as error:
+            return self._refuse(error)
+        except web.HTTPRequestEntityTooLarge:
+            return self._refuse(
+                MessageTooLargeError(
+                    f"{request.method} {request.path[:200]}: the body is over {CONTROL_BYTES_MAX} bytes",
+                    limit_bytes=CONTROL_BYTES_MAX,
+                )
+            )
+        except web.HTTPException as error:
+            text = f"{request.method} {request.path[:200]!r}: {error.status} {error.reason}"
+            if error.status == 404:
+                text += "; this server is another program than was meant, or of another version"
+            if error.status in (404, 405):
+                return self._refuse(InvalidRequestError(text, unknown_call=1), error.status)
+            return self._refuse(InvalidRequestError(text), error.status)
+        except (
+            ClientConnectionResetError
+        ):  # the client has left before its answer, or in the handshake
+            return _error_response(InternalError())
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return self._refuse(InternalError())
 
     @web.middleware
     async def _own_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,63 +1,192 @@
-"""Reads the settings of a server program: defaults, then a TOML file, then flags; the later wins."""
+"""The settings of a server program: flags over the environment over a TOML file over defaults, each with its origin.
+
+    --retention-ms 3600000  ▶  KEYLANE_BROKER_RETENTION_MS=…  ▶  [broker] retention_ms = …  ▶  the default
+
+A file has the settings at its top, or in a table named after the program, so that one file serves a host's programs.
+"""
 
 from __future__ import annotations
 
+import argparse
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from ..protocol.errors import ConfigError
 from ..protocol.settings import refuse
 
 Settings = TypeVar("Settings")
+CONFIG_VARIABLE = "KEYLANE_CONFIG"
+"""Names the TOML file where `--config` is not given."""
+DEFAULT = "default"
 
 
-def read_settings(
-    kind: Callable[..., Settings],
-    flags: Mapping[str, Any],
-    config: Path | None,
-    *,
-    problems_of: Callable[[Mapping[str, object]], list[str]],
-) -> Settings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A setting as it is used."""
+
+    name: str
+    value: object
+    origin: str
+    """Where the value comes from: default, the file, the variable or the flag."""
+    text: str
+    """What it is for."""
+
+
+class SettingSources(Generic[Settings]):
     """
-    Make the settings of a program.
+    Reads the settings of one program.
 
     Args:
-        kind: a dataclass.  A `Path` may be given as text, a `tuple[str, ...]` as an array or as text with commas.
-        flags: settings by name; None: not given.
-        config: a TOML file with settings by name.
+        program: "broker" or "metaserver".
+        kind: a dataclass whose fields have `metadata["doc"]`.  A `Path` may be given as text, a `tuple[str, ...]` as an
+            array or as text with commas.
         problems_of: says what is wrong with values, by name; those that are missing are left out.
-
-    Raises:
-        ConfigError: the file is unreadable, names are unknown or missing, values are impossible; all at once.
     """
-    given = {} if config is None else _read_toml(config)
-    given |= {name: value for name, value in flags.items() if value is not None}
-    known: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
-    hints = get_type_hints(kind)
-    names = {field.name for field in known}
-    values = {name: _typed(hints[name], given[name]) for name in given if name in names}
-    refuse(
-        [
-            *(f"{name}: no such setting" for name in given if name not in names),
-            *(
-                f"{field.name} is missing"
-                for field in known
-                if _needed(field) and field.name not in given
-            ),
-            *problems_of(values),
+
+    def __init__(
+        self,
+        program: str,
+        kind: Callable[..., Settings],
+        problems_of: Callable[[Mapping[str, object]], list[str]],
+    ) -> None:
+        self._program = program
+        self._kind = kind
+        self._problems_of = problems_of
+        self._fields: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
+        self._hints = get_type_hints(kind)
+        self._prefix = f"KEYLANE_{program.upper()}_"
+
+    def read(
+        self,
+        flags: Mapping[str, Any],
+        config: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """
+        Make the settings.
+
+        Args:
+            flags: settings by name; None: not given.
+            config: a TOML file with settings by name; None: the one that the environment names, if it does.
+
+        Raises:
+            ConfigError: the file is unreadable, names are unknown or missing, values are impossible; all at once.
+        """
+        values, _ = self._gather(flags, config, environment or {})
+        return self._kind(**values)
+
+    def explain(
+        self,
+        flags: Mapping[str, Any],
+        config: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> list[Setting]:
+        """Every setting with its value and origin.  Raises ConfigError as `read` does."""
+        values, origins = self._gather(flags, config, environment or {})
+        settings = self._kind(**values)
+        return [
+            Setting(
+                name=field.name,
+                value=getattr(settings, field.name),
+                origin=origins.get(field.name, DEFAULT),
+                text=field.metadata.get("doc", ""),
+            )
+            for field in self._fields
         ]
-    )
-    return kind(**values)
+
+    def _gather(
+        self, flags: Mapping[str, Any], config: Path | None, environment: Mapping[str, str]
+    ) -> tuple[dict[str, object], dict[str, str]]:
+        """The values that are given, in the types of their fields, and the origin of each."""
+        if config is None and environment.get(CONFIG_VARIABLE):
+            config = Path(environment[CONFIG_VARIABLE])
+        given: dict[str, tuple[object, str]] = {}
+        if config is not None:
+            for name, value in _read_toml(config, self._program).items():
+                given[name] = value, f"file {config}"
+        for variable, text in environment.items():
+            if variable.startswith(self._prefix):
+                name = variable.removeprefix(self._prefix).lower()
+                given[name] = self._from_text(name, text), f"environment {variable}"
+        for name, value in flags.items():
+            if value is not None:
+                given[name] = value, f"flag {flag_of(name)}"
+        known = {field.name for field in self._fields}
+        values = {
+            name: _typed(self._hints[name], value)
+            for name, (value, _) in given.items()
+            if name in known
+        }
+        refuse(
+            [
+                *(
+                    f"{name}: no such setting ({origin})"
+                    for name, (_, origin) in given.items()
+                    if name not in known
+                ),
+                *(
+                    f"{field.name} is missing"
+                    for field in self._fields
+                    if _needed(field) and field.name not in given
+                ),
+                *self._problems_of(values),
+            ]
+        )
+        return values, {name: origin for name, (_, origin) in given.items()}
+
+    def _from_text(self, name: str, text: str) -> object:
+        """A value of the environment; text that is no number stays text, which the checks then refuse."""
+        if self._hints.get(name) is int:
+            try:
+                return int(text)
+            except ValueError:
+                return text
+        return text
+
+    def parser(self, prog: str, description: str) -> argparse.ArgumentParser:
+        """A parser with a flag for each setting, and `--config`."""
+        parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+        for field in self._fields:
+            default = "" if _needed(field) or field.default is None else f" ({field.default})"
+            parser.add_argument(
+                flag_of(field.name),
+                type=int if self._hints[field.name] is int else str,
+                metavar="N" if self._hints[field.name] is int else "TEXT",
+                help=(field.metadata.get("doc", "") + default).replace("%", "%%"),
+            )
+        parser.add_argument(
+            "--config",
+            type=Path,
+            metavar="FILE.toml",
+            help=f"TOML file with these settings by name, at its top or under [{self._program}]",
+        )
+        return parser
 
 
-def _read_toml(config: Path) -> dict[str, Any]:
+def flag_of(name: str) -> str:
+    """`--retention-ms` for `retention_ms`."""
+    return "--" + name.replace("_", "-")
+
+
+def _read_toml(config: Path, program: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(config.read_text(encoding="utf-8"))
+        read = tomllib.loads(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {config}: {error}", path=str(config)) from error
+    tables = {name: value for name, value in read.items() if isinstance(value, dict)}
+    if not tables:
+        return read
+    for name in read.keys() - tables.keys():
+        raise ConfigError(
+            f"{config}: {name} stands beside tables; put it under [{program}]", path=str(config)
+        )
+    own = tables.get(program)
+    if own is None:
+        raise ConfigError(f"{config} has no table [{program}]", path=str(config))
+    return dict(own)
 
 
 def _needed(field: Field[Any]) -> bool:

@@ -26,6 +26,7 @@ from ..metaserver.sql.clock_restart import adopt_boot
 from ..protocol.errors import StoryError
 from ..rpc.data_plane import DataHandler
 from ..rpc.environment import AMBIENT, Environment
+from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.server import ControlRoute
 from .machines.database import MemoryDatabase
 from .machines.disk import SimDisk
@@ -302,7 +303,10 @@ class BrokerProgram(StoryProgram):
 
     @contextlib.asynccontextmanager
     async def _listening(
-        self, routes: Sequence[ControlRoute], data_handler: DataHandler
+        self,
+        routes: Sequence[ControlRoute],
+        data_handler: DataHandler,
+        _metrics: ServerMetrics,
     ) -> AsyncIterator[str]:
         listener = Listener(self._process, self._machine, routes, data_handler)
         self._internet.listen(self.address, listener)

@@ -40,6 +40,14 @@ class PartitionTable(Mapping[int, HostedPartition]):
         """The partition, or None."""
         return self._warm.get(partition_id) or self._thaw(partition_id)
 
+    def look(self, partition_id: int) -> HostedPartition | None:
+        """The partition, or None; as `get`, but for reading only: a cold partition stays cold."""
+        warm = self._warm.get(partition_id) or self._referenced.get(partition_id)
+        if warm is not None:
+            return warm
+        image = self._cold.get(partition_id)
+        return None if image is None else partition_of(partition_id, image)
+
     def __getitem__(self, partition_id: int) -> HostedPartition:
         partition = self.get(partition_id)
         if partition is None:

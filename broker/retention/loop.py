@@ -81,9 +81,7 @@ class Cleaning:
         self._reserve = Reserve(files)
         self._forgotten = store.log.first_position
         """The log position up to which the index has forgotten the log."""
-        self._limits = Limits(
-            retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
-        )
+        self.adopt(settings)
         self._dropped_version = -1 if store.state.dropped else 0
         """The version of the dropped partitions for which `_vacant` was found."""
         self._vacant = 0
@@ -98,6 +96,12 @@ class Cleaning:
         """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never told."""
         self._untold: list[int] = []
         """Such partitions, as the present check has found them."""
+
+    def adopt(self, settings: BrokerSettings) -> None:
+        """Remove messages by the limits of these settings from now on."""
+        self._limits = Limits(
+            retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
+        )
 
     async def run(self) -> None:
         """Check every CHECK_MS, until cancelled."""

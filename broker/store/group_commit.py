@@ -36,6 +36,7 @@ from ...protocol.errors import (
     OverloadedError,
     StorageError,
 )
+from ...rpc.operating.histogram import Histogram
 from ..storage.append_file import Buffer
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import CommitLog, WritePlan
@@ -113,6 +114,7 @@ class GroupCommit:
         queued_bytes_max: int,
         commit_bytes_max: int,
         free_bytes: Callable[[], int] = lambda: 1 << 62,
+        durations: Histogram | None = None,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -121,8 +123,9 @@ class GroupCommit:
         self._queued_bytes_max = queued_bytes_max
         self._commit_bytes_max = commit_bytes_max
         self._queue: deque[Entry] = deque()
-        self._queued_bytes = 0
+        self.queued_bytes = 0
         """Bytes in the queue and in the commit that is being written."""
+        self._durations = durations or Histogram()
         self._own = 0
         """Number of records in the queue that are not messages."""
         self._late: dict[Hashable, _Late] = {}
@@ -172,7 +175,7 @@ class GroupCommit:
         self._refusal = reason
 
     def _has_room(self, length: int) -> bool:
-        taken = self._queued_bytes + self._admission.promised_bytes
+        taken = self.queued_bytes + self._admission.promised_bytes
         return taken + length <= self._queued_bytes_max or not taken
 
     def turn(self, length: int) -> AbstractAsyncContextManager[None]:
@@ -200,16 +203,14 @@ class GroupCommit:
         if in_turn:
             return
         most = self._queued_bytes_max + (OWN_QUEUED_BYTES_MAX if own else 0)
-        taken = self._queued_bytes + (0 if own else self._admission.promised_bytes)
+        taken = self.queued_bytes + (0 if own else self._admission.promised_bytes)
         if taken + length > most and taken:
-            raise OverloadedError(
-                f"{self._queued_bytes} bytes wait for the disk", retry_after_ms=10
-            )
+            raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
         """Queue a record, after `check_room`; the future is resolved when the record is durable."""
         self._queue.append(entry)
-        self._queued_bytes += len(entry.record)
+        self.queued_bytes += len(entry.record)
         self._own += _is_own(entry)
         if self._task is None:
             self._start()
@@ -290,14 +291,16 @@ class GroupCommit:
                 entry.position, entry.stamped = plan.add(
                     entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
                 )
-            self._queued_bytes += len(entry.record)
+            self.queued_bytes += len(entry.record)
             entries.append(entry)
             entries += [_waiting(future) for future in late.futures]
         return units
 
     def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
         """Write a commit; False if only the index is full.  Its units then wait in memory, where readers find them."""
+        began_ns = self._clock.boot_ns()
         self._log.write(plan)
+        self._durations.observe(self._clock.boot_ns() - began_ns)
         try:
             self._queues.dispatch(units)
         except DiskFullError:
@@ -310,7 +313,7 @@ class GroupCommit:
     def _note_durable(self, entries: list[Entry]) -> None:
         self.commits += 1
         for entry in entries:
-            self._queued_bytes -= len(entry.record)
+            self.queued_bytes -= len(entry.record)
             if entry.on_durable is not None:
                 entry.on_durable(entry)
             if not entry.future.done():
@@ -339,7 +342,7 @@ class GroupCommit:
         for entry in reversed(entries + waiting):
             if entry.undo is not None:
                 entry.undo()
-        self._queued_bytes = 0
+        self.queued_bytes = 0
         for entry in entries:
             _refuse(entry, type(error)(error.message, **error.details))
         for entry in waiting:

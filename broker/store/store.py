@@ -43,6 +43,7 @@ from .index_damage import IndexDamage
 from .opening import open_state
 from .snapshotter import Snapshotter
 from .tail_cache import TailCache
+from .traffic import Traffic
 
 OWN_RECORD_BYTES = 4096
 """Room that is required for a fence, a seal or a partition before its record is made."""
@@ -76,7 +77,8 @@ class Store:
         self.queues = queues
         self._reader = BatchReader(log, queues)
         self._run_commit = run_commit
-        self._run_read = run_read
+        self.run_read = run_read
+        self.traffic = Traffic()
         self._cache = TailCache(settings.cache_bytes)
         self.commit = GroupCommit(
             log,
@@ -86,6 +88,7 @@ class Store:
             queued_bytes_max=settings.queued_bytes_max,
             commit_bytes_max=settings.commit_bytes_max,
             free_bytes=files.free_bytes,
+            durations=self.traffic.commits,
         )
         self.snapshotter = Snapshotter(
             state,
@@ -214,6 +217,9 @@ class Store:
     def _stored(self, partition: HostedPartition, entry: Entry) -> None:
         next_offset = entry.base_offset + entry.count
         partition.readable_offset = next_offset
+        self.traffic.note_stored(
+            partition.facts.subject, messages=entry.count, size_bytes=len(entry.record)
+        )
         self._cache.add(
             entry.partition_id,
             entry.base_offset,
@@ -308,6 +314,7 @@ class Store:
         self._wake(partition.partition_id)
 
         def on_durable(_entry: Entry) -> None:
+            self.traffic.fences += 1
             group.durable_fence = max(group.durable_fence, token)
             group.kept = True
 
@@ -359,7 +366,7 @@ class Store:
             return b"".join(pieces), upto
         end = partition.readable_end(offset)
         try:
-            data, upto = await self._run_read(
+            data, upto = await self.run_read(
                 self._reader.read, partition.partition_id, offset, end, bytes_max
             )
         except StorageError as error:
@@ -392,7 +399,7 @@ class Store:
         first, end = partition.first_offset, partition.readable_offset
         number = partition.partition_id
         try:
-            unit = await self._run_read(self.queues.by_time, number, at_ms, bound)
+            unit = await self.run_read(self.queues.by_time, number, at_ms, bound)
         except CorruptIndexError as error:
             await self.index_damage.report(error)
             raise

@@ -39,6 +39,8 @@ class Endpoint(Generic[A_co]):
     """Optional headers that the handler gets among the parameters, under these names."""
     content: tuple[tuple[str, Any], ...] = ()
     """Content types of a body of bytes, each with the type of its JSON, or of its lines; bytes: any."""
+    answered_as: str = "application/json"
+    """The content type of the answer."""
     idempotent: bool = False
     """A POST that may be repeated when its outcome is unknown.  A GET may always be repeated."""
 

@@ -56,7 +56,7 @@ def _operation(endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]) -
         "responses": {
             "200": {
                 "description": "done",
-                "content": {JSON: {"schema": references[endpoint.answer]}},
+                "content": {endpoint.answered_as: {"schema": references[endpoint.answer]}},
             },
             "default": {
                 "description": "refused",

@@ -60,6 +60,7 @@ HOME_OF: dict[str, list[str]] = {
         "testing/machines/*",  # the metaserver's database in memory
     ],
     "pytest": ["testing/plugin.py"],
+    "prometheus_client": ["rpc/operating/metrics.py", "broker/metrics.py", "metaserver/metrics.py"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
     "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py", "sink/alembic.py"],
@@ -98,6 +99,7 @@ HOME_OF: dict[str, list[str]] = {
             "sync/producer.py",
         ),
         "testing/cluster.py",  # the calendar of virtual time
+        "rpc/operating/log_lines.py",  # writes the time of a record, which logging took
     ],
 }
 

@@ -52,6 +52,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "acceptance/test_wait.py": "wait",
         "integration/metaserver/test_deletions.py": "deletion",
         "integration/operations/test_reshape_cli.py": "operations",
+        "integration/hosts/test_operating.py": "programs",
     },
     "cli/commands/broker": {
         "acceptance/test_broker_commands.py": "app folder groups health",
@@ -103,7 +104,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/reading/test_reader.py": "read_messages",
     },
     "consumer/reading": {"integration/operations/test_logic_queues.py": "queue_reader"},
-    "metaserver": {"integration/metaserver/test_metaserver_calls.py": "calls running services"},
+    "metaserver": {
+        "integration/metaserver/test_metaserver_calls.py": "calls running services",
+        "integration/hosts/test_operating.py": "metrics",
+    },
     "metaserver/catalogue": {
         "integration/brokers/test_accepted_copy.py": "accepted",
         "integration/metaserver/test_metaserver_calls.py": "service",
@@ -179,6 +183,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/cli/test_message_json.py": "message_json",
         "unit/protocol/test_endpoints.py": "endpoint openapi",
     },
+    "rpc/operating": {"integration/hosts/test_operating.py": "probes"},
     "rpc": {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",

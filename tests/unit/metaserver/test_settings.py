@@ -39,7 +39,9 @@ def test_error_names_every_impossible_setting() -> None:
 
 def test_error_names_unknown_and_missing_settings() -> None:
     """A misspelt setting and a missing folder are both named."""
-    with pytest.raises(ConfigError, match=r"prot: no such setting; data is missing"):
+    with pytest.raises(
+        ConfigError, match=r"prot: no such setting \(flag --prot\); data is missing"
+    ):
         metaserver_settings({"prot": 1})
     with pytest.raises(ConfigError, match="data must be"):
         metaserver_settings({"data": 5})

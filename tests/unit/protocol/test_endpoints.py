@@ -50,7 +50,9 @@ def test_broker_serves_every_endpoint_of_its_table():
 
 
 def test_every_endpoint_is_in_a_table_once():
-    listed = {id(endpoint) for endpoint in (*METASERVER, *BROKER, endpoints.OPENAPI)}
+    listed = {
+        id(endpoint) for endpoint in (*METASERVER, *BROKER, endpoints.METRICS, endpoints.OPENAPI)
+    }
     assert listed == set(EVERY)
     for table in (METASERVER, BROKER):
         assert len({(endpoint.method, endpoint.path) for endpoint in table}) == len(table)

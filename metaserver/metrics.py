@@ -1,0 +1,123 @@
+"""The figures of a metaserver for operators: the cluster as its database has it, and how long the database takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.sql.elements import ColumnElement
+
+from ..protocol.clock import Clock
+from ..protocol.operations import OperationState
+from ..rpc.operating.histogram import Histogram
+from ..rpc.operating.metrics import Labels, gauge, histogram, labelled, largest
+from .cluster.brokers import broker_views
+from .sql.database import Database
+from .sql.dialect import now_ms
+from .sql.schema import brokers, groups, leases, operations, sessions, subjects
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+_ENDED = (OperationState.DONE, OperationState.CANCELED)
+
+
+class _Cluster(NamedTuple):
+    """What one read of the database gives."""
+
+    brokers: dict[Labels, float]
+    """1: available."""
+    cordoned: int
+    subjects: int
+    groups: int
+    sessions: dict[Labels, float]
+    """Live sessions by subject and group."""
+    leases: int
+    """Leases of live sessions."""
+    operations: int
+    """Operations under way."""
+    waiting: int
+    """Operations that cannot go on, with the reason in `keylane subject operations`."""
+
+
+class MetaserverMetrics:
+    """Collects the figures of one metaserver."""
+
+    def __init__(self, database: Database, *, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._reads = Histogram()
+
+    async def collect(self) -> Iterable[Metric]:
+        """All figures as of now.  Raises StorageError if the database does not answer."""
+        began_ns = self._clock.boot_ns()
+        cluster = await self._database.read(_read)
+        self._reads.observe(self._clock.boot_ns() - began_ns)
+        return [*_families(cluster), self._database_reads()]
+
+    def _database_reads(self) -> Metric:
+        return histogram(
+            "keylane_metaserver_database_read_seconds",
+            "Reads of the database that the scrapes of these figures make.",
+            self._reads,
+        )
+
+
+def _families(cluster: _Cluster) -> Iterable[Metric]:
+    yield labelled(
+        "keylane_metaserver_broker_available",
+        "1 if the broker group reports itself in time.",
+        largest(cluster.brokers),
+    )
+    yield gauge("keylane_metaserver_cordoned_brokers", "Cordoned broker groups.", cluster.cordoned)
+    yield gauge("keylane_metaserver_subjects", "Subjects.", cluster.subjects)
+    yield gauge("keylane_metaserver_groups", "Consumer groups.", cluster.groups)
+    yield labelled(
+        "keylane_group_sessions", "Live consumers of a group.", largest(cluster.sessions)
+    )
+    yield gauge("keylane_metaserver_leases", "Leases of live consumers.", cluster.leases)
+    yield gauge(
+        "keylane_metaserver_operations",
+        "Resizes, moves and the like under way.",
+        cluster.operations,
+    )
+    yield gauge(
+        "keylane_metaserver_waiting_operations",
+        "Operations that wait, for the reason that `keylane subject operations` tells.",
+        cluster.waiting,
+    )
+
+
+def _read(connection: Connection) -> _Cluster:
+    views = broker_views(connection)
+    live = sessions.c.expires_at > now_ms()
+    counted = (
+        sa.select(subjects.c.name.label("subject"), groups.c.name, sa.func.count().label("live"))
+        .select_from(sessions.join(groups).join(subjects))
+        .where(live)
+        .group_by(subjects.c.name, groups.c.name)
+    )
+    under_way = operations.c.state.not_in(_ENDED)
+    held = sa.and_(leases.c.session == sessions.c.session, live)
+    return _Cluster(
+        brokers={(("broker_group", view.broker_group),): int(view.available) for view in views},
+        cordoned=_count(connection, brokers, brokers.c.cordoned),
+        subjects=_count(connection, subjects),
+        groups=_count(connection, groups),
+        sessions={
+            (("subject", row.subject), ("group", row.name)): row.live
+            for row in connection.execute(counted)
+        },
+        leases=_count(connection, leases.join(sessions, held)),
+        operations=_count(connection, operations, under_way),
+        waiting=_count(connection, operations, sa.and_(under_way, operations.c.problem != "")),
+    )
+
+
+def _count(
+    connection: Connection, table: sa.FromClause, where: ColumnElement[bool] | None = None
+) -> int:
+    chosen = sa.select(sa.func.count()).select_from(table)
+    return connection.execute(chosen if where is None else chosen.where(where)).scalar_one()

@@ -1,0 +1,1 @@
+"""What supervisors, scrapers and operators of a server need: metrics, health, logs, settings taken over at SIGHUP."""

@@ -1,0 +1,70 @@
+"""Lines of a server's log: text for people at a terminal, JSON for what collects logs.
+
+    {"time": "2026-11-23T22:15:36.123Z", "level": "WARNING", "logger": "keylane.broker", "message": …, "program": …}
+
+Every JSON line has the same first fields, then the program's own (`broker_group`, `pid`), then `error` with a traceback.
+A message with line breaks is one line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TextIO
+
+LOG_FORMATS = ("auto", "text", "json")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+def log_problems(values: Mapping[str, object]) -> list[str]:
+    """The problems of the settings `log_level` and `log_format`, as sentences."""
+    problems = []
+    if values.get("log_level", "INFO") not in LEVELS:
+        problems.append(f"log_level is one of {', '.join(LEVELS)}, not {values['log_level']!r:.40}")
+    if values.get("log_format", "auto") not in LOG_FORMATS:
+        problems.append(
+            f"log_format is one of {', '.join(LOG_FORMATS)}, not {values['log_format']!r:.40}"
+        )
+    return problems
+
+
+class JsonLines(logging.Formatter):
+    """Makes a JSON object of each record; `fields` are in every line."""
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        super().__init__()
+        self._fields = dict(fields)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        at = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, object] = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._fields,
+            "pid": record.process,
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def log_to(
+    stream: TextIO, *, level: str, log_format: str = "auto", fields: Mapping[str, object]
+) -> None:
+    """
+    Write the log of this process to `stream`, in place of where it went before.
+
+    Args:
+        log_format: "auto" is text on a terminal, JSON elsewhere.
+        fields: what every JSON line has besides, such as the program's name.
+    """
+    plain = log_format == "text" or (log_format == "auto" and stream.isatty())
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter(TEXT) if plain else JsonLines(fields))
+    logging.basicConfig(level=level, handlers=[handler], force=True)

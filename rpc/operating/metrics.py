@@ -1,0 +1,180 @@
+"""The figures of a server process, in the text format of Prometheus.
+
+    parts of the program ─▶ collectors ─┐
+    refusals, connections, event loop ──┼─▶ GET /metrics
+    process: memory, CPU, open files ───┘
+
+Labels have few values: codes of errors, subjects, groups, never keys.  A collector that has more than SERIES_MAX
+subjects or groups gives the largest, and the rest as one.
+
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules of that site.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from ...protocol.errors import KeylaneError
+from .histogram import Histogram
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+log = logging.getLogger("keylane.rpc")
+
+SERIES_MAX = 2_000
+OTHER = "(other)"
+"""The label of what is left out; no name of a subject or group has parentheses."""
+LOOP_PROBE_S = 0.25
+
+Collector = Callable[[], Awaitable[Iterable["Metric"]]]
+
+
+class ServerMetrics:
+    """
+    The figures of one server.
+
+    Args:
+        program: "broker" or "metaserver".
+        boot_ns: the boot clock, in nanoseconds.
+    """
+
+    def __init__(self, program: str, boot_ns: Callable[[], int]) -> None:
+        self._program = program
+        self._boot_ns = boot_ns
+        self._collectors: list[Collector] = []
+        self.refused: Counter[tuple[str, int]] = Counter()
+        """Refusals by class and code of the error."""
+        self.loop_delay = Histogram()
+        self.connections: Callable[[], int] = lambda: 0
+        """The open connections of the data plane."""
+
+    def add(self, collector: Collector) -> None:
+        """Have `collector` asked at each scrape."""
+        self._collectors.append(collector)
+
+    def note_refusal(self, error: KeylaneError) -> None:
+        """Count a request that is answered with an error."""
+        self.refused[type(error).__name__, error.code] += 1
+
+    async def watch_loop(self) -> None:
+        """Measure how late the event loop calls a timer, until cancelled."""
+        while True:
+            due_ns = self._boot_ns() + round(LOOP_PROBE_S * 1e9)
+            await asyncio.sleep(LOOP_PROBE_S)
+            self.loop_delay.observe(self._boot_ns() - due_ns)
+
+    async def exposition(self) -> str:
+        """All figures as of now; a collector that fails is logged, counted and left out."""
+        from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+        families = [*self._own()]
+        failed = 0
+        for collector in self._collectors:
+            try:
+                families += await collector()
+            except Exception:
+                log.exception("a collector of metrics failed")
+                failed += 1
+        families.append(
+            gauge("keylane_metrics_failed_collectors", "Collectors that failed.", failed)
+        )
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Given(families))
+        ProcessCollector(registry=registry)
+        return generate_latest(registry).decode()
+
+    def _own(self) -> Iterable[Metric]:
+        build = {"program": self._program, "version": _version()}
+        yield labelled(
+            "keylane_build_info", "The program and its version.", {tuple(build.items()): 1}
+        )
+        yield labelled(
+            "keylane_refusals_total",
+            "Requests that were answered with an error, by its class and code.",
+            {(("error", name), ("code", str(code))): n for (name, code), n in self.refused.items()},
+            counts=True,
+        )
+        yield gauge(
+            "keylane_connections", "Open connections of the data plane.", self.connections()
+        )
+        yield histogram(
+            "keylane_event_loop_delay_seconds",
+            "How late the event loop calls timers.",
+            self.loop_delay,
+        )
+
+
+class _Given:
+    """A collector of prometheus-client that gives finished families."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        return self._families
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    """A family of one figure that rises and falls."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    """A family of one figure that only rises; `name` ends with "_total"."""
+    from prometheus_client.core import CounterMetricFamily
+
+    return CounterMetricFamily(name, text, value=value)
+
+
+Labels = tuple[tuple[str, str], ...]
+"""(label, value) pairs; the same labels, in the same order, for each sample of a family."""
+
+
+def labelled(
+    name: str, text: str, samples: Mapping[Labels, float], *, counts: bool = False
+) -> Metric:
+    """A family with a sample for each combination of labels; `counts`: figures that only rise."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if counts else GaugeMetricFamily
+    names = [label for label, _ in next(iter(samples), ())]
+    family = kind(name, text, labels=names)
+    for labels, value in samples.items():
+        family.add_metric([given for _, given in labels], value)
+    return family
+
+
+def largest(samples: Mapping[Labels, float], most: int = SERIES_MAX) -> dict[Labels, float]:
+    """The `most` largest samples, and the sum of the rest under the label values OTHER."""
+    if len(samples) <= most:
+        return dict(samples)
+    ordered = sorted(samples.items(), key=lambda pair: -pair[1])
+    kept = dict(ordered[:most])
+    names = [label for label, _ in ordered[0][0]]
+    kept[tuple((name, OTHER) for name in names)] = sum(value for _, value in ordered[most:])
+    return kept
+
+
+def histogram(name: str, text: str, values: Histogram) -> Metric:
+    """A family of durations."""
+    from prometheus_client.core import HistogramMetricFamily
+
+    return HistogramMetricFamily(
+        name, text, buckets=values.cumulative(), sum_value=values.sum_ns / 1e9
+    )
+
+
+def _version() -> str:
+    try:
+        return version("keylane")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"

@@ -1,0 +1,168 @@
+"""What supervisors and operators see of real programs: metrics, health, settings, SIGHUP."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from keylane import Consumer, Producer
+from support.cluster import Cluster, Program, eventually
+
+SUBJECT = "operated"
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples_of(address: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    status, text = get(address, "/metrics")
+    assert status == 200
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(samples, name: str) -> float:
+    return sum(value for (given, _), value in samples.items() if given == name)
+
+
+async def test_metrics_tell_traffic_lag_and_refusals(file_cluster: Cluster) -> None:
+    """What was sent, handed out and not acked adds up over the brokers; keys are in no label."""
+    await file_cluster.create(SUBJECT, partitions=4)
+    async with Producer(file_cluster.meta) as producer:
+        for number in range(1_000):
+            producer.send(SUBJECT, b"value", key=b"secret-%d" % (number % 50))
+        await producer.flush()
+    taken = 0
+    async with Consumer(file_cluster.meta, subject=SUBJECT, group="billing") as consumer:
+        async for message in consumer:
+            await message.ack()
+            taken += 1
+            if taken == 600:
+                break
+    brokers = [broker.address for broker in file_cluster.brokers]
+    behind = [samples_of(address) for address in brokers]
+    stored = ("keylane_broker_stored_messages_total", (("subject", SUBJECT),))
+    lag = ("keylane_group_lag_messages", (("group", "billing"), ("subject", SUBJECT)))
+    age = ("keylane_group_lag_seconds", (("group", "billing"), ("subject", SUBJECT)))
+    assert sum(samples.get(stored, 0) for samples in behind) == 1_000
+    assert sum(samples.get(lag, 0) for samples in behind) == 400
+    assert max(samples.get(age, 0) for samples in behind) > 0
+    assert sum(total(samples, "keylane_broker_commit_seconds_count") for samples in behind) > 0
+    assert not any("secret" in get(address, "/metrics")[1] for address in brokers)
+
+    assert get(file_cluster.meta, "/v1/subjects/none/route")[0] == 404
+    cluster = samples_of(file_cluster.meta)
+    assert total(cluster, "keylane_metaserver_broker_available") == len(brokers)
+    assert total(cluster, "keylane_refusals_total") >= 1
+
+
+def test_health_is_not_ready_before_a_broker_is_registered(tmp_path: Path) -> None:
+    """It lives, and takes no clients yet; the reason is in the answer."""
+    broker = Program(
+        *("keylane.broker", "--group", "g1", "--data", str(tmp_path / "b")),
+        *("--meta", "127.0.0.1:1"),
+    ).ready()
+    try:
+        assert get(broker.address, "/health/live") == (200, "{}")
+        status, body = get(broker.address, "/health/ready")
+        assert status == 503
+        assert "not registered" in json.loads(body)["reason"]
+    finally:
+        broker.stop()
+
+
+def test_health_is_ready_when_a_broker_is_registered(file_cluster: Cluster) -> None:
+    """So are metaservers whose database can be written."""
+    for address in (file_cluster.meta, file_cluster.brokers[0].address):
+        assert get(address, "/health/live")[0] == 200
+
+
+async def test_broker_reloads_its_file_at_sighup(tmp_path: Path) -> None:
+    """Retention and log level are taken over; a mistake changes nothing; the log is JSON lines."""
+    config, log = tmp_path / "host.toml", tmp_path / "log"
+    table = f'[broker]\ngroup = "g1"\ndata = "{tmp_path / "b"}"\nmeta = "127.0.0.1:1"\n'
+    config.write_text(table)
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "keylane.cli", "broker", "run", "--config", str(config)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["ready"]
+
+            def told(text: str) -> bool:
+                lines = [json.loads(line) for line in log.read_text().splitlines()]
+                assert all(line["broker_group"] == "g1" for line in lines)
+                return any(text in line["message"] for line in lines)
+
+            config.write_text(table + "retention_ms = 60000\nport = 1\n")
+            process.send_signal(signal.SIGHUP)
+            await eventually(lambda: told("settings reloaded: retention_ms"), what="the reload")
+            await eventually(lambda: told("a restart is needed: port"), what="the other one")
+            config.write_text(table + "retention_ms = -1\n")
+            process.send_signal(signal.SIGHUP)
+            await eventually(lambda: told("the settings are not reloaded"), what="the refusal")
+            assert process.poll() is None
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def show(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "keylane.cli", "config", "show", *arguments],
+        env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_config_show_tells_the_origin_of_each_setting(tmp_path: Path, output: str) -> None:
+    """A flag, the environment, a file, a default."""
+    config = tmp_path / "host.toml"
+    config.write_text('[broker]\ngroup = "g1"\nport = 7001\n')
+    shown = show(
+        *("broker", "--origin", "--config", str(config), "-o", output, "--data", "d"),
+        KEYLANE_BROKER_META="127.0.0.1:7000",
+        COLUMNS="300",
+    )
+    assert shown.returncode == 0, shown.stderr
+    if output == "json":
+        told = json.loads(shown.stdout)
+        assert told["port"] == {"value": 7001, "origin": f"file {config}"}
+        assert told["data"] == {"value": "d", "origin": "flag --data"}
+        assert told["index"]["origin"] == "default"
+    else:
+        assert "environment KEYLANE_BROKER_META" in shown.stdout
+
+
+def test_config_show_tells_all_mistakes_at_once(tmp_path: Path) -> None:
+    """Of the file, the environment and the flags; nothing is started."""
+    config = tmp_path / "host.toml"
+    config.write_text('[broker]\ngroup = "../x"\ncolour = "red"\n')
+    shown = show(
+        *("broker", "--config", str(config), "--port", "99999"), KEYLANE_BROKER_INDEX="paper"
+    )
+    assert shown.returncode == 1
+    for mistake in ("group:", "colour: no such", "port must", "index must", "data is missing"):
+        assert mistake in shown.stderr

@@ -1,0 +1,59 @@
+"""How far groups are behind, as a scrape counts it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keylane.broker import metrics as metrics_module
+from keylane.broker.metrics import BrokerMetrics, lag_of
+from keylane.broker.partition.partition import Group, HostedPartition
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import HostPartition
+from keylane.protocol.routing import Partition, PartitionState
+from keylane.testing.machines.disk import SimDisk
+from support.parked.desk import ParkedDesk
+
+
+def hosted(readable_offset: int, first_offset: int) -> HostedPartition:
+    partition = HostedPartition(
+        HostPartition(
+            subject="orders",
+            partition=Partition(
+                partition_id=1, name="orders-1", queue=0, range_start=0, range_end=1024,
+                broker_group="g1", state=PartitionState.OPEN,
+            ),
+        )
+    )  # fmt: skip
+    partition.first_offset, partition.readable_offset = first_offset, readable_offset
+    return partition
+
+
+@given(st.sets(st.integers(0, 40)), st.tuples(st.integers(0, 41), st.integers(0, 41)))
+def test_lag_is_the_messages_stored_and_not_acked(acked: set[int], bounds: tuple[int, int]) -> None:
+    """As a count of offsets by hand, with acks above the cursor, and messages that are removed."""
+    first, end = sorted(bounds)
+    group = Group("billing")
+    for offset in sorted(acked):
+        if offset < end:
+            group.acked.add(offset, offset + 1)
+    left = set(range(first, end)) - acked
+    assert lag_of(hosted(end, first), group) == len(left)
+
+
+@pytest.fixture
+async def desk() -> ParkedDesk:
+    return await ParkedDesk(SimDisk()).fill()
+
+
+async def test_figures_leave_out_partitions_beyond_the_limit_of_a_scan(
+    desk: ParkedDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And say how many they have left out."""
+    monkeypatch.setattr(metrics_module, "SCANNED_MAX", 0)
+    figures = BrokerMetrics(desk.store, desk.disk, clock=SystemClock())
+    families = {family.name: family for family in await figures.collect()}
+    (left_out,) = families["keylane_broker_partitions_left_out"].samples
+    assert left_out.value == len(desk.store.state.partitions)
+    assert not families["keylane_group_lag_messages"].samples

@@ -1,0 +1,60 @@
+"""The log of a server: text at a terminal, JSON lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+
+from keylane.rpc.operating.log_lines import log_problems, log_to
+
+
+class TerminalText(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _root_logger():
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+
+
+def test_log_is_json_lines_when_it_goes_to_a_file():
+    """With the time in UTC, the program's fields, and a traceback in one line."""
+    stream = io.StringIO()
+    log_to(stream, level="INFO", fields={"program": "broker", "broker_group": "g1"})
+    log = logging.getLogger("keylane.broker")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        log.exception("it failed for %s\nand more", "orders")
+    (line,) = stream.getvalue().splitlines()
+    told = json.loads(line)
+    assert told["message"] == "it failed for orders\nand more"
+    assert (told["level"], told["logger"]) == ("ERROR", "keylane.broker")
+    assert (told["program"], told["broker_group"]) == ("broker", "g1")
+    assert told["time"].endswith("Z")
+    assert "ValueError: two\nlines" in told["error"]
+
+
+def test_log_is_text_when_it_goes_to_a_terminal():
+    """And where it is asked for; JSON may be asked for as well."""
+    for stream, asked, is_json in (
+        (TerminalText(), "auto", False),
+        (io.StringIO(), "text", False),
+        (TerminalText(), "json", True),
+    ):
+        log_to(stream, level="INFO", log_format=asked, fields={})
+        logging.getLogger("keylane.rpc").warning("hello")
+        assert stream.getvalue().startswith("{") is is_json
+
+
+def test_log_settings_are_checked():
+    """Each problem is a sentence."""
+    assert log_problems({"log_level": "INFO", "log_format": "json"}) == []
+    assert len(log_problems({"log_level": "LOUD", "log_format": "xml"})) == 2

@@ -1,0 +1,50 @@
+"""SIGHUP: a running program takes over what it may, and nothing of a file with a mistake."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import pytest
+
+from keylane.protocol.errors import ConfigError
+from keylane.rpc.operating.reloading import Reloading
+
+
+@dataclass(frozen=True)
+class ReloadedSettings:
+    port: int = 1
+    retention_ms: int = 10
+    log_level: str = "WARNING"
+
+
+@pytest.fixture
+def adopted():
+    level = logging.getLogger().level
+    yield []
+    logging.getLogger().setLevel(level)
+
+
+def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
+    """The rest waits for a restart."""
+    read = lambda: ReloadedSettings(port=2, retention_ms=20, log_level="INFO")  # noqa: E731
+    reloading = Reloading(ReloadedSettings(), read, {"retention_ms", "log_level"}, adopted.append)
+    reloading.reload()
+    assert adopted == [ReloadedSettings(port=1, retention_ms=20, log_level="INFO")]
+    assert logging.getLogger().level == logging.INFO
+    assert "settings reloaded: log_level, retention_ms" in caplog.text
+    assert "a restart is needed: port" in caplog.text
+
+
+def test_reload_changes_nothing_when_a_setting_is_impossible(adopted, caplog):
+    """The mistake is in the log."""
+
+    def read():
+        raise ConfigError("retention_ms must be a whole number")
+
+    before = ReloadedSettings()
+    reloading = Reloading(before, read, {"retention_ms"}, adopted.append)
+    reloading.reload()
+    assert adopted == []
+    assert reloading.settings == replace(before)
+    assert "retention_ms must be" in caplog.text
