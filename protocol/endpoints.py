@@ -273,14 +273,7 @@ DELETE_GROUP = Endpoint(
 # ── to any server ─────────────────────────────────────────────────────────────────────────────────────
 HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.READ, "Whether the server is ready.")
 
-LIVE = Endpoint(
-    "GET",
-    "/health/live",
-    None,
-    Done,
-    Rights.READ,
-    "Answered as long as the server answers at all; restart it if this fails.",
-)
+LIVE = Endpoint("GET", "/health/live", None, Done, Rights.READ, "Answered while the server lives.")
 READY = Endpoint(
     "GET",
     "/health/ready",
