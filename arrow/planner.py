@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 from ..protocol.control import PartitionStatus
 from ..protocol.errors import NotSentError, OffsetOutOfRangeError, PartitionUnknownError
 from ..protocol.routing import Partition, PartitionState, Route
 from .schema import PARTITION_MAX
-from .selection import Bound, ReadOptions
+from .selection import Edge, Point, ReadOptions
 
 _WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 
@@ -34,6 +35,23 @@ class PlannedRange:
     address: str
     start: int
     end: int
+    subject: str
+    queue: int
+    logic_start: int
+    """Logic offset of the partition's offset 0."""
+    epoch: int
+    """Depth in the lineage: 0 without parents, else one more than theirs, as far as the route knows them."""
+
+
+def depths(route: Route) -> dict[int, int]:
+    """Partition id → depth in the lineage: below every parent that the route knows."""
+    parents = {each.partition_id: each.parents for each in route.partitions}
+    depth: dict[int, int] = {}
+    for partition_id in TopologicalSorter(parents).static_order():
+        if partition_id in parents:
+            known = [depth[parent] + 1 for parent in parents[partition_id] if parent in depth]
+            depth[partition_id] = max(known, default=0)
+    return depth
 
 
 def select_partitions(route: Route, options: ReadOptions) -> list[Partition]:
@@ -51,8 +69,7 @@ def select_partitions(route: Route, options: ReadOptions) -> list[Partition]:
     }
     named = set(options.partitions or ())
     for bound in (options.start, options.end):
-        if isinstance(bound, dict):
-            named |= bound.keys()
+        named |= bound.by_partition.keys()
     unknown = sorted(named - stored.keys())
     if unknown:
         raise PartitionUnknownError(
@@ -77,7 +94,10 @@ def select_partitions(route: Route, options: ReadOptions) -> list[Partition]:
 
 
 def plan_ranges(
-    partitions: list[Partition], statuses: Mapping[int, PartitionStatus], options: ReadOptions
+    route: Route,
+    partitions: list[Partition],
+    statuses: Mapping[int, PartitionStatus],
+    options: ReadOptions,
 ) -> list[PlannedRange]:
     """
     One range per partition, empty ones too, in the order of `partitions`.
@@ -91,14 +111,15 @@ def plan_ranges(
         OffsetOutOfRangeError: an offset of the options is not in its partition, or start is after end.
     """
     ranges = []
+    epochs = depths(route)
     for partition in partitions:
         status = statuses.get(partition.partition_id)
         if status is None:
             raise PartitionUnknownError(
                 partition_id=partition.partition_id, broker_group=partition.broker_group
             )
-        start = _offset(options.start, status, status.first_offset)
-        end = _offset(options.end, status, status.next_offset)
+        start = _offset(options.start.at(partition.partition_id), status)
+        end = _offset(options.end.at(partition.partition_id), status)
         if start > end:
             raise OffsetOutOfRangeError(
                 f"the start, {start}, is after the end, {end}, in partition {partition.partition_id}",
@@ -114,18 +135,22 @@ def plan_ranges(
                 address=str(partition.address),
                 start=start,
                 end=end,
+                subject=route.subject,
+                queue=partition.queue,
+                logic_start=partition.logic_start,
+                epoch=epochs[partition.partition_id],
             )
         )
     return ranges
 
 
-def _offset(bound: Bound, status: PartitionStatus, default: int) -> int:
-    if bound == "earliest":
+def _offset(point: Point, status: PartitionStatus) -> int:
+    if point is Edge.EARLIEST:
         return status.first_offset
-    if bound == "latest":
+    if point is Edge.LATEST:
         return status.next_offset
-    assert isinstance(bound, dict)
-    offset = bound.get(status.partition_id, default)
+    assert isinstance(point, int)
+    offset = point
     if not status.first_offset <= offset <= status.next_offset:
         raise OffsetOutOfRangeError(
             f"offset {offset} is not in partition {status.partition_id}",

@@ -36,7 +36,7 @@ async def _ask(options: ReadOptions) -> list[PlannedRange]:
 
 async def ask_cluster(network: Network, options: ReadOptions) -> list[PlannedRange]:
     """As `take_snapshot`, over a given network."""
-    route = await MetaClient(network, options.meta).route(options.subject)
+    route = await MetaClient(network, options.meta).route(options.subjects[0])
     partitions = select_partitions(route, options)
     addresses = sorted({str(partition.address) for partition in partitions})
     lists = await asyncio.gather(
@@ -52,4 +52,4 @@ async def ask_cluster(network: Network, options: ReadOptions) -> list[PlannedRan
         for partition in partitions
         if (str(partition.address), partition.partition_id) in hosted
     }
-    return plan_ranges(partitions, statuses, options)
+    return plan_ranges(route, partitions, statuses, options)

@@ -21,8 +21,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from ..arrow.schema import COLUMNS
-from ..arrow.selection import Bound, ReadOptions
+from ..arrow.schema import EVERY_COLUMN
+from ..arrow.selection import EARLIEST, LATEST, Edge, ReadBound, ReadOptions
 from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
@@ -66,8 +66,8 @@ def _addresses(text: str) -> tuple[str, ...]:
     return tuple(addresses_of(text))
 
 
-def _subject(text: str) -> Subject:
-    return Subject(check_name("subject", text))
+def _subjects(text: str) -> tuple[Subject, ...]:
+    return (Subject(check_name("subject", text)),)
 
 
 def _partition_id(text: str) -> int:
@@ -81,9 +81,17 @@ def _partitions(text: str) -> frozenset[int]:
     return frozenset(_partition_id(part) for part in text.split(","))
 
 
-def _bound(text: str) -> Bound:
+def _start(text: str) -> ReadBound:
+    return _bound(text, EARLIEST)
+
+
+def _end(text: str) -> ReadBound:
+    return _bound(text, LATEST)
+
+
+def _bound(text: str, default: ReadBound) -> ReadBound:
     if text.lower() in {"earliest", "latest"}:
-        return text.lower()
+        return ReadBound(Edge(text.lower()))
     try:
         offsets = json.loads(text)
     except (ValueError, RecursionError):
@@ -95,14 +103,16 @@ def _bound(text: str) -> Bound:
     for offset in offsets.values():
         if type(offset) is not int or not 0 <= offset <= MAX_I64:
             raise ValueError(f"an offset is a whole number in [0, 2**63), not {offset!r:.80}")
-    return {_partition_id(name): offset for name, offset in offsets.items()}
+    return ReadBound(
+        default.point, {_partition_id(name): offset for name, offset in offsets.items()}
+    )
 
 
 def _columns(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
-        if name not in COLUMNS:
-            raise ValueError(f"no column {name!r:.80}; there are {', '.join(COLUMNS)}")
+        if name not in EVERY_COLUMN:
+            raise ValueError(f"no column {name!r:.80}; there are {', '.join(EVERY_COLUMN)}")
     if len(set(names)) != len(names):
         raise ValueError("a column is named twice")
     return names
@@ -122,10 +132,10 @@ def _flag(text: str) -> bool:
 
 _PARSERS = (
     ("meta", "meta", _addresses),
-    ("subject", "subject", _subject),
+    ("subject", "subjects", _subjects),
     ("partitions", "partitions", _partitions),
-    ("start", "start", _bound),
-    ("end", "end", _bound),
+    ("start", "start", _start),
+    ("end", "end", _end),
     ("columns", "columns", _columns),
     ("batchRows", "batch_rows", _batch_rows),
     ("gcFreeze", "gc_freeze", _flag),

@@ -29,6 +29,12 @@ _SPARK: dict[str, DataType] = {
     "value": BinaryType(),
     "timestamp": TimestampType(),
     "properties": MapType(StringType(), StringType()),
+    "queue": IntegerType(),
+    "logic_offset": LongType(),
+    "logical_partition": IntegerType(),
+    "epoch": IntegerType(),
+    "stored": TimestampType(),
+    "producer": StringType(),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.arrow.schema import COLUMNS
-from keylane.arrow.selection import ReadOptions
+from keylane.arrow.selection import EARLIEST, LATEST, Edge, ReadBound, ReadOptions
 from keylane.protocol.errors import ConfigError
 from keylane.spark.options import NAMES, parse_options
 
@@ -18,9 +18,9 @@ def parsed(**more: str) -> ReadOptions:
 
 def test_two_options_are_enough():
     """The metaserver and the subject are required; all else has a default."""
-    assert parsed() == ReadOptions(meta=("127.0.0.1:7000",), subject="flights")
+    assert parsed() == ReadOptions(meta=("127.0.0.1:7000",), subjects=("flights",))
     assert parsed().columns == COLUMNS
-    assert (parsed().start, parsed().end, parsed().batch_rows) == ("earliest", "latest", 16_384)
+    assert (parsed().start, parsed().end, parsed().batch_rows) == (EARLIEST, LATEST, 16_384)
 
 
 def test_every_option_is_understood():
@@ -39,10 +39,10 @@ def test_every_option_is_understood():
     )
     assert parsed == ReadOptions(
         meta=("a:1", "[::1]:2"),
-        subject="flights",
+        subjects=("flights",),
         partitions=frozenset({3, 4}),
-        start={3: 10},
-        end="latest",
+        start=ReadBound(Edge.EARLIEST, {3: 10}),
+        end=LATEST,
         columns=("offset", "key"),
         batch_rows=100,
         gc_freeze=False,

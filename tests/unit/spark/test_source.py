@@ -108,7 +108,7 @@ def test_rows_are_what_was_sent(filled):
     three = table.slice(0, ROWS).to_pylist()
     for number, row in enumerate(three):
         sent = message(number)
-        assert (row["subject"], row["partition"], row["offset"]) == ("flights", 3, number)
+        assert (row["partition"], row["offset"]) == (3, number)
         assert (row["key"], row["value"]) == (sent.key, sent.value)
         assert row["timestamp"].timestamp() == pytest.approx(sent.sent_at_ns / 1e9, abs=1e-6)
         assert dict(row["properties"]) == sent.properties
