@@ -53,6 +53,8 @@
     │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) resumes the key
     │   ├── PartlyQueuedError                              by send_all
     │   └── RowsRefusedError, RowsGivenUpError             by send_arrow
+    ├── RangeUnreadableError           a broker was away for longer than a reader of a range waits
+    ├── JsonValueError                 a value does not fit the schema of a reader
     ├── ReadFilterError                the `where` of a reader failed
     ├── FilterError                    the `filter` of a consumer failed: a failed try of that message
     ├── StorageError                   .operation .path
