@@ -29,6 +29,7 @@ from ..protocol.errors import (
 from ..protocol.frames import Batches, Read
 from ..protocol.limits import PULL_BYTES_MAX
 from ..rpc.client import MetaClient
+from .json_values import json_values
 from .pace import Pace
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
@@ -59,14 +60,18 @@ def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterato
         OffsetOutOfRangeError: rows of a range are no longer stored; its details name the partition and what is.
         CorruptBatchError: what a broker sent is damaged, or not the range.
         RangeUnreadableError: a broker was away or refused for PATIENCE_S; the cause is the last error.
+        JsonValueError: a value does not fit `options.json_schema`.
     """
     left = [planned for planned in ranges if planned.start < planned.end]
     if not left:
         return
+    values = json_values(options)
     stream = RangeStream(ProcessLoop.current(), options, left)
     try:
         for planned in left:
-            builder = RowBuilder(planned, columns=options.columns, batch_rows=options.batch_rows)
+            builder = RowBuilder(
+                planned, columns=options.columns, batch_rows=options.batch_rows, values=values
+            )
             while builder.next_offset < planned.end:
                 answered, answer, payload = stream.next()
                 assert answered is planned

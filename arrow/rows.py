@@ -18,6 +18,7 @@ from ..protocol.batch import batch_starts, unpacked
 from ..protocol.errors import CorruptBatchError
 from ..protocol.record import Header
 from .columns import Piece, column, cut, offsets, same_number, same_text
+from .json_values import JsonValues
 from .planner import PlannedRange
 from .schema import arrow_schema
 
@@ -28,10 +29,18 @@ BATCH_BYTES_MAX = 8 << 20
 class RowBuilder:
     """Takes the batches of one partition in order of offset, gives Arrow batches of the range `[start, end)`."""
 
-    def __init__(self, planned: PlannedRange, *, columns: tuple[str, ...], batch_rows: int) -> None:
+    def __init__(
+        self,
+        planned: PlannedRange,
+        *,
+        columns: tuple[str, ...],
+        batch_rows: int,
+        values: JsonValues | None = None,
+    ) -> None:
         self._planned = planned
+        self._values = values
         self._partition_id = planned.partition_id
-        self._schema = arrow_schema(columns)
+        self._schema = arrow_schema(columns, None if values is None else values.type)
         self._batch_rows = batch_rows
         self._end = planned.end
         self._pieces: list[Piece] = []
@@ -47,6 +56,7 @@ class RowBuilder:
 
         Raises:
             CorruptBatchError: damaged, of another partition, or not the next offsets.
+            JsonValueError: a value is not JSON of the schema.
         """
         for start, header in batch_starts(payload):
             if self.next_offset >= self._end:
@@ -105,5 +115,8 @@ class RowBuilder:
                 return same_number(planned.epoch, rows)
             case "logic_offset":
                 return offsets(planned.logic_start + self._first, rows)
+            case "value" if self._values is not None:
+                values = column(name, self._pieces, self._first)
+                return self._values.decode(values, self._partition_id, self._first)
             case _:
                 return column(name, self._pieces, self._first)

@@ -50,6 +50,14 @@ COLUMNS = COLUMNS_OF_SEVERAL[1:]
 PARTITION_MAX = 2**31 - 1
 
 
-def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """The Arrow schema of these columns, in this order."""
-    return pa.schema([pa.field(name, _ARROW[name]) for name in columns])
+def arrow_schema(
+    columns: Sequence[str] = COLUMNS, value_type: pa.DataType | None = None
+) -> pa.Schema:
+    """
+    The Arrow schema of these columns, in this order.
+
+    Args:
+        value_type: of the column `value`, where it is decoded.
+    """
+    types = _ARROW if value_type is None else {**_ARROW, "value": value_type}
+    return pa.schema([pa.field(name, types[name]) for name in columns])

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
 from ..protocol.ids import Subject
 from .schema import COLUMNS
 
@@ -75,6 +77,8 @@ class ReadOptions:
     batch_rows: int = BATCH_ROWS_DEFAULT
     bytes_per_second: int | None = None
     """Of all tasks together; None: as fast as it goes."""
-    json_schema: str | None = None
-    """A Spark schema as DDL text: the value is JSON, and these are its fields."""
+    json_schema: str | pa.Schema | None = None
+    """A schema as DDL text or of Arrow: the value is JSON, and the column `value` a struct of these fields."""
+    bad_values: str = "fail"
+    """What a value that does not fit `json_schema` becomes: "fail", an error; "null", a null."""
     gc_freeze: bool = True
