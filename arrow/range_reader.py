@@ -158,7 +158,7 @@ class RangeStream:
 
     async def _read(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
         bytes_max = min(PULL_BYTES_MAX, self._pace.bytes_max)
-        request = Read(planned.partition_id, offset, bytes_max)
+        request = Read(planned.partition_id, offset, bytes_max, background=True)
         broker = self._loop.broker(self._addresses[planned.partition_id])
         try:
             answer, payload = await broker.call(request)

@@ -55,6 +55,8 @@ def settings(cores: int) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(cores),
         # Batches from our workers cross a Unix socket: about a third more rows a second than TCP.
         "spark.python.unix.domain.socket.enabled": "true",
+        # Workers are forked from a process that has loaded keylane and pyarrow.
+        "spark.python.daemon.module": "keylane.spark.worker_daemon",
         # A time is the same everywhere.
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
