@@ -58,7 +58,7 @@ async def desk() -> Desk:
 async def test_broker_answers_a_job_with_small_answers_beside_an_append(desk):
     """The first read after an append is small and the next one waits; other reads are as before."""
     for number in range(10):
-        await desk.append(batch(sequence=number, count=1, size=100_000))
+        await desk.append(batch(sequence=number, count=1, value=bytes(100_000)))
     small, _ = await desk.service.handle(Read(1, 0, 2 << 20, background=True), memoryview(b""))
     assert small.upto == 2
     usual, _ = await desk.service.handle(Read(1, 0, 2 << 20), memoryview(b""))
