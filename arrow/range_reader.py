@@ -45,10 +45,7 @@ def read_range(
     if planned.start >= planned.end:
         return
     builder = RowBuilder(
-        subject=planned.subject,
-        partition_id=planned.partition_id,
-        start=planned.start,
-        end=planned.end,
+        planned,
         columns=options.columns,
         batch_rows=options.batch_rows,
     )

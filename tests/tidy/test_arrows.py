@@ -22,6 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "arrow": {"protocol", "rpc"},  # columns of batches and readers of ranges, without Spark
     **{program: {"protocol", "rpc"} for program in PROGRAMS},
     "consumer": {"protocol", "rpc", "arrow"},
+    "producer": {"protocol", "rpc", "arrow"},  # hashes a column of keys
     "spark": {"protocol", "rpc", "arrow"},
     "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
     "checker": {"protocol"},
@@ -69,7 +70,6 @@ HOME_OF: dict[str, list[str]] = {
         "arrow/*",
         "spark/*",
         "producer/tables/arrow.py",
-        "producer/tables/column_hash.py",
     ],
     "py4j": ["spark/*"],
     "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
