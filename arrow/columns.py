@@ -212,10 +212,10 @@ def _logical_partitions(pieces: Sequence[Piece]) -> pa.Array:
     lengths = [piece.key_lengths for piece in pieces]
     blob = np.frombuffer(b"".join(piece.keys for piece in pieces), np.uint8)
     edges = _edges(lengths).astype(np.int64)
-    found = (hash_column(blob, edges) % np.uint64(LOGICAL_PARTITIONS)).astype(np.int32)
+    partitions = (hash_column(blob, edges) % np.uint64(LOGICAL_PARTITIONS)).astype(np.int32)
     keyed = _joined(lengths) > 0
     valid = None if keyed.all() else pa.py_buffer(np.packbits(keyed, bitorder="little"))
-    return pa.Array.from_buffers(pa.int32(), len(found), [valid, pa.py_buffer(found)])
+    return pa.Array.from_buffers(pa.int32(), len(partitions), [valid, pa.py_buffer(partitions)])
 
 
 def _shown(value: str | bytes) -> str:

@@ -77,7 +77,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "arrow": {
         "unit/arrow/test_rows.py": "columns",
-        "unit/spark/test_source.py": "range_reader snapshot",
+        "unit/spark/test_source.py": "snapshot",
     },
     "consumer": {
         "integration/consumers/test_consumer.py": "client",
