@@ -7,8 +7,8 @@ polars.from_arrow(reader.read_all())
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -16,24 +16,32 @@ from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError
 from ..protocol.ids import Subject, check_name, check_offset
 from .json_values import json_values
-from .keys import KeyFilter
-from .planner import PlannedRange
 from .process_loop import ProcessLoop
-from .range_reader import read_ranges
 from .schema import COLUMNS, EVERY_COLUMN, arrow_schema
-from .selection import BATCH_ROWS_DEFAULT, Edge, ReadBound, ReadOptions
+from .selection import (
+    BATCH_ROWS_DEFAULT,
+    CursorOf,
+    Edge,
+    Point,
+    ReadBound,
+    ReadOptions,
+    StoredAt,
+)
 from .snapshot import ask_cluster
+from .task_reader import read_task
 
-EdgeName = str | Mapping[int, int]
-"""\"earliest\", \"latest\", or offsets by partition id; other partitions are then read whole."""
+Place = str | datetime | Mapping[int, int]
+"""\"earliest\", \"latest\", \"group:NAME\" (its durable cursor), a time (the first message stored then or later), or offsets by
+partition id; other partitions are then read whole."""
+_GROUP = "group:"
 
 
 def read(
     meta: str,
     subject: str,
     *,
-    start: EdgeName = "earliest",
-    end: EdgeName = "latest",
+    start: Place = "earliest",
+    end: Place = "latest",
     partitions: Iterable[int] | None = None,
     keys: Iterable[bytes] | None = None,
     columns: Iterable[str] = COLUMNS,
@@ -64,7 +72,7 @@ def read(
         UnreachableError: the metaserver or a broker does not answer.
 
     The reader raises
-        OffsetOutOfRangeError: rows of the range are no longer stored.
+        DataLossError: rows of the range are no longer stored.
         RangeUnreadableError: a broker was away for a minute.
         JsonValueError: a value does not fit.
     """
@@ -87,31 +95,30 @@ def read(
     loop = ProcessLoop.current()
     ranges = loop.run(ask_cluster(loop.network, options))
     made = arrow_schema(options.columns, None if values is None else values.type)
-    return pa.RecordBatchReader.from_batches(made, _rows(options, ranges))
+    return pa.RecordBatchReader.from_batches(made, read_task(options, ranges))
 
 
-def _rows(options: ReadOptions, ranges: list[PlannedRange]) -> Iterator[pa.RecordBatch]:
-    if options.keys is None:
-        yield from read_ranges(options, ranges)
-        return
-    chosen = KeyFilter(options.keys, options.columns)
-    for batch in read_ranges(replace(options, columns=chosen.columns_to_read), ranges):
-        if (rows := chosen.rows(batch)).num_rows:
-            yield rows
-
-
-def _bound(name: str, given: EdgeName, default: Edge) -> ReadBound:
+def _bound(name: str, given: Place, default: Edge) -> ReadBound:
     if isinstance(given, Mapping):
         for partition_id, offset in given.items():
             if type(partition_id) is not int:
                 raise ConfigError(f"{name}: {partition_id!r:.40} is no partition id")
             check_offset(offset)
         return ReadBound(default, dict(given))
-    if given not in {"earliest", "latest"}:
+    return ReadBound(_point(name, given))
+
+
+def _point(name: str, given: str | datetime) -> Point:
+    if isinstance(given, datetime) and given.utcoffset() is not None:
+        return StoredAt(int(given.timestamp() * 1000))
+    if isinstance(given, str) and given.startswith(_GROUP):
+        return CursorOf(check_name("consumer group", given.removeprefix(_GROUP)))
+    if given not in set(Edge):
         raise ConfigError(
-            f"{name}: 'earliest', 'latest' or {{partition id: offset}} is wanted, not {given!r:.80}"
+            f"{name}: 'earliest', 'latest', 'group:NAME', a datetime with a time zone or {{partition id: offset}} "
+            f"is wanted, not {given!r:.80}"
         )
-    return ReadBound(Edge(given))
+    return Edge(given)
 
 
 def _columns(columns: Iterable[str]) -> tuple[str, ...]:

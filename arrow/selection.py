@@ -72,13 +72,30 @@ class ReadOptions:
     start: ReadBound = EARLIEST
     end: ReadBound = LATEST
     fail_on_data_loss: bool = True
-    """False: a row that retention removed is left out."""
+    """False: a row that retention has removed is left out."""
+    ordered: bool = False
+    """True: one task reads all partitions that continue one another, parents first."""
+    min_partitions: int | None = None
+    """Large ranges are cut until there are so many tasks, if there are as many rows; None: none is cut."""
+    task_bytes: int | None = None
+    """About so many bytes are read in a task; larger ranges are cut.  None: none is cut."""
+    retry_s: float = 60
+    """How long planning asks brokers that are away."""
     columns: tuple[str, ...] = COLUMNS
     batch_rows: int = BATCH_ROWS_DEFAULT
     bytes_per_second: int | None = None
-    """Of all tasks together; None: as fast as it goes."""
+    """What one call of a reader, which is one task of Spark, receives at most; None: as fast as it goes."""
     json_schema: str | pa.Schema | None = None
     """A schema as DDL text or of Arrow: the value is JSON, and the column `value` a struct of these fields."""
     bad_values: str = "fail"
     """What a value that does not fit `json_schema` becomes: "fail", an error; "null", a null."""
     gc_freeze: bool = True
+
+    def groups(self) -> list[str]:
+        """The consumer groups whose cursors are bounds."""
+        points = [
+            point
+            for bound in (self.start, self.end)
+            for point in (bound.point, *bound.by_partition.values())
+        ]
+        return sorted({point.group for point in points if isinstance(point, CursorOf)})

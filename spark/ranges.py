@@ -1,6 +1,6 @@
 """Planned ranges as a DataFrame by `mapInArrow`, with a function of the user's run in the worker beside the read.  Needs pyspark.
 
-    options = parse_options({"meta": "127.0.0.1:7000", "subject": "orders"})
+    options = parse_options({"meta": "127.0.0.1:7000", "subject": "orders"}, now_ms=0)
     frame = read_ranges(spark, options, take_snapshot(options))
 
     task: one list of ranges ──▶ Arrow batches ──▶ apply ──▶ rows of Spark
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from ..arrow import range_reader
 from ..arrow.planner import PlannedRange
 from ..arrow.selection import ReadOptions
+from ..arrow.task_reader import read_task
 from .failure import readable_errors
-from .schema import spark_schema
+from .schema import schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +50,7 @@ def read_ranges(
         apply: runs in the worker over the batches of each task; it may leave out rows and make others.
         schema: of what `apply` yields; None: the columns of the options.
 
-    The tasks raise what `arrow.range_reader.read_ranges` raises.
+    The tasks raise what `arrow.task_reader.read_task` raises.
     """
     packed = [
         (number, pickle.dumps([task] if isinstance(task, PlannedRange) else list(task)))
@@ -62,7 +62,7 @@ def read_ranges(
             rows = _rows(options, batches)
             yield from rows if apply is None else apply(rows)
 
-    made = spark_schema(options.columns) if schema is None else schema
+    made = schema_of(options) if schema is None else schema
     if not packed:
         return spark.createDataFrame([], made)
     # An element for each task: `numSlices` then cuts between all of them.
@@ -75,4 +75,4 @@ def read_ranges(
 def _rows(options: ReadOptions, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in tasks:
         for ranges in batch.column("ranges").to_pylist():
-            yield from range_reader.read_ranges(options, pickle.loads(ranges))  # noqa: S301 - made by this program's driver
+            yield from read_task(options, pickle.loads(ranges))  # noqa: S301 - made by this program's driver

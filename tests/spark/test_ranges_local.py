@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PythonException
 
 from keylane.arrow.snapshot import take_snapshot
-from keylane.protocol.errors import OffsetOutOfRangeError
+from keylane.protocol.errors import DataLossError
 from keylane.spark.failure import error_in
 from keylane.spark.options import parse_options
 from keylane.spark.ranges import read_ranges
@@ -30,7 +30,7 @@ def filled(shelves: Shelves) -> Shelves:
 
 
 def options(shelves: Shelves, **given: str):
-    return parse_options({"meta": shelves.address, "subject": "flights", **given})
+    return parse_options({"meta": shelves.address, "subject": "flights", **given}, now_ms=0)
 
 
 def test_ranges_are_a_frame_of_their_rows_in_the_tasks_given(spark, filled):
@@ -74,8 +74,21 @@ def test_error_of_a_range_is_found_in_the_message_of_the_driver(spark, filled):
     with pytest.raises(PythonException) as caught:
         read_ranges(spark, asked, ranges).collect()
     error = error_in(str(caught.value))
-    assert isinstance(error, OffsetOutOfRangeError)
-    assert (error.partition_id, error.first_offset) == (4, 200)
+    assert isinstance(error, DataLossError)
+    assert (error.partition_id, error.lost_until) == (4, 200)
+
+
+def test_values_are_decoded_in_the_worker(spark, filled):
+    """A scan with a schema has structs, which SQL reads by field, and nulls for values that do not fit."""
+    filled.shelf(5).put(Sent(b"k", b"no JSON"))
+    reader = spark.read.format("keylane").options(
+        meta=filled.address,
+        subject="flights",
+        jsonSchema="n INT, tags ARRAY<STRING>",
+        badValues="null",
+    )
+    row = reader.load().selectExpr("sum(value.n) s", "count(value.n) n", "count(*) c").first()
+    assert (row.s, row.n, row.c) == (3 * sum(range(300)), 900, 901)
 
 
 def test_workers_are_forked_with_keylane_loaded(spark):

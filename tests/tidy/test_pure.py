@@ -8,7 +8,7 @@ import pytest
 from tidy.tree import FILES, ROOT, Source
 
 VALUES = {
-    "__future__", "abc", "array", "ast", "base64", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime",
+    "__future__", "abc", "array", "ast", "base64", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "difflib",
     "enum", "fractions", "functools", "graphlib", "hashlib", "heapq", "ipaddress", "itertools", "json", "math", "operator", "re",
     "statistics", "string", "struct", "types", "typing", "unicodedata", "urllib.parse", "weakref", "zlib",
     "crc32c", "lz4.block", "msgspec", "numpy", "pyarrow", "xxhash", "zstandard",

@@ -12,6 +12,7 @@ import pytest
 import keylane.arrow
 from keylane.protocol.errors import (
     ConfigError,
+    DataLossError,
     JsonValueError,
     KeylaneError,
     NotSentError,
@@ -87,9 +88,9 @@ def test_reader_raises_the_error_of_the_read(filled):
     """Rows that went since the call are told as they are everywhere."""
     reader = keylane.arrow.read(filled.address, "flights")
     filled.shelf(4).first_offset = 50
-    with pytest.raises(OffsetOutOfRangeError, match="partition 4") as caught:
+    with pytest.raises(DataLossError, match="partition 4") as caught:
         reader.read_all()
-    assert caught.value.first_offset == 50
+    assert caught.value.lost_until == 50
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_reader_raises_the_error_of_the_read(filled):
         ({"columns": ["offzet"]}, ConfigError, "no column 'offzet'; there are"),
         ({"columns": []}, ConfigError, "some columns"),
         ({"columns": ["key", "key"]}, ConfigError, "each once"),
-        ({"start": "yesterday"}, ConfigError, "start: 'earliest', 'latest' or"),
+        ({"start": "yesterday"}, ConfigError, "start: 'earliest', 'latest', 'group:NAME'"),
         ({"end": {"3": 1}}, ConfigError, "end: '3' is no partition id"),
         ({"start": {3: 90}, "end": {3: 10}}, OffsetOutOfRangeError, "after the end"),
         ({"end": {3: 500}}, OffsetOutOfRangeError, "offset 500 is not in partition 3"),
