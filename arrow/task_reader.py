@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from ..protocol.bounds import AskBounds, BoundsOf, PartitionBounds
 from ..protocol.errors import KeylaneError, OffsetOutOfRangeError
+from ..protocol.reading.bounds import AskBounds, BoundsOf, PartitionBounds
 from ..rpc.client import BrokerClient
 from ..rpc.http_network import HttpNetwork
 from .keys import KeyFilter

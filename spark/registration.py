@@ -7,6 +7,7 @@ Spark finds it by itself where the wheel of keylane is installed: it imports eve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .travel import lack_teller
@@ -36,9 +37,9 @@ def source_class() -> type[DataSource]:
 
         def __new__(cls, options: Mapping[str, str]) -> Any:
             try:
-                from keylane.spark.source import KeylaneSource
+                source = import_module("keylane.spark.source")
             except ImportError as error:
                 raise lacking(error) from None
-            return KeylaneSource(options)
+            return source.KeylaneSource(options)
 
     return DefaultSource

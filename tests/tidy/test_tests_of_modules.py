@@ -18,6 +18,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
+        "integration/brokers/test_broker_indexes.py": "bounds",
         "integration/brokers/test_copied_folder.py": "standing",
         "unit/broker/partition/test_lock_waiting.py": "waiting",
     },
@@ -77,7 +78,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "arrow": {
         "unit/arrow/test_rows.py": "columns",
-        "unit/spark/test_source.py": "snapshot",
+        "unit/arrow/test_planner.py": "loss",
+        "unit/spark/test_source.py": "snapshot task_reader",
     },
     "consumer": {
         "integration/consumers/test_consumer.py": "client",
@@ -199,7 +201,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/broker/test_crash_points.py": "disk",
     },
     "spark": {
-        "spark/test_java.py": "java",
         "spark/test_source_local.py": "session",
     },
 }
