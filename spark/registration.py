@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("keylane")` known to this session; a repeat changes nothing."""
-    spark.dataSource.register(source_class())
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(source_class())
+    except AnalysisException as error:
+        # Before 4.1 Spark refuses a format that it has found by itself.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def source_class() -> type[DataSource]:
