@@ -59,7 +59,6 @@ class _Tokens:
     """The words and marks of a text, one after another."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
         self._left = list(_tokens(text))
         self.count = 0
 
@@ -87,8 +86,7 @@ class _Tokens:
         """The error of a text that does not go on as it has to."""
         at = " ".join(self._left)
         return ConfigError(
-            f"schema: {wanted} is wanted at {at!r:.40}: give NAME TYPE, …, as 'carrier STRING, delay INT'",
-            schema=self._text[:200],
+            f"schema: {wanted} is wanted at {at!r:.40}: give NAME TYPE, …, as 'carrier STRING, delay INT'"
         )
 
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from ..protocol.bounds import AskBounds, BoundsOf, PartitionBounds
 from ..protocol.errors import KeylaneError, OffsetOutOfRangeError
+from ..protocol.reading.bounds import AskBounds, BoundsOf, PartitionBounds
 from .keys import KeyFilter
 from .loss import loss_error
 from .planner import PlannedRange

@@ -97,5 +97,5 @@ def test_workers_are_forked_with_keylane_loaded(spark):
     def look(_rows):
         return [("keylane.arrow.range_reader" in sys.modules, gc.get_freeze_count() > 1_000)]
 
-    found = spark.sparkContext.parallelize([1], 1).mapPartitions(look).collect()
-    assert found == [(True, True)]
+    states = spark.sparkContext.parallelize([1], 1).mapPartitions(look).collect()
+    assert states == [(True, True)]

@@ -90,8 +90,8 @@ HOME_OF: dict[str, list[str]] = {
         # a time as a program gives it; no clock is asked
         *(
             "protocol/scheduled/deliver_at.py",
-            "protocol/instants.py",
             "arrow/reading.py",
+            "protocol/reading/instants.py",
             "consumer/reading/bounds.py",
             "producer/sending.py",
             "producer/scheduled/sending.py",

@@ -251,7 +251,7 @@ def test_unknown_subject_is_told_with_code_json_and_the_nearest_name(shelves):
 
 def test_unknown_group_is_told(filled):
     with pytest.raises(GroupUnknownError) as caught:
-        source(filled, start="group:nobody").schema()
+        source(filled, start="group:unknown").schema()
     told(caught)
 
 
