@@ -104,7 +104,7 @@ bench-order: $(STAMP) ## measure hand-over, fail-over, resize, joins; print JSON
 	@$(BIN)/python benchmarks/order.py $(ARGS)
 
 bench-spark: $(STAMP) ## measure the Spark side beside Parquet and Kafka, print JSON (ARGS="--quick --kafka HOME")
-	@$(BIN)/python benchmarks/spark.py $(ARGS)
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/spark_side/spark.py $(ARGS)
 
 # Each version gets an environment under build/, with its own PySpark and everything else of .venv behind it.
 spark-versions: $(STAMP) ## run the tests of the Spark reader with older PySpark (VERSIONS="4.0.1 4.1.1")

@@ -77,6 +77,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
     },
     "arrow": {
+        "unit/arrow/test_json_values.py": "json_schema",
         "unit/arrow/test_rows.py": "columns",
         "unit/arrow/test_planner.py": "loss",
         "unit/spark/test_source.py": "snapshot task_reader",
@@ -202,6 +203,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/broker/test_crash_points.py": "disk",
     },
     "spark": {
+        "spark/test_ranges_local.py": "ranges worker_daemon",
         "spark/test_source_local.py": "session",
     },
 }
