@@ -113,7 +113,7 @@ def _point(name: str, given: str | datetime) -> Point:
         return StoredAt(int(given.timestamp() * 1000))
     if isinstance(given, str) and given.startswith(_GROUP):
         return CursorOf(check_name("consumer group", given.removeprefix(_GROUP)))
-    if given not in set(Edge):
+    if not isinstance(given, str) or given not in set(Edge):
         raise ConfigError(
             f"{name}: 'earliest', 'latest', 'group:NAME', a datetime with a time zone or {{partition id: offset}} "
             f"is wanted, not {given!r:.80}"
@@ -134,7 +134,7 @@ def _columns(columns: Iterable[str]) -> tuple[str, ...]:
 
 def _keys(keys: Iterable[bytes]) -> list[bytes]:
     given = list(keys)
-    if isinstance(keys, bytes | str) or not all(isinstance(key, bytes) for key in given):
+    if not all(isinstance(key, bytes) for key in given):
         raise ConfigError("keys: a list of bytes is wanted")
     return given
 
