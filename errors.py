@@ -12,6 +12,7 @@ from .protocol.errors.groups import *
 from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.parked import *
+from .protocol.errors.ranges import *
 from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
@@ -37,6 +38,7 @@ __all__ = [
     "CreationFailedError",
     "CreationRunningError",
     "DataFolderError",
+    "DataLossError",
     "DatabaseEmptyError",
     "DeliverAtError",
     "DeliverAtKeyError",
@@ -74,6 +76,7 @@ __all__ = [
     "InvalidNameError",
     "InvalidRequestError",
     "JavaMissingError",
+    "JsonValueError",
     "KeyHaltedError",
     "KeylaneError",
     "LeaseLostError",
@@ -111,6 +114,7 @@ __all__ = [
     "ProgramFailedError",
     "QueueFullError",
     "QueueUnknownError",
+    "RangeUnreadableError",
     "ReadFilterError",
     "RealWorldError",
     "RefusedError",
@@ -130,6 +134,7 @@ __all__ = [
     "SinkMissingError",
     "SinkNewerError",
     "SinkOlderError",
+    "SparkProcessError",
     "StaleRouteError",
     "StaticSubjectError",
     "StorageError",

@@ -17,7 +17,9 @@ import pyarrow as pa
 from ..protocol.batch import batch_starts, unpacked
 from ..protocol.errors import CorruptBatchError
 from ..protocol.record import Header
-from .columns import Piece, column, cut
+from .columns import Piece, column, cut, offsets, same_number, same_text
+from .json_values import JsonValues
+from .planner import PlannedRange
 from .schema import arrow_schema
 
 BATCH_BYTES_MAX = 8 << 20
@@ -29,25 +31,23 @@ class RowBuilder:
 
     def __init__(
         self,
+        planned: PlannedRange,
         *,
-        subject: str,
-        partition_id: int,
-        start: int,
-        end: int,
         columns: tuple[str, ...],
         batch_rows: int,
+        values: JsonValues | None = None,
     ) -> None:
-        self._subject = pa.scalar(subject, pa.string())
-        self._partition = pa.scalar(partition_id, pa.int32())
-        self._partition_id = partition_id
-        self._schema = arrow_schema(columns)
+        self._planned = planned
+        self._values = values
+        self._partition_id = planned.partition_id
+        self._schema = arrow_schema(columns, None if values is None else values.type)
         self._batch_rows = batch_rows
-        self._end = end
+        self._end = planned.end
         self._pieces: list[Piece] = []
         self._rows = 0
         self._bytes = 0
-        self._first = start
-        self.next_offset = start
+        self._first = planned.start
+        self.next_offset = planned.start
         """The first offset not yet taken."""
 
     def take(self, payload: memoryview) -> Iterator[pa.RecordBatch]:
@@ -56,6 +56,7 @@ class RowBuilder:
 
         Raises:
             CorruptBatchError: damaged, of another partition, or not the next offsets.
+            JsonValueError: a value is not JSON of the schema.
         """
         for start, header in batch_starts(payload):
             if self.next_offset >= self._end:
@@ -102,10 +103,20 @@ class RowBuilder:
         )
 
     def _column(self, name: str) -> pa.Array:
+        planned, rows = self._planned, self._rows
         match name:
             case "subject":
-                return pa.repeat(self._subject, self._rows)
+                return same_text(planned.subject, rows)
             case "partition":
-                return pa.repeat(self._partition, self._rows)
+                return same_number(planned.partition_id, rows)
+            case "queue":
+                return same_number(planned.queue, rows)
+            case "epoch":
+                return same_number(planned.epoch, rows)
+            case "logic_offset":
+                return offsets(planned.logic_start + self._first, rows)
+            case "value" if self._values is not None:
+                values = column(name, self._pieces, self._first)
+                return self._values.decode(values, self._partition_id, self._first)
             case _:
                 return column(name, self._pieces, self._first)

@@ -8,6 +8,7 @@ check of sequences refuses them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -57,6 +58,7 @@ from ..protocol.limits import (
 from ..protocol.offsets import IntervalSet, Range
 from ..protocol.parked import FailingMessage
 from ..rpc.answer_room import take_room
+from .background import BackgroundBudget
 from .partition.acks import apply_ack, decide_ack
 from .partition.partition import ATTEMPTS_MAX, Group, HostedPartition
 from .partition.pull_lock import (
@@ -77,6 +79,8 @@ from .waiting import LongPolls
 Handled = tuple[Answer, bytes]
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
+_LIVE = frozenset({Append, Pull, PullShared, Ack})
+"""What live clients ask for all the time."""
 LEFT_OUT_BYTES_MAX = 8 << 20
 """Bytes that one pull reads and leaves out, before it answers without any message."""
 OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | ReadParked
@@ -91,6 +95,8 @@ class BrokerService:
         self._standing = standing
         self._clock = clock
         self._waiting = LongPolls()
+        self._budget = BackgroundBudget()
+        self._background = asyncio.Lock()
         store.on_change(self._waiting.wake)
         self._handlers: dict[type[Any], FrameHandler] = {
             Append: self._append,
@@ -121,6 +127,8 @@ class BrokerService:
         standing = self._standing
         if standing is not None and kind is not Read and (standing.set_aside or not standing.asked):
             await check_standing(standing)
+        if kind in _LIVE:
+            self._budget.live(self._clock.boot_ms())
         return await self._handlers[kind](request, payload)
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:
@@ -295,9 +303,21 @@ class BrokerService:
     async def _read(self, request: Read, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
+        if request.background:
+            bytes_max = await self._background_turn(bytes_max)
+            _check_read(partition, request.offset, bytes_max)
         answer, data = await self._batches(request, partition, bytes_max)
         self._note_handed(partition, answer.upto - request.offset, data)
         return answer, data
+
+    async def _background_turn(self, wanted_bytes: int) -> int:
+        """Wait until a job's read has its turn; returns the bytes that its answer may have."""
+        async with self._background:
+            wait_ms = self._budget.wait_ms(self._clock.boot_ms())
+            await asyncio.sleep(
+                wait_ms / 1000
+            )  # also of 0: live requests that have arrived begin first
+        return self._budget.take(wanted_bytes, self._clock.boot_ms())
 
     async def _batches(
         self,

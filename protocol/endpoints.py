@@ -70,6 +70,7 @@ from .progress import (
     SetCursor,
 )
 from .queues import QueueList
+from .reading.bounds import AskBounds, BoundsList
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
@@ -403,6 +404,15 @@ OFFSET_AT = Endpoint(
     "The offset of a message by the time it was stored; bound is lower or upper.",
     query=("at_ms", "bound"),
 )
+PARTITION_BOUNDS = Endpoint(
+    "POST",
+    "/v1/partitions/bounds",
+    AskBounds,
+    BoundsList,
+    Rights.READ,
+    "Where partitions begin and end, and where times and consumer groups are in them.",
+    idempotent=True,
+)
 SEAL = Endpoint(
     "POST",
     "/v1/partitions/{id}/seal",
@@ -575,6 +585,7 @@ BROKER: tuple[Endpoint[Any], ...] = (
     PARTITIONS,
     PARTITION,
     OFFSET_AT,
+    PARTITION_BOUNDS,
     SEAL,
     SET_CURSOR,
     KNOW_GROUPS,

@@ -107,6 +107,8 @@ class Read(Frame, frozen=True, array_like=True, tag=6):
     partition_id: int
     offset: int
     bytes_max: int
+    background: bool = False
+    """True: a job reads, and live clients of the broker go first."""
 
 
 class AcquireShared(Frame, frozen=True, array_like=True, tag=7):

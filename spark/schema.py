@@ -5,21 +5,31 @@ Source: Spark compares an Arrow batch with its schema to the letter: order, type
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
+    BooleanType,
+    ByteType,
     DataType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
+    ShortType,
     StringType,
     StructField,
     StructType,
     TimestampType,
 )
 
+from ..arrow.columns import TIME
+from ..arrow.json_values import json_values
 from ..arrow.schema import COLUMNS
+from ..arrow.selection import ReadOptions
 
 _SPARK: dict[str, DataType] = {
     "subject": StringType(),
@@ -29,9 +39,72 @@ _SPARK: dict[str, DataType] = {
     "value": BinaryType(),
     "timestamp": TimestampType(),
     "properties": MapType(StringType(), StringType()),
+    "queue": IntegerType(),
+    "logic_offset": LongType(),
+    "logical_partition": IntegerType(),
+    "epoch": IntegerType(),
+    "stored": TimestampType(),
+    "producer": StringType(),
 }
 
 
-def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
-    """The Spark schema of these columns, in this order."""
-    return StructType([StructField(name, _SPARK[name]) for name in columns])
+def spark_schema(
+    columns: Sequence[str] = COLUMNS, value_type: pa.DataType | None = None
+) -> StructType:
+    """
+    The Spark schema of these columns, in this order.
+
+    Args:
+        value_type: of the column `value`, where it is decoded.
+    """
+    types = _SPARK if value_type is None else {**_SPARK, "value": _spark_type(value_type)}
+    return StructType([StructField(name, types[name]) for name in columns])
+
+
+def schema_of(options: ReadOptions) -> StructType:
+    """The Spark schema of what is read with these options."""
+    values = json_values(options)
+    return spark_schema(options.columns, None if values is None else values.type)
+
+
+def _spark_type(kind: pa.DataType) -> DataType:
+    """The type of a field of JSON."""
+    if pa.types.is_struct(kind):
+        return StructType([StructField(field.name, _spark_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return ArrayType(_spark_type(kind.value_type))
+    return _OF_JSON[kind]
+
+
+_OF_JSON: dict[pa.DataType, DataType] = {
+    pa.string(): StringType(),
+    pa.bool_(): BooleanType(),
+    pa.int8(): ByteType(),
+    pa.int16(): ShortType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    pa.float32(): FloatType(),
+    pa.float64(): DoubleType(),
+    TIME: TimestampType(),
+}
+
+
+_OPTIONS = "keylane.options"
+"""Metadata of the first column."""
+
+
+def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """
+    The schema with the options of a table in it.
+
+    A catalog keeps the schema of a table that is made with CREATE TABLE … USING keylane, and Spark gives a Python data
+    source nothing else of it when the table is read.
+    """
+    first, *rest = schema.fields
+    kept = StructField(first.name, first.dataType, metadata={_OPTIONS: dict(options)})
+    return StructType([kept, *rest])
+
+
+def options_in(schema: StructType) -> dict[str, str]:
+    """The options that `with_options` has put into the schema; none if it has not."""
+    return dict(schema.fields[0].metadata.get(_OPTIONS, {})) if schema.fields else {}

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, Generic, Self
 
 from ..consumer import AckMode, Assignment, Consumer, ConsumerSettings, Filter
-from ..consumer.reading.instants import GroupBegin
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError
 from ..protocol.message import Message
+from ..protocol.reading.instants import GroupBegin
 from ..protocol.routing import ConsumeStrategy
 from .loop_thread import LoopThread
 

@@ -25,6 +25,7 @@
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
+    │   │   └── DataLossError          retention has removed rows of a range that is read
     │   ├── BrokerReadOnlyError, OverloadedError           try later
     │   ├── FolderBehindError, FolderGivenUpError          this data folder must not be used any more
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
@@ -54,6 +55,8 @@
     │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) resumes the key
     │   ├── PartlyQueuedError                              by send_all
     │   └── RowsRefusedError, RowsGivenUpError             by send_arrow
+    ├── RangeUnreadableError           a broker was away for longer than a reader of a range waits
+    ├── JsonValueError                 a value does not fit the schema of a reader
     ├── ReadFilterError                the `where` of a reader failed
     ├── FilterError                    the `filter` of a consumer failed: a failed try of that message
     ├── StorageError                   .operation .path
@@ -62,7 +65,7 @@
     │   └── DataFolderError            not writable, in use, or another broker's
     ├── AddressError                   port in use, or no port
     │   └── HostError                  not a loopback address
-    ├── JavaMissingError
+    ├── JavaMissingError, SparkProcessError
     ├── StoryError, StoryStuckError, ConditionNotMetError, ProgramFailedError, RealWorldError   a test in virtual time
     ├── InputError, InputUnfinishedError   a command's input cannot be read; not every line of it is stored
     └── ClosedError                    used after close (yours, not the peer's)
@@ -88,6 +91,7 @@ from .groups import *  # noqa: F403 - the rest of the tree
 from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .parked import *  # noqa: F403 - the rest of the tree
+from .ranges import *  # noqa: F403 - the rest of the tree
 from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError

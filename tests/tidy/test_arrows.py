@@ -22,6 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "arrow": {"protocol", "rpc"},  # columns of batches and readers of ranges, without Spark
     **{program: {"protocol", "rpc"} for program in PROGRAMS},
     "consumer": {"protocol", "rpc", "arrow"},
+    "producer": {"protocol", "rpc", "arrow"},  # hashes a column of keys
     "spark": {"protocol", "rpc", "arrow"},
     "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
     "checker": {"protocol"},
@@ -47,7 +48,6 @@ MACHINE = [
     "testing/*.py",  # names data folders, which lie in memory
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
-    "spark/java.py",  # looks for a JDK, keeps a wrapper
     "spark/session.py",  # PySpark takes its settings from the environment
 ]
 
@@ -71,14 +71,13 @@ HOME_OF: dict[str, list[str]] = {
         "arrow/*",
         "spark/*",
         "producer/tables/arrow.py",
-        "producer/tables/column_hash.py",
     ],
     "py4j": ["spark/*"],
     "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
     "typer": ["cli/*"],
     "rich": ["cli/*"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
-    "subprocess": ["cli/*", "spark/java.py"],
+    "subprocess": ["cli/*"],
     "multiprocessing": ["cli/*"],
     "signal": ["rpc/program.py", "rpc/stop_signals.py", "cli/*"],
     "socket": [
@@ -92,7 +91,8 @@ HOME_OF: dict[str, list[str]] = {
         # a time as a program gives it; no clock is asked
         *(
             "protocol/scheduled/deliver_at.py",
-            "consumer/reading/instants.py",
+            "arrow/reading.py",
+            "protocol/reading/instants.py",
             "consumer/reading/bounds.py",
             "producer/sending.py",
             "producer/scheduled/sending.py",

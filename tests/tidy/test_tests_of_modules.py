@@ -18,6 +18,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
+        "integration/brokers/test_broker_indexes.py": "bounds",
         "integration/brokers/test_copied_folder.py": "standing",
         "unit/broker/partition/test_lock_waiting.py": "waiting",
     },
@@ -77,8 +78,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
     },
     "arrow": {
+        "unit/arrow/test_json_values.py": "json_schema",
         "unit/arrow/test_rows.py": "columns",
-        "unit/spark/test_source.py": "range_reader snapshot",
+        "unit/arrow/test_planner.py": "loss",
+        "unit/spark/test_source.py": "snapshot task_reader",
     },
     "consumer": {
         "integration/consumers/test_consumer.py": "client",
@@ -176,8 +179,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked reading refusals scheduled sink testing",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked ranges reading refusals scheduled sink testing",
     },
+    "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
@@ -205,7 +209,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/broker/test_crash_points.py": "disk",
     },
     "spark": {
-        "spark/test_java.py": "java",
+        "spark/test_ranges_local.py": "ranges worker_daemon",
         "spark/test_source_local.py": "session",
     },
 }

@@ -1,0 +1,142 @@
+"""The schema of values that are JSON: from the DDL text that Spark's users write, or as an Arrow schema.  Pure.
+
+    carrier STRING, delay INT, legs ARRAY<STRUCT<origin: STRING, minutes: DOUBLE>>
+
+Source: the types of Spark SQL's DDL that have a form in JSON; maps and dates are read as STRING, because pyarrow's
+reader of JSON knows neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ..protocol.errors import ConfigError
+from .columns import TIME
+
+_TOKEN = re.compile(r"\s*(?:`([^`]+)`|([A-Za-z_]\w*)|([<>(),:])|(\d+)|(\S))")
+_TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "timestamp": TIME,
+}
+DEPTH_MAX = 32
+FIELDS_MAX = 1_000
+
+
+def json_type(schema: str | pa.Schema) -> pa.StructType:
+    """
+    The type of a value with this schema.
+
+    Raises:
+        ConfigError: the text is no schema, or a type has no form in JSON.
+    """
+    if not isinstance(schema, str):
+        for field in schema:
+            _check(field.type, 1)
+        return pa.struct(list(schema))
+    tokens = _Tokens(schema)
+    fields = _fields(tokens, "", 1)
+    if not fields:
+        raise tokens.problem("a name and a type")
+    return pa.struct(fields)
+
+
+class _Tokens:
+    """The words and marks of a text, one after another."""
+
+    def __init__(self, text: str) -> None:
+        self._left = list(_tokens(text))
+        self.count = 0
+
+    def peek(self) -> str:
+        """The next one in lower case; empty at the end."""
+        return self._left[0].lower() if self._left else ""
+
+    def take(self, wanted: str = "") -> str:
+        """The next one; raises if it is not `wanted`."""
+        if not self._left or wanted not in {"", self._left[0]}:
+            raise self.problem(repr(wanted) if wanted else "a name")
+        return self._left.pop(0)
+
+    def name(self) -> str:
+        """A name."""
+        name = self.take().strip("`")
+        if not re.fullmatch(r"[\w .$-]+", name):
+            raise self.problem("a name")
+        self.count += 1
+        if self.count > FIELDS_MAX:
+            raise ConfigError(f"schema: more than {FIELDS_MAX} fields")
+        return name
+
+    def problem(self, wanted: str) -> ConfigError:
+        """The error of a text that does not go on as it has to."""
+        at = " ".join(self._left)
+        return ConfigError(
+            f"schema: {wanted} is wanted at {at!r:.40}: give NAME TYPE, …, as 'carrier STRING, delay INT'"
+        )
+
+
+def _tokens(text: str) -> Iterator[str]:
+    for quoted, word, mark, number, other in _TOKEN.findall(text):
+        yield f"`{quoted}`" if quoted else word or mark or number or other
+
+
+def _fields(tokens: _Tokens, end: str, depth: int) -> list[pa.Field]:
+    fields: list[pa.Field] = []
+    while tokens.peek() not in {"", end}:
+        if fields:
+            tokens.take(",")
+        name = tokens.name()
+        if tokens.peek() == ":":
+            tokens.take()
+        fields.append(pa.field(name, _type(tokens, depth)))
+    if len({field.name for field in fields}) < len(fields):
+        raise ConfigError("schema: a field is named twice")
+    return fields
+
+
+def _type(tokens: _Tokens, depth: int) -> pa.DataType:
+    if depth > DEPTH_MAX:
+        raise ConfigError(f"schema: nested more than {DEPTH_MAX} deep")
+    if tokens.peek() in {"array", "struct"}:
+        nested = tokens.take().lower()
+        tokens.take("<")
+        inside = (
+            pa.list_(_type(tokens, depth + 1))
+            if nested == "array"
+            else pa.struct(_fields(tokens, ">", depth + 1))
+        )
+        tokens.take(">")
+        return inside
+    known = _TYPES.get(tokens.peek())
+    if known is None:
+        raise tokens.problem(f"one of {', '.join(_TYPES)}, array<…>, struct<…>")
+    tokens.take()
+    return known
+
+
+def _check(kind: pa.DataType, depth: int) -> None:
+    """Raises ConfigError: a type that the reader of JSON does not know."""
+    if depth > DEPTH_MAX:
+        raise ConfigError(f"schema: nested more than {DEPTH_MAX} deep")
+    if pa.types.is_struct(kind):
+        for field in kind:
+            _check(field.type, depth + 1)
+    elif pa.types.is_list(kind):
+        _check(kind.value_type, depth + 1)
+    elif kind not in _TYPES.values():
+        raise ConfigError(f"schema: a value of type {kind} is not read from JSON")

@@ -1,0 +1,145 @@
+"""`keylane.arrow.read`: the messages of a subject as Arrow batches, for DuckDB, Polars, Ray and pandas.  Network only.
+
+reader = keylane.arrow.read("127.0.0.1:7000", "orders", columns=("key", "value", "timestamp"))
+duckdb.sql("SELECT key, count(*) FROM reader GROUP BY key")
+polars.from_arrow(reader.read_all())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+import pyarrow as pa
+
+from ..protocol.address import addresses_of
+from ..protocol.errors import ConfigError
+from ..protocol.ids import Subject, check_name, check_offset
+from .json_values import json_values
+from .process_loop import ProcessLoop
+from .schema import COLUMNS, EVERY_COLUMN, arrow_schema
+from .selection import (
+    BATCH_ROWS_DEFAULT,
+    CursorOf,
+    Edge,
+    Point,
+    ReadBound,
+    ReadOptions,
+    StoredAt,
+)
+from .snapshot import ask_cluster
+from .task_reader import read_task
+
+Place = str | datetime | Mapping[int, int]
+"""\"earliest\", \"latest\", \"group:NAME\" (its durable cursor), a time (the first message stored then or later), or offsets by
+partition id; other partitions are then read whole."""
+_GROUP = "group:"
+
+
+def read(
+    meta: str,
+    subject: str,
+    *,
+    start: Place = "earliest",
+    end: Place = "latest",
+    partitions: Iterable[int] | None = None,
+    keys: Iterable[bytes] | None = None,
+    columns: Iterable[str] = COLUMNS,
+    batch_rows: int = BATCH_ROWS_DEFAULT,
+    bytes_per_second: int | None = None,
+    schema: str | pa.Schema | None = None,
+    bad_values: str = "fail",
+) -> pa.RecordBatchReader:
+    """
+    Read what a subject has now; the end is fixed by this call, the rows are read as the reader is.
+
+    Rows come by partition and offset.  Reading takes no lock and moves no group's cursor.  A generator behind the reader
+    receives ahead by two frames; dropping the reader ends that.
+
+    Args:
+        meta: "host:port" of a metaserver, several by comma.
+        partitions: ids; None: all that have data.
+        keys: only messages of these order keys; None: all.
+        columns: in this order; `arrow/schema.py` describes them.
+        batch_rows: rows of a batch, about.
+        bytes_per_second: received at most; None: as fast as it goes.
+        schema: of values that are JSON, as "carrier STRING, delay INT" or an Arrow schema: `value` is then a struct.
+        bad_values: what a value that does not fit becomes: "fail", an error; "null", a null.
+
+    Raises:
+        ConfigError: an argument cannot be.
+        RefusedError: the subject, a partition or an offset does not exist.
+        UnreachableError: the metaserver or a broker does not answer.
+
+    The reader raises
+        DataLossError: rows of the range are no longer stored.
+        RangeUnreadableError: a broker was away for a minute.
+        JsonValueError: a value does not fit.
+    """
+    options = ReadOptions(
+        meta=tuple(addresses_of(meta)),
+        subjects=(Subject(check_name("subject", subject)),),
+        partitions=None if partitions is None else frozenset(partitions),
+        keys=None if keys is None else frozenset(_keys(keys)),
+        start=_bound("start", start, Edge.EARLIEST),
+        end=_bound("end", end, Edge.LATEST),
+        columns=_columns(columns),
+        batch_rows=_positive("batch_rows", batch_rows),
+        bytes_per_second=(
+            None if bytes_per_second is None else _positive("bytes_per_second", bytes_per_second)
+        ),
+        json_schema=schema,
+        bad_values=bad_values,
+    )
+    values = json_values(options)
+    loop = ProcessLoop.current()
+    ranges = loop.run(ask_cluster(loop.network, options))
+    made = arrow_schema(options.columns, None if values is None else values.type)
+    return pa.RecordBatchReader.from_batches(made, read_task(options, ranges))
+
+
+def _bound(name: str, given: Place, default: Edge) -> ReadBound:
+    if isinstance(given, Mapping):
+        for partition_id, offset in given.items():
+            if type(partition_id) is not int:
+                raise ConfigError(f"{name}: {partition_id!r:.40} is no partition id")
+            check_offset(offset)
+        return ReadBound(default, dict(given))
+    return ReadBound(_point(name, given))
+
+
+def _point(name: str, given: str | datetime) -> Point:
+    if isinstance(given, datetime) and given.utcoffset() is not None:
+        return StoredAt(int(given.timestamp() * 1000))
+    if isinstance(given, str) and given.startswith(_GROUP):
+        return CursorOf(check_name("consumer group", given.removeprefix(_GROUP)))
+    if not isinstance(given, str) or given not in set(Edge):
+        raise ConfigError(
+            f"{name}: 'earliest', 'latest', 'group:NAME', a datetime with a time zone or {{partition id: offset}} "
+            f"is wanted, not {given!r:.80}"
+        )
+    return Edge(given)
+
+
+def _columns(columns: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(columns)
+    unknown = [name for name in names if name not in EVERY_COLUMN]
+    if unknown or not names or len(set(names)) != len(names):
+        problem = (
+            f"no column {unknown[0]!r:.80}" if unknown else "some columns, each once, are wanted"
+        )
+        raise ConfigError(f"columns: {problem}; there are {', '.join(EVERY_COLUMN)}")
+    return names
+
+
+def _keys(keys: Iterable[bytes]) -> list[bytes]:
+    given = list(keys)
+    if not all(isinstance(key, bytes) for key in given):
+        raise ConfigError("keys: a list of bytes is wanted")
+    return given
+
+
+def _positive(name: str, given: int) -> int:
+    if type(given) is not int or given < 1:
+        raise ConfigError(f"{name}: a whole number above 0 is wanted, not {given!r:.40}")
+    return given

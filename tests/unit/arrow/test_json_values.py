@@ -1,0 +1,143 @@
+"""Values that are JSON: each row is its own value, whatever is among the others."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keylane.arrow.json_values import JsonValues
+from keylane.protocol.errors import ConfigError, JsonValueError
+
+DDL = "n INT, name STRING, legs ARRAY<STRUCT<origin: STRING, minutes: DOUBLE>>"
+
+
+def column(values: list[bytes]) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def decoded(values: list[bytes], ddl: str = DDL) -> list:
+    made = JsonValues(ddl, "null").decode(column(values), 3, 0)
+    made.validate(full=True)
+    return made.to_pylist()
+
+
+def test_values_become_structs():
+    """Fields by name, missing ones null, further ones left out, white space of any kind around and inside."""
+    values = [
+        b'{"n": 1, "name": "a", "other": [1]}',
+        b'\n {"name":\n "b\\n"\t}\r\n',
+        b"{}",
+        b'{"legs": [{"origin": "AMS", "minutes": 3}, {}], "n": null}',
+    ]
+    assert decoded(values) == [
+        {"n": 1, "name": "a", "legs": None},
+        {"n": None, "name": "b\n", "legs": None},
+        {"n": None, "name": None, "legs": None},
+        {
+            "n": None,
+            "name": None,
+            "legs": [{"origin": "AMS", "minutes": 3.0}, {"origin": None, "minutes": None}],
+        },
+    ]
+
+
+BAD = [
+    b"",
+    b" ",
+    b"null",
+    b"5",
+    b"[]",
+    b"{",
+    b"{}{}",
+    b"{}\n{}",
+    b'{"n":',
+    b"{}}",
+    b'{"n":{}',
+    b'{"name":"}',
+    b'{"n":"x"}',
+    b'{"n":1.5}',
+    b'{"n":99999999999}',
+    b'{"name":"\xff"}',
+    b'{"n":1,"n":2}',
+    b"\0",
+]
+
+
+@given(st.lists(st.sampled_from(BAD) | st.integers(0, 9), min_size=1, max_size=12))
+@settings(max_examples=50, deadline=None)
+def test_bad_values_are_null_and_shift_no_other(mixed):
+    """A good value is decoded in its own row, between any bad ones."""
+    values = [each if isinstance(each, bytes) else b'{"n": %d}' % each for each in mixed]
+    wanted = [None if isinstance(each, bytes) else {"n": each} for each in mixed]
+    assert decoded(values, "n INT, name STRING") == [
+        row and {**row, "name": None} for row in wanted
+    ]
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {}, optional={"n": st.integers(-(2**31), 2**31 - 1), "name": st.text(max_size=9)}
+        ),
+        min_size=1,
+        max_size=9,
+    )
+)
+@settings(max_examples=30, deadline=None)
+def test_json_of_any_texts_comes_back(rows):
+    """What json.dumps writes, read back."""
+    values = [json.dumps(row).encode() for row in rows]
+    assert decoded(values, "n INT, name STRING") == [
+        {"n": row.get("n"), "name": row.get("name")} for row in rows
+    ]
+
+
+def test_bad_value_is_told_with_partition_and_offset():
+    """By default one bad value ends the read, and the error says which it is."""
+    values = [b'{"n": 1}'] * 1_000
+    values[700] = b'{"n": "x"}'
+    with pytest.raises(JsonValueError, match="partition 3, offset 10700") as caught:
+        JsonValues(DDL, "fail").decode(column(values), 3, 10_000)
+    assert caught.value.details == {"partition_id": 3, "offset": 10_700}
+
+
+def test_slice_of_a_column_is_decoded():
+    """A column that is a part of another."""
+    values = column([b"zz", b'{"n": 1}', b'{"n": 2}', b"zz"]).slice(1, 2)
+    assert JsonValues("n INT", "fail").decode(values, 3, 0).to_pylist() == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "bad_values", "text"),
+    [
+        ("", "fail", "a name and a type is wanted"),
+        ("n", "fail", "one of string, boolean"),
+        ("n INT, n INT", "fail", "named twice"),
+        ("n INT name STRING", "fail", "',' is wanted"),
+        ("n DATE", "fail", "one of string, boolean"),
+        ("n ARRAY<INT", "fail", "'>' is wanted"),
+        ("n " + "ARRAY<" * 40 + "INT" + ">" * 40, "fail", "nested more than 32"),
+        (", ".join(f"n{number} INT" for number in range(1_001)), "fail", "more than 1000 fields"),
+        (pa.schema([("day", pa.date32())]), "fail", "type date32"),
+        ("n INT", "drop", "fail or null is wanted"),
+    ],
+)
+def test_schema_that_cannot_be_is_refused(schema, bad_values, text):
+    """One sentence, with what would be right."""
+    with pytest.raises(ConfigError, match=text):
+        JsonValues(schema, bad_values)
+
+
+def test_arrow_schema_is_taken_as_it_is():
+    """Types of Arrow that JSON has a form for."""
+    schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+    (row,) = (
+        JsonValues(schema, "fail")
+        .decode(column([b'{"n": 1, "at": "2026-11-23T10:00:00Z"}']), 3, 0)
+        .to_pylist()
+    )
+    assert (row["n"], row["at"].isoformat()) == (1, "2026-11-23T10:00:00+00:00")

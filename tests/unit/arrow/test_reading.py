@@ -1,0 +1,139 @@
+"""`keylane.arrow.read`: a subject as a RecordBatchReader, without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+import keylane.arrow
+from keylane.protocol.errors import (
+    ConfigError,
+    DataLossError,
+    JsonValueError,
+    KeylaneError,
+    NotSentError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+    SubjectUnknownError,
+)
+from support.shelves import Sent, Shelves
+
+
+@pytest.fixture
+def filled(shelves: Shelves) -> Shelves:
+    """Partitions 3 and 4 with 100 rows each, of keys 0 to 6; the value 99 of partition 4 is no JSON."""
+    for partition_id in (3, 4):
+        for number in range(0, 100, 10):
+            shelves.shelf(partition_id).put(
+                *[
+                    Sent(b"key-%d" % (each % 7), b'{"n": %d}' % each)
+                    for each in range(number, number + 10)
+                ]
+            )
+    shelves.shelf(4).put(Sent(b"key-1", b"no JSON"))
+    return shelves
+
+
+def test_reader_has_every_row_in_order(filled):
+    """By partition and offset, with the schema that is told before the first batch."""
+    reader = keylane.arrow.read(filled.address, "flights", batch_rows=30)
+    table = reader.read_all()
+    assert table.schema.equals(reader.schema)
+    assert table["partition"].to_pylist() == [3] * 100 + [4] * 101
+    assert table["offset"].to_pylist() == [*range(100), *range(101)]
+
+
+def test_reader_has_the_rows_and_columns_asked_for(filled):
+    """Start, end, partitions, keys and columns together."""
+    reader = keylane.arrow.read(
+        filled.address,
+        "flights",
+        start={3: 10},
+        end={3: 90},
+        partitions=[3],
+        keys=[b"key-2", b"key-none"],
+        columns=("value", "offset"),
+    )
+    assert reader.schema.names == ["value", "offset"]
+    assert reader.read_all()["offset"].to_pylist() == [at for at in range(10, 90) if at % 7 == 2]
+
+
+def test_reader_is_made_where_an_event_loop_runs(filled):
+    """As in a notebook."""
+
+    async def read() -> int:
+        return keylane.arrow.read(filled.address, "flights").read_all().num_rows
+
+    assert asyncio.run(read()) == 201
+
+
+def test_values_are_decoded_with_a_schema(filled):
+    """Text or Arrow schema; a value that does not fit is an error or a null."""
+    for schema in ("n INT", pa.schema([("n", pa.int32())])):
+        reader = keylane.arrow.read(
+            filled.address, "flights", columns=["value"], schema=schema, bad_values="null"
+        )
+        values = reader.read_all()["value"].to_pylist()
+        assert values == [{"n": number} for number in [*range(100), *range(100)]] + [None]
+    reader = keylane.arrow.read(filled.address, "flights", schema="n INT")
+    with pytest.raises(JsonValueError, match="partition 4, offset 100"):
+        reader.read_all()
+
+
+def test_reader_raises_the_error_of_the_read(filled):
+    """Rows that went since the call are told as they are everywhere."""
+    reader = keylane.arrow.read(filled.address, "flights")
+    filled.shelf(4).first_offset = 50
+    with pytest.raises(DataLossError, match="partition 4") as caught:
+        reader.read_all()
+    assert caught.value.lost_until == 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"columns": ["offzet"]}, ConfigError, "no column 'offzet'; there are"),
+        ({"columns": []}, ConfigError, "some columns"),
+        ({"columns": ["key", "key"]}, ConfigError, "each once"),
+        ({"start": "yesterday"}, ConfigError, "start: 'earliest', 'latest', 'group:NAME'"),
+        ({"end": {"3": 1}}, ConfigError, "end: '3' is no partition id"),
+        ({"start": {3: 90}, "end": {3: 10}}, OffsetOutOfRangeError, "after the end"),
+        ({"end": {3: 500}}, OffsetOutOfRangeError, "offset 500 is not in partition 3"),
+        ({"end": {3: -1}}, KeylaneError, "-1"),
+        ({"keys": ["k"]}, ConfigError, "keys: a list of bytes"),
+        ({"keys": b"k"}, ConfigError, "keys: a list of bytes"),
+        ({"batch_rows": 0}, ConfigError, "batch_rows"),
+        ({"bytes_per_second": 0}, ConfigError, "bytes_per_second"),
+        ({"schema": "n WHAT"}, ConfigError, "schema: one of"),
+        ({"bad_values": "skip", "schema": "n INT"}, ConfigError, "bad_values"),
+        ({"partitions": [5]}, PartitionUnknownError, "partition 5"),
+        ({"subject": "flight"}, SubjectUnknownError, "flight"),
+        ({"subject": "fli ght"}, KeylaneError, "fli ght"),
+        ({"meta": "nowhere"}, KeylaneError, "nowhere"),
+        ({"meta": "127.0.0.1:1"}, NotSentError, "cannot reach"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_are_told_by_the_call(filled, arguments, error, text):
+    """A typed error that names the argument, before anything is read."""
+    with pytest.raises(error, match=text):
+        keylane.arrow.read(**{"meta": filled.address, "subject": "flights"} | arguments)
+    assert filled.reads == []
+
+
+def test_reading_imports_neither_pyspark_nor_pandas(filled):
+    """In a fresh process, to the last row and at the exit."""
+    program = f"""
+import sys, keylane.arrow
+reader = keylane.arrow.read({filled.address!r}, "flights", schema="n INT", bad_values="null")
+rows = sum(batch.num_rows for batch in reader)
+print(rows, {{"pyspark", "pandas"}} & set(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("201 set()\n", "")
