@@ -422,7 +422,7 @@ class Store:
             return None
         number = partition.partition_id
         try:
-            units = await self._run_read(
+            units = await self.run_read(
                 lambda: self.queues.find(number, first, end=end, bytes_max=1)
             )
         except CorruptIndexError as error:
