@@ -78,3 +78,5 @@ class ReadOptions:
     json_schema: str | None = None
     """A Spark schema as DDL text: the value is JSON, and these are its fields."""
     gc_freeze: bool = True
+    max_rows_per_trigger: int | None = None
+    """The most rows in a batch of a stream; None: no limit."""

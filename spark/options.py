@@ -9,6 +9,8 @@
     batchRows   rows of an Arrow batch, about                                16384
     gcFreeze    once per worker, keep its collector off what is loaded       true
 
+    maxRowsPerTrigger   the most rows in a batch of a stream                 no limit
+
 Invariants
     Names of options are compared without case, as Spark does.
     All problems of a set of options are in one error.
@@ -28,7 +30,17 @@ from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
 
 BATCH_ROWS_MAX = 1_000_000
-NAMES = ("meta", "subject", "partitions", "start", "end", "columns", "batchRows", "gcFreeze")
+NAMES = (
+    "meta",
+    "subject",
+    "partitions",
+    "start",
+    "end",
+    "columns",
+    "batchRows",
+    "gcFreeze",
+    "maxRowsPerTrigger",
+)
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
@@ -124,6 +136,12 @@ def _batch_rows(text: str) -> int:
     return int(text)
 
 
+def _rows_per_trigger(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= MAX_I64:
+        raise ValueError(f"a number of rows from 1 on is wanted, not {text!r:.80}")
+    return int(text)
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
         raise ValueError(f"true or false is wanted, not {text!r:.80}")
@@ -139,4 +157,5 @@ _PARSERS = (
     ("columns", "columns", _columns),
     ("batchRows", "batch_rows", _batch_rows),
     ("gcFreeze", "gc_freeze", _flag),
+    ("maxRowsPerTrigger", "max_rows_per_trigger", _rows_per_trigger),
 )

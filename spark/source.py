@@ -27,10 +27,13 @@ from ..arrow.planner import PlannedRange
 from ..arrow.range_reader import read_range
 from ..arrow.selection import ReadOptions
 from ..arrow.snapshot import take_snapshot
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, KeylaneError
 from .failure import readable_errors
 from .options import parse_options
 from .schema import spark_schema
+from .streaming.limits import LIMITED
+from .streaming.reader import KeylaneStreamReader
+from .streaming.settings import StreamSettings, stream_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,13 +71,25 @@ class KeylaneSource(DataSource):
     def reader(self, schema: StructType) -> KeylaneReader:
         """A reader of the snapshot; a schema given by the user has to be this one."""
         with readable_errors():
-            names = tuple(schema.names)
-            if names != self._read_options.columns:
-                raise ConfigError(
-                    "give no schema; choose columns with the option `columns`: they are "
-                    f"{', '.join(self._read_options.columns)}, and the schema has {', '.join(names)}"
-                )
+            self._check_schema(schema)
         return KeylaneReader(self._read_options, self._snapshot())
+
+    def _check_schema(self, schema: StructType) -> None:
+        names = tuple(schema.names)
+        if names != self._read_options.columns:
+            raise ConfigError(
+                "give no schema; choose columns with the option `columns`: they are "
+                f"{', '.join(self._read_options.columns)}, and the schema has {', '.join(names)}"
+            )
+
+    def streamReader(self, schema: StructType) -> KeylaneStreamReader:  # noqa: N802 - a name of PySpark
+        """A stream; what stands against it is raised by its first call, because PySpark hides an error of this one."""
+        try:
+            self._check_schema(schema)
+            settings = stream_settings(self._read_options, self.options, limited=LIMITED)
+        except KeylaneError as error:
+            settings = StreamSettings(refused=error)
+        return KeylaneStreamReader(self._read_options, settings, read_range)
 
     def _snapshot(self) -> list[PlannedRange]:
         if self._plan is None:
