@@ -27,7 +27,7 @@ from ..arrow.planner import PlannedRange
 from ..arrow.range_reader import read_range
 from ..arrow.selection import ReadOptions
 from ..arrow.snapshot import take_snapshot
-from ..protocol.errors import ConfigError, KeylaneError
+from ..protocol.errors import ConfigError, KeylaneError, OffsetOutOfRangeError
 from .failure import readable_errors
 from .options import parse_options
 from .schema import spark_schema
@@ -65,7 +65,14 @@ class KeylaneSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns, and the moment at which the snapshot is taken."""
-        self._snapshot()
+        with readable_errors():
+            self._check_streamable()
+        try:
+            self._snapshot()
+        except OffsetOutOfRangeError as error:
+            # A stream that goes on from its checkpoint may have a start that retention has passed since: only a batch fails.
+            if (error.offset or 0) >= (error.first_offset or 0):
+                raise
         return spark_schema(self._read_options.columns)
 
     def reader(self, schema: StructType) -> KeylaneReader:
@@ -73,6 +80,11 @@ class KeylaneSource(DataSource):
         with readable_errors():
             self._check_schema(schema)
         return KeylaneReader(self._read_options, self._snapshot())
+
+    def _check_streamable(self) -> None:
+        """Raises NotStreamableError: only a stream has this option, and it cannot have it."""
+        if self._read_options.max_rows_per_trigger is not None:
+            stream_settings(self._read_options, self.options, limited=LIMITED)
 
     def _check_schema(self, schema: StructType) -> None:
         names = tuple(schema.names)

@@ -295,8 +295,8 @@ class _Driver:
             view = self._view = await self._watch.look(
                 stop.origin if begin.initial and stop.origin is not None else begin
             )
-            check_subjects(begin, self._watch.subjects)
-            check_subjects(stop, self._watch.subjects)
+        check_subjects(begin, self._watch.subjects)
+        check_subjects(stop, self._watch.subjects)
         ranges = [
             kept
             for each in batch_ranges(view, begin, stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +61,7 @@ class Subject:
         cuts = [low, *sorted({edge for edge in edges if low < edge < high}), high]
         for number in chosen:
             self.shelves[number].sealed = True
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in pairwise(cuts):
             parents = tuple(
                 number
                 for number in chosen
@@ -121,7 +122,6 @@ class StreamMachine(RuleBasedStateMachine):
         """Partition id → one past the last offset that was read."""
         self.last_batch: dict[int, int] = {}
         self.batch = 0
-        self.lost = False
 
     @rule(count=st.integers(1, 5), which=st.integers(0, 9))
     def append(self, count, which) -> None:
