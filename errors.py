@@ -16,6 +16,7 @@ from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
 from .protocol.errors.sink import *
+from .protocol.errors.streaming import *
 from .protocol.errors.testing import *
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "BrokerGroupTakenError",
     "BrokerGroupUnknownError",
     "BrokerReadOnlyError",
+    "CheckpointMismatchError",
     "ClosedError",
     "CodecError",
     "ConditionNotMetError",
@@ -82,6 +84,7 @@ __all__ = [
     "NoPartitionError",
     "NotEnoughBrokersError",
     "NotSentError",
+    "NotStreamableError",
     "OffsetInvalidError",
     "OffsetOutOfRangeError",
     "OperationForwardError",
@@ -134,6 +137,7 @@ __all__ = [
     "StoryError",
     "StoryStuckError",
     "StrategyMismatchError",
+    "StreamDataLostError",
     "SubjectDeletedError",
     "SubjectExistsError",
     "SubjectNotStaticError",

@@ -20,9 +20,9 @@ class CheckpointMismatchError(KeylaneError):
     code = 1307
     summary = "the checkpoint is of another stream"
     hint = "Give this stream a checkpointLocation of its own, or the subject that the checkpoint is of."
-    found = Detail(str)
+    checkpoint_of = Detail(str)
     """What the checkpoint is of."""
-    expected = Detail(str)
+    reads = Detail(str)
     """What the stream reads."""
     partition_id = Detail(int)
     offset = Detail(int)

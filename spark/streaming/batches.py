@@ -121,12 +121,12 @@ def everything(view: View, origin: StreamOffset) -> StreamOffset:
 
 def passed(view: View, offset: StreamOffset) -> set[int]:
     """The partitions that were read to their end, and are no longer in the offset: what continues them is."""
-    found: set[int] = set()
+    read: set[int] = set()
     for number in reversed(view.lineage.branches):
         children = view.lineage.children[number]
-        if number not in offset.offsets and (children & offset.offsets.keys() or children & found):
-            found.add(number)
-    return found
+        if number not in offset.offsets and (children & offset.offsets.keys() or children & read):
+            read.add(number)
+    return read
 
 
 def finished(view: View, offset: StreamOffset) -> set[int]:

@@ -35,7 +35,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredOffsets:
     """What a broker stores of a partition: the offsets `[first, end)`."""
 
     first: int
@@ -86,10 +86,10 @@ class Lineage:
 
         Instead of a parent that was abandoned, and whose end is not known, they are its own parents.
         """
-        found: set[int] = set()
+        numbers: set[int] = set()
         for parent in self.parents[partition_id]:
-            found |= self.before(parent) if self.is_passed_by(parent) else {parent}
-        return frozenset(found)
+            numbers |= self.before(parent) if self.is_passed_by(parent) else {parent}
+        return frozenset(numbers)
 
     def is_passed_by(self, partition_id: int) -> bool:
         """True if its children do not wait for it."""
@@ -98,21 +98,21 @@ class Lineage:
 
     def passed_by(self, partition_id: int) -> frozenset[int]:
         """The partitions that this one continues, and does not wait for."""
-        found: set[int] = set()
+        numbers: set[int] = set()
         for parent in self.parents[partition_id]:
             if self.is_passed_by(parent):
-                found |= {parent} | self.passed_by(parent)
-        return frozenset(found)
+                numbers |= {parent} | self.passed_by(parent)
+        return frozenset(numbers)
 
     def ancestors(self, partition_id: int) -> frozenset[int]:
         """Every partition that this one continues, directly or not."""
-        found: set[int] = set()
+        numbers: set[int] = set()
         left = [partition_id]
         while left:
-            new = self.parents[left.pop()] - found
-            found |= new
+            new = self.parents[left.pop()] - numbers
+            numbers |= new
             left.extend(new)
-        return frozenset(found)
+        return frozenset(numbers)
 
 
 def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Branch]:
@@ -140,7 +140,7 @@ class View:
     """What there is to read, at one moment."""
 
     lineage: Lineage
-    stored: Mapping[int, Stored] = field(default_factory=dict)
+    stored: Mapping[int, StoredOffsets] = field(default_factory=dict)
     """Partition id → what its broker stores; not of partitions that are gone, or were abandoned and are silent."""
 
     def end_of(self, partition_id: int) -> int | None:

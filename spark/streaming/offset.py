@@ -98,8 +98,8 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
     if offset.subjects.keys() != subjects.keys():
         raise CheckpointMismatchError(
             f"the checkpoint is of {', '.join(sorted(offset.subjects))}, and the stream reads {', '.join(sorted(subjects))}",
-            found=", ".join(sorted(offset.subjects)),
-            expected=", ".join(sorted(subjects)),
+            checkpoint_of=", ".join(sorted(offset.subjects)),
+            reads=", ".join(sorted(subjects)),
         )
     for subject, subject_id in subjects.items():
         known = offset.subjects[subject]
@@ -107,8 +107,8 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
             raise CheckpointMismatchError(
                 f"the checkpoint is of an earlier subject {subject}, which was deleted: its id was {known}, "
                 f"and this one's is {subject_id}",
-                found=f"{subject} {known}",
-                expected=f"{subject} {subject_id}",
+                checkpoint_of=f"{subject} {known}",
+                reads=f"{subject} {subject_id}",
             )
 
 

@@ -51,7 +51,7 @@ log = logging.getLogger("keylane.spark")
 POLL_S = 0.1
 """Between two looks that find nothing: Spark asks every 10 ms."""
 TASK_ROWS = 32_768
-"""Small ranges share a task up to so many rows: reading as many takes about as long as starting a task."""
+"""Small ranges share a task up to this number of rows, which takes about as long to read as a task takes to start."""
 T = TypeVar("T")
 RangeReader = Callable[[ReadOptions, PlannedRange], Iterator[pa.RecordBatch]]
 

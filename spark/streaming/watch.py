@@ -25,7 +25,7 @@ from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
 from ...rpc.connections import Connections
 from ...rpc.environment import Environment, environment_of
 from .batches import finished
-from .lineage import Branch, Lineage, Stored, View, branches_of
+from .lineage import Branch, Lineage, StoredOffsets, View, branches_of
 from .offset import StreamOffset
 
 log = logging.getLogger("keylane.spark")
@@ -90,10 +90,10 @@ class Watch:
         if unknown:
             raise self._no_partition(unknown[0])
         numbers = [number for number, branch in lineage.branches.items() if not branch.gone]
-        found = await self._patiently(
+        offsets = await self._patiently(
             lambda: _all(self._place(view, number, bound.at(number)) for number in numbers)
         )
-        return dict(zip(numbers, found, strict=True))
+        return dict(zip(numbers, offsets, strict=True))
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         since: int | None = None
@@ -177,8 +177,8 @@ class Watch:
         return View(lineage, stored)
 
     async def _stored(
-        self, lineage: Lineage, offset: StreamOffset | None, known: dict[int, Stored]
-    ) -> dict[int, Stored]:
+        self, lineage: Lineage, offset: StreamOffset | None, known: dict[int, StoredOffsets]
+    ) -> dict[int, StoredOffsets]:
         """What the brokers store of each partition that is neither gone nor finished, beside what is known."""
         done = set() if offset is None else finished(View(lineage), offset)
         asked = [
@@ -186,10 +186,10 @@ class Watch:
             for number, branch in lineage.branches.items()
             if number not in done and number not in known and not branch.gone
         ]
-        found = await _all(self._status(lineage.branches[number]) for number in asked)
-        statuses = zip(asked, found, strict=True)
+        answers = await _all(self._status(lineage.branches[number]) for number in asked)
+        statuses = zip(asked, answers, strict=True)
         return known | {
-            number: Stored(
+            number: StoredOffsets(
                 status.first_offset, status.next_offset, status.state is PartitionState.SEALED
             )
             for number, status in statuses
@@ -225,8 +225,8 @@ class Watch:
             return stored.first if point is Edge.EARLIEST else stored.end
         broker = self._broker(view.lineage.branches[number].partition)
         if isinstance(point, StoredAt):
-            found = await broker.offset_at(number, point.at_ms, TimeBound.LOWER)
-            return stored.end if found.offset is None else max(found.offset, stored.first)
+            by_time = await broker.offset_at(number, point.at_ms, TimeBound.LOWER)
+            return stored.end if by_time.offset is None else max(by_time.offset, stored.first)
         assert isinstance(point, CursorOf)
         groups = (await broker.partition(number)).groups
         return next((each.cursor for each in groups if each.group == point.group), stored.first)

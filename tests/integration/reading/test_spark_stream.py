@@ -294,7 +294,7 @@ def test_start_beyond_the_end_is_refused(shared_cluster, subject):
     assert (caught.value.partition_id, caught.value.offset) == (number, 9_999)
 
 
-def test_what_cannot_be_streamed_fails_in_the_first_call(shared_cluster, subject, monkeypatch):
+def test_stream_fails_in_its_first_call_when_it_cannot_be_one(shared_cluster, subject, monkeypatch):
     """PySpark hides an error of `streamReader` behind one of its own."""
     reader = source_of(shared_cluster.meta, subject).streamReader(StructType([]))
     with pytest.raises(ConfigError, match="give no schema"):
@@ -365,6 +365,12 @@ def test_retention_that_passes_the_checkpoint_ends_the_stream_or_is_passed_over(
             reader.latestOffset(query.checkpoint[0], ReadAllAvailable())
         lost = error_in(str(caught.value)).details
         assert lost == {**lost, "subject": "flights", "start": 10, "count": lost["end"] - 10}
+    start = json.dumps({min(query.start()["offsets"]): 10})
+    batch = source_of(cluster.meta, "flights", start=start)
+    with pytest.raises(OffsetOutOfRangeError):
+        batch.reader(
+            batch.schema()
+        )  # load() succeeds: a stream may have a checkpoint behind its start
     with streaming(cluster.meta, "flights") as reader:
         reader._options = replace(reader._options, fail_on_data_loss=False)
         more = Query(reader, query.checkpoint)

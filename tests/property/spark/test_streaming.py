@@ -22,14 +22,14 @@ from keylane.spark.streaming.batches import (
     next_offset,
     shares,
 )
-from keylane.spark.streaming.lineage import Lineage, Stored, View, branches_of
+from keylane.spark.streaming.lineage import Lineage, StoredOffsets, View, branches_of
 from keylane.spark.streaming.offset import from_json, to_json
 
 SUBJECTS = {"flights": 7}
 
 
 @dataclass
-class Shelf:
+class ModelPartition:
     """A partition of the model."""
 
     low: int
@@ -42,10 +42,10 @@ class Shelf:
 
 
 @dataclass
-class Subject:
+class ModelSubject:
     """A subject whose partitions are resized, fill and expire."""
 
-    shelves: dict[int, Shelf] = field(default_factory=lambda: {1: Shelf(0, 8)})
+    shelves: dict[int, ModelPartition] = field(default_factory=lambda: {1: ModelPartition(0, 8)})
 
     def open(self) -> list[int]:
         return sorted(
@@ -67,7 +67,7 @@ class Subject:
                 for number in chosen
                 if self.shelves[number].low < end and start < self.shelves[number].high
             )
-            self.shelves[max(self.shelves) + 1] = Shelf(start, end, parents)
+            self.shelves[max(self.shelves) + 1] = ModelPartition(start, end, parents)
 
     def view(self) -> View:
         history = [
@@ -91,7 +91,7 @@ class Subject:
             for number, shelf in self.shelves.items()
         ]
         stored = {
-            number: Stored(shelf.first, shelf.end, shelf.sealed)
+            number: StoredOffsets(shelf.first, shelf.end, shelf.sealed)
             for number, shelf in self.shelves.items()
             if not shelf.expired
         }
@@ -108,7 +108,7 @@ class StreamMachine(RuleBasedStateMachine):
         removed=st.integers(0, 3),
     )
     def begin(self, filled, edges, latest, removed) -> None:
-        self.subject = Subject()
+        self.subject = ModelSubject()
         for count in filled:
             self.append(count, 0)
             self.subject.reshape(0, 3, edges)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.spark.streaming.batches import finished, first_offset, lost_ranges, next_offset
-from keylane.spark.streaming.lineage import Lineage, Stored, View, branches_of
+from keylane.spark.streaming.lineage import Lineage, StoredOffsets, View, branches_of
 
 
 def past(
@@ -49,22 +49,24 @@ def test_planned_partitions_are_not_read():
 def test_child_of_an_abandoned_partition_waits_only_for_its_grandparents():
     """Until the end of the abandoned partition is known; what it has is read when its broker is back."""
     history = [CHAIN[0], past(2, 1, abandoned=True), CHAIN[2]]
-    view = View(Lineage(branches_of("s", history)), {1: Stored(0, 4, True), 3: Stored(0, 9)})
+    view = View(
+        Lineage(branches_of("s", history)), {1: StoredOffsets(0, 4, True), 3: StoredOffsets(0, 9)}
+    )
     start = first_offset(view, {}, {"s": 1})
     assert start.offsets == {1: 0}
     first = next_offset(view, start)
     second = next_offset(view, first)
     assert (first.offsets, second.offsets) == ({1: 4}, {2: 0, 3: 9})
-    back = View(view.lineage, {2: Stored(0, 6), 3: Stored(0, 9)})
+    back = View(view.lineage, {2: StoredOffsets(0, 6), 3: StoredOffsets(0, 9)})
     assert next_offset(back, second).offsets == {2: 6, 3: 9}
 
 
 def test_lost_partition_is_reported_and_passed_over():
     """Its end is not known: everything behind what was read is lost."""
     lost = past(2, 1, state=PartitionState.EXPIRED, lost=True, abandoned=True)
-    before = View(Lineage(branches_of("s", CHAIN[:2])), {2: Stored(0, 6, True)})
+    before = View(Lineage(branches_of("s", CHAIN[:2])), {2: StoredOffsets(0, 6, True)})
     offset = next_offset(before, first_offset(before, {1: 4}, {"s": 1}), rows_max=2)
-    view = View(Lineage(branches_of("s", [CHAIN[0], lost, CHAIN[2]])), {3: Stored(0, 9)})
+    view = View(Lineage(branches_of("s", [CHAIN[0], lost, CHAIN[2]])), {3: StoredOffsets(0, 9)})
     assert [(each.partition_id, each.start, each.end) for each in lost_ranges(view, offset)] == [
         (2, 2, None)
     ]
@@ -80,7 +82,9 @@ def test_stream_that_begins_after_a_loss_does_not_report_it():
         past(3, end_offset=5),
         past(4, 1, 2, 3, state=PartitionState.OPEN),
     ]
-    view = View(Lineage(branches_of("s", gone)), {3: Stored(0, 5, True), 4: Stored(0, 1)})
+    view = View(
+        Lineage(branches_of("s", gone)), {3: StoredOffsets(0, 5, True), 4: StoredOffsets(0, 1)}
+    )
     start = first_offset(view, {3: 0, 4: 0}, {"s": 1})
     assert list(lost_ranges(view, start)) == []
     first = next_offset(view, start)
