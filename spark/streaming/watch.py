@@ -81,7 +81,11 @@ class Watch:
         Args:
             offset: partitions that it has finished are not asked for.
         """
-        return await self._patiently(lambda: self._look(offset))
+        view = await self._patiently(lambda: self._look(offset))
+        missing = sorted((self._options.partitions or set()) - view.lineage.branches.keys())
+        if missing:
+            raise self._no_partition(missing[0])
+        return view
 
     async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
         """The offset that a bound means in each partition of a view whose data is not gone."""
@@ -126,10 +130,6 @@ class Watch:
             subjects[subject] = route.subject_id
             branches += branches_of(subject, history.partitions)
             excluded |= self._excluded(route, branches)
-        known = {int(branch.partition.partition_id) for branch in branches}
-        missing = sorted((self._options.partitions or set()) - known)
-        if missing:
-            raise self._no_partition(missing[0])
         self.subjects = subjects
         self._continued = {int(each) for branch in branches for each in branch.partition.parents}
         self._learnt_ms = self._clock.boot_ms()

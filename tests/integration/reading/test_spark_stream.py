@@ -28,6 +28,8 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from keylane.protocol.operations import OperationKind, Reshape
+from keylane.rpc.client import BrokerClient
+from keylane.rpc.http_network import HttpNetwork
 from keylane.spark import source as source_module
 from keylane.spark.failure import error_in
 from keylane.spark.schema import spark_schema
@@ -35,7 +37,7 @@ from keylane.spark.source import KeylaneSource
 from keylane.spark.streaming import watch
 from keylane.spark.streaming.limits import ReadAllAvailable, ReadMaxRows
 from keylane.spark.streaming.reader import KeylaneStreamReader
-from support.cluster import Cluster, delete_subject
+from support.cluster import Cluster, delete_subject, meta_of
 
 KEYS = 40
 
@@ -342,6 +344,19 @@ def test_look_gives_up_after_a_time(shared_cluster, monkeypatch):
     assert 0.3 <= time.monotonic() - began < 20
 
 
+async def removed(cluster: Cluster, subject: str) -> None:
+    """Wait until retention has removed messages of the subject's only partition."""
+    network = HttpNetwork()
+    try:
+        async with meta_of(cluster) as meta, asyncio.timeout(60):
+            (partition,) = (await meta.route(subject)).partitions
+            broker = BrokerClient(network, str(partition.address))
+            while not (await broker.partition(partition.partition_id)).first_offset:
+                await asyncio.sleep(0.05)
+    finally:
+        await network.close()
+
+
 @pytest.mark.cluster(broker_settings="segment_bytes = 16384\nretention_bytes = 32768\n")
 def test_retention_that_passes_the_checkpoint_ends_the_stream_or_is_passed_over(cluster):
     """The error names the partition and the offsets; where losses are allowed, the rest is read."""
@@ -357,6 +372,7 @@ def test_retention_that_passes_the_checkpoint_ends_the_stream_or_is_passed_over(
     for broker in cluster.brokers:  # they look for what to remove when they start
         broker.kill()
         broker.restart()
+    asyncio.run(removed(cluster, "flights"))
     with streaming(cluster.meta, "flights") as reader:
         with pytest.raises(StreamDataLostError) as replayed:
             Query(reader, query.checkpoint).run()
