@@ -17,6 +17,7 @@ from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
 from .protocol.errors.sink import *
+from .protocol.errors.streaming import *
 from .protocol.errors.testing import *
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "BrokerGroupTakenError",
     "BrokerGroupUnknownError",
     "BrokerReadOnlyError",
+    "CheckpointMismatchError",
     "ClosedError",
     "CodecError",
     "ConditionNotMetError",
@@ -85,6 +87,7 @@ __all__ = [
     "NoPartitionError",
     "NotEnoughBrokersError",
     "NotSentError",
+    "NotStreamableError",
     "OffsetInvalidError",
     "OffsetOutOfRangeError",
     "OperationForwardError",
@@ -141,6 +144,7 @@ __all__ = [
     "StoryError",
     "StoryStuckError",
     "StrategyMismatchError",
+    "StreamDataLostError",
     "SubjectDeletedError",
     "SubjectExistsError",
     "SubjectNotStaticError",

@@ -90,6 +90,8 @@ class ReadOptions:
     bad_values: str = "fail"
     """What a value that does not fit `json_schema` becomes: "fail", an error; "null", a null."""
     gc_freeze: bool = True
+    max_rows_per_trigger: int | None = None
+    """The most rows in a batch of a stream; None: no limit."""
 
     def groups(self) -> list[str]:
         """The consumer groups whose cursors are bounds."""

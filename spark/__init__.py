@@ -3,3 +3,4 @@
 from .order import ordered as ordered
 from .registration import register as register
 from .session import local_session as local_session
+from .streaming.lag import StreamLag as StreamLag

@@ -17,6 +17,7 @@
     retrySeconds    how long planning asks servers that are away                   60
     batchRows       rows of an Arrow batch, about                                  16384
     gcFreeze        once per worker, keep its collector off what is loaded         true
+    maxRowsPerTrigger  the most rows in a batch of a stream                        no limit
 
 A start or an end is one of
     earliest, latest
@@ -307,6 +308,7 @@ _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
     "retrySeconds": ("retry_s", _number("seconds", 0, RETRY_S_MAX)),
     "batchRows": ("batch_rows", _number("rows", 1, BATCH_ROWS_MAX)),
     "gcFreeze": ("gc_freeze", _flag),
+    "maxRowsPerTrigger": ("max_rows_per_trigger", _number("rows", 1, MAX_I64)),
 }
 """Name of an option → the field of ReadOptions, and what reads its text; that of a bound takes the time too."""
 NAMES = tuple(_PARSERS)

@@ -30,10 +30,13 @@ from ..arrow.planner import PlannedRange
 from ..arrow.selection import ReadOptions
 from ..arrow.snapshot import take_snapshot
 from ..arrow.task_reader import read_task
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, KeylaneError, OffsetOutOfRangeError
 from .failure import readable_errors
 from .options import asked_options, of_table, parse_options
 from .schema import options_in, schema_of, with_options
+from .streaming.limits import LIMITED
+from .streaming.reader import KeylaneStreamReader
+from .streaming.settings import StreamSettings, stream_settings
 from .travel import travelling
 
 if TYPE_CHECKING:
@@ -65,7 +68,14 @@ class KeylaneSource(DataSource):
         """The columns, and the moment at which the snapshot is taken."""
         with readable_errors():
             options = self._parsed(self.options)
-            self._snapshot(options)
+            self._check_streamable(options)
+            try:
+                self._snapshot(options)
+            except OffsetOutOfRangeError as error:
+                # A stream that goes on from its checkpoint may have a start that retention has passed since: only a
+                # batch fails.
+                if (error.offset or 0) >= (error.first_offset or 0):
+                    raise
         schema = schema_of(options)
         return (
             with_options(schema, asked_options(self.options)) if of_table(self.options) else schema
@@ -75,16 +85,26 @@ class KeylaneSource(DataSource):
         """A reader of the snapshot; a schema given by the user has to be this one."""
         with readable_errors():
             options = self._parsed({**options_in(schema), **self.options})
-            names = tuple(schema.names)
-            if names != options.columns:
-                raise ConfigError(
-                    "give no schema and no list of columns; choose columns with the option `columns`: they are "
-                    f"{', '.join(options.columns)}, and the schema has {', '.join(names)}"
-                )
+            _check_schema(options, schema)
             reader = KeylaneReader(options, pack(self._snapshot(options), options))
         # Spark pickles the source once more now, for every task: its copies there need no plan.
         self._plan_stays_here = True
         return reader
+
+    def streamReader(self, schema: StructType) -> KeylaneStreamReader:  # noqa: N802 - a name of PySpark
+        """A stream; what stands against it is raised by its first call, because PySpark hides an error of this one."""
+        options = self._parsed({**options_in(schema), **self.options})
+        try:
+            _check_schema(options, schema)
+            settings = stream_settings(options, self.options, limited=LIMITED)
+        except KeylaneError as error:
+            settings = StreamSettings(refused=error)
+        return KeylaneStreamReader(options, settings, read_task)
+
+    def _check_streamable(self, options: ReadOptions) -> None:
+        """Raises NotStreamableError: only a stream has this option, and it cannot have it."""
+        if options.max_rows_per_trigger is not None:
+            stream_settings(options, self.options, limited=LIMITED)
 
     def _parsed(self, options: Mapping[str, str]) -> ReadOptions:
         return parse_options(options, now_ms=self._loaded_ms)
@@ -100,6 +120,15 @@ class KeylaneSource(DataSource):
         if self._plan_stays_here:
             state["_plan"] = None
         return travelling(KeylaneSource, state)
+
+
+def _check_schema(options: ReadOptions, schema: StructType) -> None:
+    names = tuple(schema.names)
+    if names != options.columns:
+        raise ConfigError(
+            "give no schema and no list of columns; choose columns with the option `columns`: they are "
+            f"{', '.join(options.columns)}, and the schema has {', '.join(names)}"
+        )
 
 
 class KeylaneReader(DataSourceReader):

@@ -66,6 +66,7 @@
     ├── AddressError                   port in use, or no port
     │   └── HostError                  not a loopback address
     ├── JavaMissingError, SparkProcessError
+    ├── NotStreamableError, CheckpointMismatchError, StreamDataLostError    a stream of Spark ends
     ├── StoryError, StoryStuckError, ConditionNotMetError, ProgramFailedError, RealWorldError   a test in virtual time
     ├── InputError, InputUnfinishedError   a command's input cannot be read; not every line of it is stored
     └── ClosedError                    used after close (yours, not the peer's)
@@ -97,6 +98,7 @@ from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
 from .scheduled import *  # noqa: F403 - the rest of the tree
 from .sink import *  # noqa: F403 - the rest of the tree
+from .streaming import *  # noqa: F403 - the rest of the tree
 from .testing import *  # noqa: F403 - the rest of the tree
 
 TEXT_CHARS_MAX = 4_096

@@ -179,7 +179,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked ranges reading refusals scheduled sink testing",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked ranges reading refusals scheduled sink streaming testing",
     },
     "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
@@ -195,6 +195,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "sink": {
         "integration/sink/test_effects_of_two_owners.py": "rows",
         "unit/sink/test_tables.py": "admin",
+    },
+    "spark/streaming": {
+        "integration/reading/test_spark_stream.py": "limits reader watch",
     },
     "sync": {
         "integration/clients/test_sync_consumer.py": "consumer",

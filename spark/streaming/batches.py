@@ -1,0 +1,226 @@
+"""Where a stream begins, what its next batch is, and which ranges a batch has.  Pure.
+
+    parents  [0, 40) read in batch 4 ─▶ sealed end reached
+    child                               [0, 10) offered in batch 5 ─▶ …
+
+Invariants
+    A partition is offered only in a batch after the one that read the last message of everything that it continues.
+    The ranges of a batch follow from its two offsets: a batch that is replayed has the same.
+    Without new messages the next offset is the one that was given; the end of batch 0 alone says where it began.
+
+Source: Spark runs the batches of a query one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...protocol.limits import PARTITION_MESSAGES_MAX
+from .lineage import Branch, View
+from .offset import StreamOffset
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """The offsets `[start, end)` of a partition, in one batch."""
+
+    partition_id: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """The offsets `[start, end)` of a partition that are removed and were not read."""
+
+    partition_id: int
+    start: int
+    end: int | None
+    """None: where the partition ended is not known."""
+
+
+def first_offset(
+    view: View, begins: Mapping[int, int], subjects: Mapping[str, int]
+) -> StreamOffset:
+    """
+    Where batch 0 begins.
+
+    Args:
+        begins: partition id → the first offset to read, of each partition that is not gone.
+        subjects: subject → its id.
+    """
+    lineage = view.lineage
+    starts = {
+        number: begins.get(number, 0) if not branch.gone else _end_of_gone(branch)
+        for number, branch in lineage.branches.items()
+    }
+    done = finished(view, StreamOffset(subjects=subjects, waiting=starts))
+    read = {number: at for number, at in starts.items() if lineage.before(number) <= done}
+    waiting = {number: at for number, at in starts.items() if number not in read and at}
+    offsets = _without_passed(view, read, done)
+    return StreamOffset(subjects=subjects, offsets=offsets, waiting=waiting, initial=True)
+
+
+def next_offset(
+    view: View,
+    start: StreamOffset,
+    *,
+    ends: Mapping[int, int] | None = None,
+    rows_max: int | None = None,
+) -> StreamOffset:
+    """
+    The end of the batch that begins at `start`.
+
+    Args:
+        ends: partition id → where the stream ends; other partitions are not read.  None: it does not end.
+        rows_max: the most messages of the batch; None: all that there are.
+    """
+    origin = replace(start, initial=False) if start.initial else None
+    done = finished(view, start)
+    begins: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    for number, stored in view.stored.items():
+        if number in done or not _may_begin(view, start, number, done):
+            continue
+        begin = max(start.at(number), stored.first)
+        stop = stored.end if ends is None else min(stored.end, ends.get(number, 0))
+        if stop > begin:
+            begins[number], counts[number] = begin, stop - begin
+    if not counts:
+        return start if origin is None else replace(origin, origin=origin)
+    offsets = dict(start.offsets)
+    for number, count in shares(counts, rows_max, turn=sum(start.offsets.values())).items():
+        if number not in offsets:
+            for passed_by in view.lineage.passed_by(number) - done - offsets.keys():
+                offsets[passed_by] = start.at(passed_by)
+        offsets[number] = begins[number] + count
+    return StreamOffset(
+        subjects=start.subjects,
+        offsets=_without_passed(view, offsets, done),
+        waiting={number: at for number, at in start.waiting.items() if number not in offsets},
+        origin=origin,
+    )
+
+
+def everything(view: View, origin: StreamOffset) -> StreamOffset:
+    """
+    The end of a batch of everything that is stored, whatever its start: for a Spark that does not tell the start.
+
+    It has children beside their parents: `lineage_groups` puts these into one task.
+
+    Args:
+        origin: where the stream begins if it has no checkpoint.
+    """
+    return StreamOffset(
+        subjects=origin.subjects,
+        offsets={number: stored.end for number, stored in view.stored.items()},
+        origin=replace(origin, initial=False),
+    )
+
+
+def passed(view: View, offset: StreamOffset) -> set[int]:
+    """The partitions that were read to their end, and are no longer in the offset: what continues them is."""
+    read: set[int] = set()
+    for number in reversed(view.lineage.branches):
+        children = view.lineage.children[number]
+        if number not in offset.offsets and (children & offset.offsets.keys() or children & read):
+            read.add(number)
+    return read
+
+
+def finished(view: View, offset: StreamOffset) -> set[int]:
+    """The partitions of which nothing is left to read; those without messages only after everything before them."""
+    done = passed(view, offset)
+    for number, branch in view.lineage.branches.items():
+        if number in done or not _may_begin(view, offset, number, done):
+            continue
+        end, stored = view.end_of(number), view.stored.get(number)
+        at = max(offset.at(number), 0 if stored is None else stored.first)
+        if branch.gone or (end is not None and at >= end):
+            done.add(number)
+    return done
+
+
+def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[BatchRange]:
+    """The ranges of a batch, parents before their children; of batch 0 those of its first run."""
+    if start.initial and end.origin is not None:
+        start = end.origin
+    done = passed(view, start)
+    order = {number: place for place, number in enumerate(view.lineage.branches)}
+    return [
+        BatchRange(number, start.at(number), end.offsets[number])
+        for number in sorted(end.offsets, key=lambda number: (order.get(number, -1), number))
+        if number not in done and end.offsets[number] > start.at(number)
+    ]
+
+
+def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
+    """What is removed of the messages that the stream has not read."""
+    done = passed(view, offset)
+    for number, branch in view.lineage.branches.items():
+        at, stored = offset.at(number), view.stored.get(number)
+        if number in done:
+            continue
+        if branch.gone and at < _end_of_gone(branch):
+            yield LostRange(number, at, branch.end)
+        if not branch.gone and stored is not None and at < stored.first:
+            yield LostRange(number, at, stored.first)
+
+
+def lineage_groups(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
+    """The ranges of each group of partitions that continue each other, parents first: a task reads a group in order."""
+    group_of: dict[int, list[BatchRange]] = {}
+    for each in ranges:
+        group = [each]
+        for ancestor in sorted(view.lineage.ancestors(each.partition_id) & group_of.keys()):
+            joined = group_of[ancestor]
+            if joined is not group:
+                group[:0] = joined
+                group_of |= {member.partition_id: group for member in joined}
+        group_of[each.partition_id] = group
+    return list({id(group): group for group in group_of.values()}.values())
+
+
+def shares(counts: Mapping[int, int], rows_max: int | None, *, turn: int) -> dict[int, int]:
+    """
+    The messages that a batch takes of each partition: by how many there are, at least one, `rows_max` together.
+
+    Where there are more partitions than rows, `turn` says whose turn it is.
+    """
+    total = sum(counts.values())
+    if rows_max is None or total <= rows_max:
+        return dict(counts)
+    numbers = sorted(counts)
+    if rows_max < len(numbers):
+        first = turn % len(numbers)
+        return dict.fromkeys((numbers[first:] + numbers[:first])[:rows_max], 1)
+    # After one message of each, the others are divided in proportion; what rounding leaves goes by remainder.
+    spare, rest = rows_max - len(numbers), total - len(numbers)
+    parts = {number: divmod(spare * (counts[number] - 1), rest) for number in numbers}
+    taken = {number: 1 + whole for number, (whole, _) in parts.items()}
+    left = rows_max - sum(taken.values())
+    for number in sorted(numbers, key=lambda number: -parts[number][1])[:left]:
+        taken[number] += 1
+    return taken
+
+
+def _may_begin(view: View, offset: StreamOffset, partition_id: int, done: set[int]) -> bool:
+    """True if a partition is being read, or everything before it is."""
+    return partition_id in offset.offsets or view.lineage.before(partition_id) <= done
+
+
+def _without_passed(view: View, offsets: Mapping[int, int], done: set[int]) -> dict[int, int]:
+    """The offsets without the partitions that are finished, and have a child there."""
+    return {
+        number: at
+        for number, at in offsets.items()
+        if number not in done or not view.lineage.children[number] & offsets.keys()
+    }
+
+
+def _end_of_gone(branch: Branch) -> int:
+    """Where a partition ended whose data is gone; an offset beyond every other where it is lost and not known."""
+    if branch.end is None:
+        return PARTITION_MESSAGES_MAX if branch.lost else 0
+    return branch.end

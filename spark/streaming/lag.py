@@ -1,0 +1,113 @@
+"""How far streams are behind what is stored, from the progress that Spark tells listeners.  Needs pyspark.
+
+    lag = StreamLag(print)
+    spark.streams.addListener(lag)
+
+Source: Spark asks Python sources for no metrics; the lag follows from the two offsets in the progress of a query.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from ...protocol.errors import CheckpointMismatchError
+from .offset import from_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryLag:
+    """How many messages a query has not read, after one of its batches."""
+
+    query_id: str
+    name: str | None
+    batch_id: int
+    by_partition: Mapping[int, int]
+    """Partition id → messages that are stored and not read, of the partitions that are not read to their end."""
+
+    @property
+    def messages(self) -> int:
+        """The messages of all partitions."""
+        return sum(self.by_partition.values())
+
+
+class StreamLag(StreamingQueryListener):
+    """
+    The lag of each query that streams a subject, after its last batch; of other queries none.
+
+    Args:
+        tell: called with the lag after each batch, in Spark's listener thread.
+    """
+
+    def __init__(self, tell: Callable[[QueryLag], object] = lambda _: None) -> None:
+        self._tell = tell
+        self._lags: dict[str, QueryLag] = {}
+
+    def of(self, query_id: str) -> QueryLag | None:
+        """The lag of the query with this id (`str(query.id)`); None before its first batch, and after its end."""
+        return self._lags.get(query_id)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - a name of PySpark
+        """Take the lag after a batch."""
+        progress = event.progress
+        offsets = [(source.endOffset, source.latestOffset) for source in progress.sources]
+        by_partition = lag_by_partition(offsets)
+        if by_partition is None:
+            return
+        lag = QueryLag(
+            query_id=str(progress.id),
+            name=progress.name,
+            batch_id=progress.batchId,
+            by_partition=by_partition,
+        )
+        self._lags[lag.query_id] = lag
+        self._tell(lag)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - a name of PySpark
+        """Forget a query that has ended."""
+        self._lags.pop(str(event.id), None)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - a name of PySpark
+        """Nothing is known yet."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - a name of PySpark
+        """The lag stays what it was."""
+
+
+def lag_by_partition(offsets: Iterable[tuple[str | None, str | None]]) -> dict[int, int] | None:
+    """
+    Partition id → messages behind, over the sources of a query.
+
+    Args:
+        offsets: of each source the end of its last batch and the end of what is stored, as JSON.
+
+    Returns:
+        None if no source is a stream of keylane that says what is stored; before PySpark 4.2 none does.
+    """
+    lags: dict[int, int] | None = None
+    for end, latest in offsets:
+        try:
+            read, stored = from_json(_parsed(end)), from_json(_parsed(latest))
+        except CheckpointMismatchError:
+            continue
+        lags = lags or {}
+        for number, upto in stored.offsets.items():
+            lags[number] = max(0, upto - read.at(number))
+    return lags
+
+
+def _parsed(text: str | None) -> Any:
+    try:
+        return json.loads(text or "")
+    except ValueError:
+        return None

@@ -1,0 +1,32 @@
+"""What PySpark asks of a stream about limits, in its versions: 4.2 brought read limits and Trigger.AvailableNow.
+
+Older versions ask for the latest offset without saying where the batch begins, and run Trigger.AvailableNow as one batch.
+"""
+
+from __future__ import annotations
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # PySpark 4.0 and 4.1
+    LIMITED = False
+
+    class ReadLimit:  # type: ignore[no-redef]
+        """Stands for the class of PySpark 4.2."""
+
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        """Stands for the class of PySpark 4.2."""
+
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """Stands for the class of PySpark 4.2."""
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Stands for the class of PySpark 4.2."""
+else:
+    LIMITED = True
+
+__all__ = ["LIMITED", "ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]

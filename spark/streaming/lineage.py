@@ -1,0 +1,155 @@
+"""The partitions that a stream reads, and which of them come before which.  Pure.
+
+A partition that the stream does not read is passed over: its children come after its parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+
+from ...protocol.operations import PartitionHistory
+from ...protocol.routing import Partition, PartitionState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A partition that the stream reads."""
+
+    subject: str
+    partition: Partition
+    epoch: int = 0
+    """Depth in the lineage of its subject: 0 without parents, else one more than theirs."""
+    end: int | None = None
+    """Where it ends; None: it is open, or its end is not known."""
+    abandoned: bool = False
+    """Its children were opened while its broker was silent."""
+    lost: bool = False
+    """Its loss was accepted."""
+
+    @property
+    def gone(self) -> bool:
+        """Nothing of it can be read any more."""
+        return self.lost or self.partition.state is PartitionState.EXPIRED
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOffsets:
+    """What a broker stores of a partition: the offsets `[first, end)`."""
+
+    first: int
+    end: int
+    sealed: bool = False
+    """No message will follow."""
+
+
+class Lineage:
+    """
+    The partitions that a stream reads.
+
+    Args:
+        branches: every partition of the subjects.
+        wanted: says which of them the stream reads.
+    """
+
+    def __init__(
+        self, branches: Iterable[Branch], wanted: Callable[[Partition], bool] = lambda _: True
+    ) -> None:
+        every = {int(branch.partition.partition_id): branch for branch in branches}
+        order = TopologicalSorter(
+            {number: branch.partition.parents for number, branch in every.items()}
+        )
+        self.branches: dict[int, Branch] = {}
+        """By partition id, parents before their children."""
+        self.parents: dict[int, frozenset[int]] = {}
+        """Partition id → the partitions that it continues."""
+        self.children: dict[int, set[int]] = {}
+        above: dict[int, frozenset[int]] = {}
+        for number in map(int, order.static_order()):
+            branch = every.get(number)
+            if branch is None:
+                continue
+            parents = _joined(above, map(int, branch.partition.parents))
+            if wanted(branch.partition) and branch.partition.state is not PartitionState.PLANNED:
+                self.branches[number] = branch
+                self.parents[number] = parents
+                self.children[number] = set()
+                for parent in parents:
+                    self.children[parent].add(number)
+                parents = frozenset({number})
+            above[number] = parents
+
+    def before(self, partition_id: int) -> frozenset[int]:
+        """
+        The partitions that have to be read before this one.
+
+        Instead of a parent that was abandoned, and whose end is not known, they are its own parents.
+        """
+        numbers: set[int] = set()
+        for parent in self.parents[partition_id]:
+            numbers |= self.before(parent) if self.is_passed_by(parent) else {parent}
+        return frozenset(numbers)
+
+    def is_passed_by(self, partition_id: int) -> bool:
+        """True if its children do not wait for it."""
+        branch = self.branches[partition_id]
+        return branch.abandoned and branch.end is None
+
+    def passed_by(self, partition_id: int) -> frozenset[int]:
+        """The partitions that this one continues, and does not wait for."""
+        numbers: set[int] = set()
+        for parent in self.parents[partition_id]:
+            if self.is_passed_by(parent):
+                numbers |= {parent} | self.passed_by(parent)
+        return frozenset(numbers)
+
+    def ancestors(self, partition_id: int) -> frozenset[int]:
+        """Every partition that this one continues, directly or not."""
+        numbers: set[int] = set()
+        left = [partition_id]
+        while left:
+            new = self.parents[left.pop()] - numbers
+            numbers |= new
+            left.extend(new)
+        return frozenset(numbers)
+
+
+def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Branch]:
+    """The partitions that a subject ever had."""
+    epochs: dict[int, int] = {}
+    parents = {int(past.partition.partition_id): past.partition.parents for past in history}
+    for number in TopologicalSorter(parents).static_order():
+        if number in parents:
+            epochs[number] = max((epochs.get(each, -1) + 1 for each in parents[number]), default=0)
+    return [
+        Branch(
+            subject=subject,
+            partition=past.partition,
+            epoch=epochs[int(past.partition.partition_id)],
+            end=past.end_offset,
+            abandoned=past.abandoned,
+            lost=past.lost,
+        )
+        for past in history
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What there is to read, at one moment."""
+
+    lineage: Lineage
+    stored: Mapping[int, StoredOffsets] = field(default_factory=dict)
+    """Partition id → what its broker stores; not of partitions that are gone, or were abandoned and are silent."""
+
+    def end_of(self, partition_id: int) -> int | None:
+        """Where a partition ends; None: it does not yet, or its end is not known."""
+        stored = self.stored.get(partition_id)
+        if stored is not None and stored.sealed:
+            return stored.end
+        return self.lineage.branches[partition_id].end
+
+
+def _joined(above: Mapping[int, frozenset[int]], numbers: Iterable[int]) -> frozenset[int]:
+    return frozenset().union(*(above.get(number, frozenset()) for number in numbers))

@@ -1,0 +1,150 @@
+"""The offset of a stream, as Spark writes it to its checkpoint: partition id → next offset, and what waits.  Pure.
+
+    {"keylane": 1, "subjects": {"flights": 7}, "offsets": {"3": 120, "4": 80}, "waiting": {"9": 5}}
+
+    keylane    version of this form
+    subjects   subject → its id, which tells it from another subject of the same name
+    offsets    partitions that are read: the first offset that is not read
+    waiting    partitions that existed when the stream began, and are read from there once their parents are
+    initial    true: the start of batch 0, which Spark asks for again when it replays that batch
+    origin     in the end of batch 0: where that batch began
+
+A partition that is in neither map is read from its first message once its parents are, or was read to its end: then
+one of its children, or of theirs, is in `offsets`.
+
+Invariants
+    The same offset is the same text: Spark compares texts.
+    The end of batch 0 says where the batch began, so that "latest" means the same when the batch is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from ...protocol.errors import CheckpointMismatchError
+from ...protocol.ids import MAX_I64
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOffset:
+    """How far a stream is; see the drawing of the module."""
+
+    subjects: Mapping[str, int]
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    waiting: Mapping[int, int] = field(default_factory=dict)
+    initial: bool = False
+    origin: StreamOffset | None = None
+
+    def at(self, partition_id: int) -> int:
+        """The next offset of a partition that is not read to its end."""
+        begin = self.waiting.get(partition_id, 0)
+        return self.offsets.get(partition_id, begin)
+
+
+def to_json(offset: StreamOffset) -> dict[str, Any]:
+    """The offset as Spark takes it: a dict of numbers, texts and flags; fields that say nothing are left out."""
+    form: dict[str, Any] = {"keylane": VERSION, "subjects": dict(sorted(offset.subjects.items()))}
+    form |= _places(offset)
+    if offset.initial:
+        form["initial"] = True
+    if offset.origin is not None:
+        form["origin"] = _places(offset.origin)
+    return form
+
+
+def from_json(form: object) -> StreamOffset:
+    """
+    The offset that Spark has read from its checkpoint.
+
+    Raises:
+        CheckpointMismatchError: it is of another source, or of a newer version of keylane.
+    """
+    if not isinstance(form, Mapping) or "keylane" not in form:
+        raise CheckpointMismatchError(
+            f"the checkpoint is not one of keylane's streams: its offset is {form!r:.200}"
+        )
+    if form["keylane"] != VERSION:
+        raise CheckpointMismatchError(
+            f"the checkpoint has offsets of version {form['keylane']!r:.40}, and this keylane reads version {VERSION}"
+        )
+    try:
+        read = msgspec.convert(dict(form), _Form)
+    except msgspec.ValidationError as error:
+        raise CheckpointMismatchError(
+            f"the offset in the checkpoint is damaged: {error}"
+        ) from error
+    offset = _offset(read, read.subjects)
+    if read.origin is not None:
+        offset = replace(offset, origin=_offset(read.origin, read.subjects))
+    return replace(offset, initial=read.initial)
+
+
+def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
+    """
+    Check that the offset is of these subjects.
+
+    Args:
+        subjects: subject → its id; 0: not known.
+
+    Raises:
+        CheckpointMismatchError: it is of others, or one was deleted and made anew.
+    """
+    if offset.subjects.keys() != subjects.keys():
+        raise CheckpointMismatchError(
+            f"the checkpoint is of {', '.join(sorted(offset.subjects))}, and the stream reads {', '.join(sorted(subjects))}",
+            checkpoint_of=", ".join(sorted(offset.subjects)),
+            reads=", ".join(sorted(subjects)),
+        )
+    for subject, subject_id in subjects.items():
+        known = offset.subjects[subject]
+        if known and subject_id and known != subject_id:
+            raise CheckpointMismatchError(
+                f"the checkpoint is of an earlier subject {subject}, which was deleted: its id was {known}, "
+                f"and this one's is {subject_id}",
+                checkpoint_of=f"{subject} {known}",
+                reads=f"{subject} {subject_id}",
+            )
+
+
+class _Places(msgspec.Struct, forbid_unknown_fields=True):
+    offsets: dict[str, int]
+    waiting: dict[str, int] = {}
+
+
+class _Form(msgspec.Struct, forbid_unknown_fields=True):
+    keylane: int
+    subjects: dict[str, int]
+    offsets: dict[str, int]
+    waiting: dict[str, int] = {}
+    initial: bool = False
+    origin: _Places | None = None
+
+
+def _places(offset: StreamOffset) -> dict[str, Any]:
+    places = {"offsets": _texts(offset.offsets)}
+    return places | ({"waiting": _texts(offset.waiting)} if offset.waiting else {})
+
+
+def _texts(numbers: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition_id): numbers[partition_id] for partition_id in sorted(numbers)}
+
+
+def _offset(places: _Places | _Form, subjects: Mapping[str, int]) -> StreamOffset:
+    return StreamOffset(
+        subjects=subjects, offsets=_numbers(places.offsets), waiting=_numbers(places.waiting)
+    )
+
+
+def _numbers(texts: Mapping[str, int]) -> dict[int, int]:
+    for name, offset in texts.items():
+        if not name.isascii() or not name.isdigit() or not 0 <= offset <= MAX_I64:
+            raise CheckpointMismatchError(
+                f"the offset in the checkpoint is damaged: {name!r:.40}: {offset}"
+            )
+    return {int(name): offset for name, offset in texts.items()}

@@ -1,0 +1,351 @@
+"""Streams a subject: offsets and batches for Spark's driver, ranges for its tasks.  Needs pyspark.
+
+    driver   initialOffset ─▶ latestOffset(start) ─▶ checkpoint ─▶ partitions(start, end) ─▶ … latestOffset(end) …
+    tasks                                                            read(StreamTask)
+
+Invariants
+    What a batch reads follows from its two offsets, which Spark has in its checkpoint.
+    Reading changes nothing at the broker: no lock, no ack; progress is Spark's own.
+    A reader that is made, pickled and not called opens nothing: Spark makes one only to pickle `read`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from ...arrow.planner import PlannedRange
+from ...arrow.selection import Edge, ReadOptions
+from ...protocol.errors import (
+    CheckpointMismatchError,
+    NotSentError,
+    OffsetOutOfRangeError,
+    StreamDataLostError,
+)
+from ..failure import readable_errors
+from .batches import (
+    BatchRange,
+    LostRange,
+    batch_ranges,
+    everything,
+    finished,
+    first_offset,
+    lineage_groups,
+    lost_ranges,
+    next_offset,
+)
+from .limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from .lineage import View
+from .offset import StreamOffset, check_subjects, from_json, to_json
+from .settings import StreamSettings
+from .watch import Watch
+
+log = logging.getLogger("keylane.spark")
+
+POLL_S = 0.1
+"""Between two looks that find nothing: Spark asks every 10 ms."""
+TASK_ROWS = 32_768
+"""Small ranges share a task up to this number of rows, which takes about as long to read as a task takes to start."""
+T = TypeVar("T")
+TaskReader = Callable[[ReadOptions, Sequence[PlannedRange]], Iterator[pa.RecordBatch]]
+
+
+@dataclass
+class StreamTask(InputPartition):
+    """One task of a batch: the ranges that it reads, one after another."""
+
+    ranges: tuple[PlannedRange, ...]
+
+
+class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The stream of one query; see the module."""
+
+    def __init__(
+        self, options: ReadOptions, settings: StreamSettings, read_task: TaskReader
+    ) -> None:
+        self._options = options
+        self._settings = settings
+        self._read_task = read_task
+        self._driver: _Driver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_driver": None}
+
+    # ── on the driver ────────────────────────────────────────────────────────────────────────────────
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - a name of PySpark
+        """Where batch 0 begins; the same in each call of one reader."""
+        return self._call(lambda driver: driver.initial())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - a name of PySpark
+        """The option `maxRowsPerTrigger`."""
+        rows_max = self._settings.rows_max
+        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+    def latestOffset(  # noqa: N802 - a name of PySpark
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """
+        The end of the next batch; `start` itself if there is nothing to read, after a short wait.
+
+        Args:
+            start, limit: None before PySpark 4.2, where the batch has everything.
+        """
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if start is None:
+            return self._call(lambda driver: driver.everything())
+        return self._call(lambda driver: driver.latest(start, rows_max))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - a name of PySpark
+        """The end of everything that is stored and not read, for the progress of the query."""
+        return None if self._driver is None else self._driver.stored_ends
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - a name of PySpark
+        """Fix where the run ends: at what is stored now."""
+        self._call(lambda driver: driver.fix_target())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamTask]:
+        """The tasks of a batch: the same for the same two offsets, but for the addresses of brokers."""
+        return self._call(lambda driver: driver.tasks(start, end))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: progress is Spark's own."""
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
+
+    def _call(self, work: Callable[[_Driver], Coroutine[Any, Any, T]]) -> T:
+        with readable_errors():
+            if self._settings.refused is not None:
+                raise self._settings.refused
+            if self._driver is None:
+                self._driver = _Driver(self._options, self._settings)
+            return self._driver.run(work(self._driver))
+
+    # ── in tasks ─────────────────────────────────────────────────────────────────────────────────────
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, range by range."""
+        assert isinstance(partition, StreamTask)
+        with readable_errors():
+            yield from self._read_task(self._options, partition.ranges)
+
+
+class _Driver:
+    """What a reader has open in the driver's process, which lives as long as the query."""
+
+    def __init__(self, options: ReadOptions, settings: StreamSettings) -> None:
+        self._options = options
+        self._settings = settings
+        self._runner = asyncio.Runner()
+        self._watch = Watch(options)
+        self._initial: dict[str, Any] | None = None
+        self._view: View | None = None
+        self._ends: dict[int, int] | None = None
+        self._target: dict[int, int] | None = None
+        self._idle = False
+        self._told: set[LostRange] = set()
+        self.stored_ends: dict[str, Any] | None = None
+        self.run(self._open())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work in the event loop of this driver."""
+        return self._runner.run(work)
+
+    def close(self) -> None:
+        """Close the connections and the event loop."""
+        try:
+            self.run(self._watch.close())
+        finally:
+            self._runner.close()
+
+    async def _open(self) -> None:
+        self._watch.open()
+
+    async def initial(self) -> dict[str, Any]:
+        """Where batch 0 begins."""
+        if self._initial is None:
+            view = await self._watch.look()
+            begins = await self._begins(view)
+            self._initial = to_json(first_offset(view, begins, self._watch.subjects))
+        return self._initial
+
+    async def _begins(self, view: View) -> dict[int, int]:
+        """The start that the options ask for, which has to be stored."""
+        begins = await self._watch.places(view, self._options.start)
+        for number, begin in begins.items():
+            stored = view.stored.get(number)
+            if stored is None:
+                continue
+            if begin < stored.first and self._options.start.at(number) is not Edge.EARLIEST:
+                self._lose(view, LostRange(number, begin, stored.first))
+            if begin > stored.end:
+                raise OffsetOutOfRangeError(
+                    f"offset {begin} is not in partition {number}",
+                    partition_id=number,
+                    offset=begin,
+                    first_offset=stored.first,
+                    next_offset=stored.end,
+                )
+            begins[number] = max(begin, stored.first)
+        return begins
+
+    async def latest(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
+        """The end of the batch that begins at `start`."""
+        offset = from_json(start)
+        if self._idle:
+            await asyncio.sleep(POLL_S)
+        view = self._view = await self._watch.look(offset)
+        self._check(view, offset)
+        ends = await self._bounds()
+        end = next_offset(view, offset, ends=ends, rows_max=rows_max)
+        done = finished(view, end)
+        left = {number: each.end for number, each in view.stored.items() if number not in done}
+        self.stored_ends = to_json(StreamOffset(subjects=self._watch.subjects, offsets=left))
+        self._idle = end is offset
+        return start if end is offset else to_json(end)
+
+    async def everything(self) -> dict[str, Any]:
+        """The end of a batch of all that is stored, for a Spark that does not tell where it begins."""
+        origin = from_json(await self.initial())
+        if self._idle:
+            await asyncio.sleep(POLL_S)
+        view = self._view = await self._watch.look()
+        silent = [
+            number
+            for number, branch in view.lineage.branches.items()
+            if number not in view.stored and not branch.gone
+        ]
+        if silent:
+            raise NotSentError(
+                f"the broker of partition {silent[0]} does not answer, which this version of PySpark cannot pass over",
+                partition_id=silent[0],
+            )
+        end = to_json(everything(view, origin))
+        self._idle = end == self.stored_ends
+        self.stored_ends = end
+        return end
+
+    async def fix_target(self) -> None:
+        """Fix where a run with Trigger.AvailableNow ends."""
+        view = await self._watch.look()
+        self._target = {number: each.end for number, each in view.stored.items()}
+
+    async def _bounds(self) -> dict[int, int] | None:
+        """Where the stream ends, in each partition that it reads; None: it does not."""
+        if self._settings.bounded and self._ends is None:
+            self._ends = await self._watch.places(await self._watch.look(), self._options.end)
+        if self._ends is None or self._target is None:
+            return self._target if self._ends is None else self._ends
+        return {number: min(end, self._ends.get(number, 0)) for number, end in self._target.items()}
+
+    def _check(self, view: View, offset: StreamOffset) -> None:
+        check_subjects(offset, self._watch.subjects)
+        for number, at in offset.offsets.items():
+            stored = view.stored.get(number)
+            if stored is not None and at > stored.end:
+                raise CheckpointMismatchError(
+                    f"the checkpoint is at offset {at} of partition {number}, which ends at {stored.end}",
+                    partition_id=number,
+                    offset=at,
+                    next_offset=stored.end,
+                )
+        for lost in lost_ranges(view, offset):
+            self._lose(view, lost)
+
+    def _lose(self, view: View, lost: LostRange) -> None:
+        """Raises StreamDataLostError, or logs the loss once where the options allow it."""
+        subject = view.lineage.branches[lost.partition_id].subject
+        count = None if lost.end is None else lost.end - lost.start
+        what = (
+            f"everything from offset {lost.start} on"
+            if lost.end is None
+            else f"{count} messages, [{lost.start}, {lost.end}),"
+        )
+        text = f"{what} of partition {lost.partition_id} of {subject} are removed, and the stream had not read them"
+        if self._options.fail_on_data_loss:
+            raise StreamDataLostError(
+                text,
+                subject=subject,
+                partition_id=lost.partition_id,
+                start=lost.start,
+                end=lost.end,
+                count=count,
+            )
+        if lost not in self._told:
+            self._told.add(lost)
+            log.warning("%s", text)
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────────────────
+    async def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamTask]:
+        """The tasks of the batch between two offsets."""
+        if start == end:
+            return []
+        begin, stop = from_json(start), from_json(end)
+        view = self._view
+        if view is None:
+            view = self._view = await self._watch.look(
+                stop.origin if begin.initial and stop.origin is not None else begin
+            )
+        check_subjects(begin, self._watch.subjects)
+        check_subjects(stop, self._watch.subjects)
+        ranges = [
+            kept
+            for each in batch_ranges(view, begin, stop)
+            if (kept := self._kept(view, each)) is not None
+        ]
+        tasks: list[list[PlannedRange]] = []
+        for group in lineage_groups(view, ranges):
+            planned = [_planned(view, each) for each in group]
+            rows = sum(each.end - each.start for each in planned)
+            if tasks and rows + sum(each.end - each.start for each in tasks[-1]) <= TASK_ROWS:
+                tasks[-1] += planned
+            else:
+                tasks.append(planned)
+        return [StreamTask(tuple(task)) for task in tasks]
+
+    def _kept(self, view: View, wanted: BatchRange) -> BatchRange | None:
+        """What is stored of a range; None: nothing."""
+        branch = view.lineage.branches.get(wanted.partition_id)
+        if branch is None:
+            raise CheckpointMismatchError(
+                f"the checkpoint has partition {wanted.partition_id}, which the stream does not read",
+                partition_id=wanted.partition_id,
+                offset=wanted.start,
+            )
+        if branch.gone:
+            self._lose(view, LostRange(wanted.partition_id, wanted.start, wanted.end))
+            return None
+        stored = view.stored.get(wanted.partition_id)
+        if stored is None:
+            raise NotSentError(
+                f"the broker of partition {wanted.partition_id} does not answer",
+                partition_id=wanted.partition_id,
+            )
+        first = stored.first
+        if wanted.start < first:
+            self._lose(view, LostRange(wanted.partition_id, wanted.start, min(first, wanted.end)))
+        return None if first >= wanted.end else replace(wanted, start=max(wanted.start, first))
+
+
+def _planned(view: View, wanted: BatchRange) -> PlannedRange:
+    branch = view.lineage.branches[wanted.partition_id]
+    partition = branch.partition
+    return PlannedRange(
+        partition_id=wanted.partition_id,
+        broker_group=partition.broker_group,
+        address=str(partition.address),
+        start=wanted.start,
+        end=wanted.end,
+        subject=branch.subject,
+        queue=partition.queue,
+        logic_start=partition.logic_start,
+        epoch=branch.epoch,
+    )

@@ -1,0 +1,254 @@
+"""Looks at the partitions of a stream: their lineage at the metaserver, what is stored at the brokers.  Network only.
+
+The lineage is asked for again only after a partition was sealed or a call failed: what is new continues something sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from ...arrow.selection import CursorOf, Edge, Point, ReadBound, ReadOptions, StoredAt
+from ...protocol.backoff import Backoff
+from ...protocol.control import PartitionStatus, TimeBound
+from ...protocol.errors import (
+    KeylaneError,
+    NotSentError,
+    PartitionUnknownError,
+    RetryRule,
+    UnreachableError,
+)
+from ...protocol.routing import Partition, PartitionState, Route, logical_partition
+from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
+from ...rpc.connections import Connections
+from ...rpc.environment import Environment, environment_of
+from .batches import finished
+from .lineage import Branch, Lineage, StoredOffsets, View, branches_of
+from .offset import StreamOffset
+
+log = logging.getLogger("keylane.spark")
+
+PATIENCE_MS = 60_000
+"""How long a metaserver or a broker may be away before the query fails."""
+CALLS_MAX = 32
+"""Partitions that are asked for at once."""
+LINEAGE_MS = 1_000
+"""The least time between two questions for what continues a sealed partition."""
+_PAUSES = Backoff(first_ms=100, max_ms=2_000)
+T = TypeVar("T")
+
+
+class Watch:
+    """
+    The partitions of a stream, as the cluster has them.
+
+    Each method tries again for PATIENCE_MS while a server is away.
+
+    Raises:
+        UnreachableError: it was away for longer.
+        SubjectUnknownError, PartitionUnknownError: there is no such subject, or no such partition in the options.
+    """
+
+    def __init__(self, options: ReadOptions, *, environment: Environment | None = None) -> None:
+        self._options = options
+        self._environment = environment_of(environment)
+        self._clock = self._environment.clock
+        self._connections = Connections(
+            self._environment.network, timeout_ms=CALL_TIMEOUT_MS, what="stream"
+        )
+        self._pauses = _PAUSES.pauses(self._environment.new_rng())
+        self._lineage: Lineage | None = None
+        self._continued: set[int] = set()
+        """Partitions that have children."""
+        self._learnt_ms = 0
+        self.subjects: dict[str, int] = {}
+        """Subject → its id; known after a look."""
+
+    def open(self) -> None:
+        """Open the connections in the running event loop."""
+        self._meta = MetaClient(self._connections.open(), self._options.meta)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._connections.close()
+
+    async def look(self, offset: StreamOffset | None = None) -> View:
+        """
+        What there is to read now.
+
+        Args:
+            offset: partitions that it has finished are not asked for.
+        """
+        view = await self._patiently(lambda: self._look(offset))
+        missing = sorted((self._options.partitions or set()) - view.lineage.branches.keys())
+        if missing:
+            raise self._no_partition(missing[0])
+        return view
+
+    async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
+        """The offset that a bound means in each partition of a view whose data is not gone."""
+        lineage = view.lineage
+        unknown = sorted(bound.by_partition.keys() - lineage.branches.keys())
+        if unknown:
+            raise self._no_partition(unknown[0])
+        numbers = [number for number, branch in lineage.branches.items() if not branch.gone]
+        offsets = await self._patiently(
+            lambda: _all(self._place(view, number, bound.at(number)) for number in numbers)
+        )
+        return dict(zip(numbers, offsets, strict=True))
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        since: int | None = None
+        while True:
+            try:
+                result = await call()
+            except KeylaneError as error:
+                if error.retry is RetryRule.NEVER:
+                    raise
+                now = self._clock.boot_ms()
+                since = now if since is None else since
+                if now - since >= PATIENCE_MS:
+                    raise
+                log.info("stream of %s: %s", ", ".join(self._options.subjects), error.message)
+                self._lineage = None
+                await asyncio.sleep(self._pauses.next_ms() / 1000)
+                continue
+            self._pauses.reset()
+            return result
+
+    # ── lineage ──────────────────────────────────────────────────────────────────────────────────────
+    async def _learn(self) -> Lineage:
+        branches: list[Branch] = []
+        subjects: dict[str, int] = {}
+        excluded: set[int] = set()
+        for subject in self._options.subjects:
+            route, history = await asyncio.gather(
+                self._meta.route(subject), self._meta.history(subject)
+            )
+            subjects[subject] = route.subject_id
+            branches += branches_of(subject, history.partitions)
+            excluded |= self._excluded(route, branches)
+        self.subjects = subjects
+        self._continued = {int(each) for branch in branches for each in branch.partition.parents}
+        self._learnt_ms = self._clock.boot_ms()
+        self._lineage = Lineage(branches, lambda each: int(each.partition_id) not in excluded)
+        return self._lineage
+
+    def _excluded(self, route: Route, branches: Iterable[Branch]) -> set[int]:
+        """The ids of the partitions of the route's subject that the stream does not read."""
+        only = self._options.partitions
+        # Of a best_tried subject that is not static a keyed message may lie in any partition.
+        keys = None if route.may_leave else self._options.keys
+        wanted = None if keys is None else {int(logical_partition(key)) for key in keys}
+        return {
+            int(branch.partition.partition_id)
+            for branch in branches
+            if branch.subject == route.subject
+            and (
+                (only is not None and branch.partition.partition_id not in only)
+                or (wanted is not None and not _holds(branch.partition, wanted))
+            )
+        }
+
+    def _no_partition(self, partition_id: int) -> PartitionUnknownError:
+        subjects = ", ".join(self._options.subjects)
+        return PartitionUnknownError(
+            f"subject {subjects} has no partition {partition_id}",
+            partition_id=partition_id,
+            subject=subjects,
+        )
+
+    # ── what is stored ───────────────────────────────────────────────────────────────────────────────
+    async def _look(self, offset: StreamOffset | None) -> View:
+        lineage = self._lineage or await self._learn()
+        stored = await self._stored(lineage, offset, {})
+        now = self._clock.boot_ms()
+        unknown = [
+            number
+            for number, each in stored.items()
+            if each.sealed
+            and (number not in self._continued or lineage.branches[number].end is None)
+        ]
+        if unknown and now - self._learnt_ms >= LINEAGE_MS:
+            lineage = await self._learn()
+            stored = await self._stored(lineage, offset, stored)
+        return View(lineage, stored)
+
+    async def _stored(
+        self, lineage: Lineage, offset: StreamOffset | None, known: dict[int, StoredOffsets]
+    ) -> dict[int, StoredOffsets]:
+        """What the brokers store of each partition that is neither gone nor finished, beside what is known."""
+        done = set() if offset is None else finished(View(lineage), offset)
+        asked = [
+            number
+            for number, branch in lineage.branches.items()
+            if number not in done and number not in known and not branch.gone
+        ]
+        answers = await _all(self._status(lineage.branches[number]) for number in asked)
+        statuses = zip(asked, answers, strict=True)
+        return known | {
+            number: StoredOffsets(
+                status.first_offset, status.next_offset, status.state is PartitionState.SEALED
+            )
+            for number, status in statuses
+            if status is not None
+        }
+
+    async def _status(self, branch: Branch) -> PartitionStatus | None:
+        """None: the partition was abandoned, and its broker is silent still."""
+        try:
+            return await self._broker(branch.partition).partition(branch.partition.partition_id)
+        except UnreachableError:
+            if branch.abandoned and branch.end is None:
+                return None
+            raise
+        except PartitionUnknownError:
+            await self._learn()  # a deleted subject says so
+            raise
+
+    def _broker(self, partition: Partition) -> BrokerClient:
+        if partition.address is None:
+            raise NotSentError(
+                f"broker group {partition.broker_group} is not available",
+                partition_id=partition.partition_id,
+                broker_group=partition.broker_group,
+            )
+        return self._connections.broker_at(partition.address)
+
+    async def _place(self, view: View, number: int, point: Point) -> int:
+        stored = view.stored.get(number)
+        if isinstance(point, int) or stored is None:
+            return point if isinstance(point, int) else 0
+        if isinstance(point, Edge):
+            return stored.first if point is Edge.EARLIEST else stored.end
+        broker = self._broker(view.lineage.branches[number].partition)
+        if isinstance(point, StoredAt):
+            by_time = await broker.offset_at(number, point.at_ms, TimeBound.LOWER)
+            return stored.end if by_time.offset is None else max(by_time.offset, stored.first)
+        assert isinstance(point, CursorOf)
+        groups = (await broker.partition(number)).groups
+        return next((each.cursor for each in groups if each.group == point.group), stored.first)
+
+
+def _holds(partition: Partition, logical_partitions: set[int]) -> bool:
+    """True if one of these logical partitions is in the partition's range."""
+    return any(
+        partition.range_start <= number < partition.range_end for number in logical_partitions
+    )
+
+
+async def _all(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of all calls, CALLS_MAX at once; the first error ends it, after the calls that run."""
+    turn = asyncio.Semaphore(CALLS_MAX)
+
+    async def one(call: Awaitable[T]) -> T:
+        async with turn:
+            return await call
+
+    done = await asyncio.gather(*map(one, calls), return_exceptions=True)
+    for result in done:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in done if not isinstance(result, BaseException)]

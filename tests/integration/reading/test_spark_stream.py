@@ -1,0 +1,396 @@
+"""The stream reader, driven as Spark drives it, over a real metaserver and real brokers; no Java."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from keylane import Producer
+from keylane.protocol.control import Retention
+from keylane.protocol.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    KeylaneError,
+    NotStreamableError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+    StreamDataLostError,
+    SubjectUnknownError,
+)
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.rpc.client import BrokerClient
+from keylane.rpc.http_network import HttpNetwork
+from keylane.spark import source as source_module
+from keylane.spark.failure import error_in
+from keylane.spark.schema import spark_schema
+from keylane.spark.source import KeylaneSource
+from keylane.spark.streaming import watch
+from keylane.spark.streaming.limits import ReadAllAvailable, ReadMaxRows
+from keylane.spark.streaming.reader import KeylaneStreamReader
+from support.cluster import Cluster, delete_subject, meta_of
+
+KEYS = 40
+
+
+async def send(meta: str, subject: str, numbers: range) -> None:
+    async with Producer(meta) as producer:
+        await asyncio.gather(
+            *(producer.send(subject, b"%d" % n, key=b"k%d" % (n % KEYS)) for n in numbers)
+        )
+
+
+def reader_of(meta: str, subject: str, **options: str) -> KeylaneStreamReader:
+    return source_of(meta, subject, **options).streamReader(spark_schema())
+
+
+def source_of(meta: str, subject: str, **options: str) -> KeylaneSource:
+    return KeylaneSource({"meta": meta, "subject": subject, **options})
+
+
+class Query:
+    """What Spark does with a reader: batches one after another, with the texts of their offsets."""
+
+    def __init__(self, reader: KeylaneStreamReader, checkpoint: list[dict] | None = None) -> None:
+        self.reader = reader
+        self.checkpoint = checkpoint if checkpoint is not None else []
+        self.batches: list[list[tuple[int, int, bytes, int]]] = []
+        """Of each batch the partition, offset, key and number of each row."""
+
+    def start(self) -> dict[str, Any]:
+        return self.checkpoint[-1] if self.checkpoint else self.reader.initialOffset()
+
+    def construct(self, limit: object = None) -> bool:
+        """Construct the next batch, as it is before Spark runs it; False: there is none."""
+        start = self.start()
+        end = self.reader.latestOffset(start, limit or self.reader.getDefaultReadLimit())
+        if self.checkpoint and json.dumps(end) == json.dumps(start):
+            return False
+        self.checkpoint.append(json.loads(json.dumps(end)))
+        return True
+
+    def run(self) -> None:
+        """Run the last batch that was constructed."""
+        before = self.checkpoint[-2] if len(self.checkpoint) > 1 else self.reader.initialOffset()
+        rows = []
+        for part in self.reader.partitions(before, self.checkpoint[-1]):
+            worker = pickle.loads(pickle.dumps(self.reader))
+            for batch in worker.read(pickle.loads(pickle.dumps(part))):
+                rows += [
+                    (row["partition"], row["offset"], row["key"], int(row["value"]))
+                    for row in batch.to_pylist()
+                ]
+        self.batches.append(rows)
+
+    def all(self, limit: object = None) -> None:
+        """Every batch until there is nothing new."""
+        while self.construct(limit):
+            self.run()
+
+    @property
+    def rows(self) -> list[tuple[int, int, bytes, int]]:
+        return [row for batch in self.batches for row in batch]
+
+    def check(self, sent: range) -> None:
+        """Every message once, and those of each key in the order they were sent."""
+        assert sorted(row[3] for row in self.rows) == list(sent)
+        for key in {row[2] for row in self.rows}:
+            numbers = [row[3] for row in self.rows if row[2] == key]
+            assert numbers == sorted(numbers)
+
+
+@contextmanager
+def streaming(meta: str, subject: str, **options: str) -> Iterator[KeylaneStreamReader]:
+    reader = reader_of(meta, subject, **options)
+    try:
+        yield reader
+    finally:
+        reader.stop()
+
+
+@pytest.fixture
+def subject(shared_cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """A subject of the test's own, with 3 partitions and messages 0 to 299."""
+    name = request.node.name.partition("[")[0].removeprefix("test_")[:60]
+    asyncio.run(shared_cluster.create(name, partitions=3))
+    asyncio.run(send(shared_cluster.meta, name, range(300)))
+    return name
+
+
+def resize(cluster: Cluster, subject: str, count: int) -> None:
+    ask = Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=count)
+    asyncio.run(cluster.reshape(ask))
+
+
+def test_stream_keeps_order_through_resizes_between_its_batches(shared_cluster, subject):
+    """Small batches, messages and resizes in turn: every message once, each key in order."""
+    with streaming(shared_cluster.meta, subject, maxRowsPerTrigger="70") as reader:
+        query = Query(reader)
+        for step, count in enumerate((5, 2, 4), 1):
+            assert query.construct()
+            query.run()
+            resize(shared_cluster, subject, count)
+            asyncio.run(send(shared_cluster.meta, subject, range(300 * step, 300 * (step + 1))))
+        query.all()
+        query.check(range(1_200))
+        assert max(map(len, query.batches)) <= 70
+        assert not query.construct()
+        assert reader.reportLatestOffset()["offsets"].keys() == query.start()["offsets"].keys()
+
+
+def test_batch_is_replayed_after_a_resize_and_available_now_ends(shared_cluster, subject):
+    """A batch that was constructed and not committed, then a resize: a restart replays it, goes on, and ends."""
+    with streaming(shared_cluster.meta, subject, maxRowsPerTrigger="100") as reader:
+        first = Query(reader)
+        first.construct()
+        first.run()
+        first.construct()  # and the program is killed
+    resize(shared_cluster, subject, 4)
+    asyncio.run(send(shared_cluster.meta, subject, range(300, 500)))
+    with streaming(shared_cluster.meta, subject, maxRowsPerTrigger="100") as reader:
+        reader.prepareForTriggerAvailableNow()
+        second = Query(reader, first.checkpoint)
+        second.run()
+        asyncio.run(send(shared_cluster.meta, subject, range(500, 510)))
+        second.all()
+        second.batches[:0] = first.batches
+        second.check(range(500))
+
+
+def test_start_at_latest_stays_where_it_was_when_batch_0_is_replayed(shared_cluster, subject):
+    """The end of batch 0 says where it began: messages stored before the restart are not passed over."""
+    with streaming(shared_cluster.meta, subject, start="latest") as reader:
+        first = Query(reader)
+        reader.initialOffset()
+        asyncio.run(send(shared_cluster.meta, subject, range(300, 320)))
+        assert first.construct()
+    with streaming(shared_cluster.meta, subject, start="latest") as reader:
+        second = Query(reader, first.checkpoint)
+        second.run()
+        second.check(range(300, 320))
+
+
+def test_bounded_stream_offers_nothing_behind_its_end(shared_cluster, subject):
+    """The end of the options is fixed at the start; a later end goes on with the same checkpoint."""
+    with streaming(shared_cluster.meta, subject, end="latest") as reader:
+        query = Query(reader)
+        query.construct()
+        query.run()
+        asyncio.run(send(shared_cluster.meta, subject, range(300, 400)))
+        assert not query.construct()
+        query.check(range(300))
+    offsets = {number: at + 1 for number, at in query.start()["offsets"].items()}
+    end = json.dumps(offsets)
+    with streaming(shared_cluster.meta, subject, end=end) as reader:
+        reader.prepareForTriggerAvailableNow()
+        more = Query(reader, query.checkpoint)
+        more.all()
+        assert len(more.rows) == len(offsets)
+
+
+def test_stream_of_an_older_pyspark_reads_everything_in_order(shared_cluster, subject):
+    """Without start and limit a batch has all, children behind their parents in one task."""
+    resize(shared_cluster, subject, 4)
+    asyncio.run(send(shared_cluster.meta, subject, range(300, 400)))
+    with streaming(shared_cluster.meta, subject) as reader:
+        start, end = reader.initialOffset(), reader.latestOffset()
+        query = Query(reader, [start, end])
+        query.run()
+        asyncio.run(send(shared_cluster.meta, subject, range(400, 450)))
+        query.checkpoint.append(reader.latestOffset())
+        query.run()
+        query.check(range(450))
+
+
+def test_selected_partitions_are_streamed_to_their_end(shared_cluster, subject):
+    """What continues them is not read."""
+    with streaming(shared_cluster.meta, subject) as reader:
+        numbers = sorted(map(int, reader.initialOffset()["offsets"]))
+    with streaming(shared_cluster.meta, subject, partitions=str(numbers[0])) as reader:
+        query = Query(reader)
+        query.all()
+        resize(shared_cluster, subject, 4)
+        asyncio.run(send(shared_cluster.meta, subject, range(300, 400)))
+        assert not query.construct()
+        assert {row[0] for row in query.rows} == {numbers[0]}
+
+
+def test_limit_of_spark_goes_before_the_option(shared_cluster, subject):
+    """Trigger.Once asks for everything."""
+    with streaming(shared_cluster.meta, subject, maxRowsPerTrigger="7") as reader:
+        assert reader.getDefaultReadLimit() == ReadMaxRows(7)
+        query = Query(reader)
+        query.construct(ReadAllAvailable())
+        query.run()
+        query.check(range(300))
+
+
+def test_checkpoint_of_another_subject_is_refused(shared_cluster, subject):
+    """Also one of the same name that was deleted."""
+    other = f"{subject}-2"
+    asyncio.run(shared_cluster.create(other, partitions=1))
+    with streaming(shared_cluster.meta, other) as reader:
+        query = Query(reader)
+        query.construct()
+    with streaming(shared_cluster.meta, subject) as reader:
+        with pytest.raises(CheckpointMismatchError, match=f"is of {other}"):
+            reader.latestOffset(query.start(), ReadAllAvailable())
+        with pytest.raises(CheckpointMismatchError, match=f"is of {other}"):
+            reader.partitions({**query.start(), "offsets": {}}, query.start())
+    asyncio.run(delete_subject(shared_cluster.meta, other))
+    asyncio.run(shared_cluster.create(other, partitions=1))
+    with (
+        streaming(shared_cluster.meta, other) as reader,
+        pytest.raises(CheckpointMismatchError, match="was deleted"),
+    ):
+        reader.latestOffset(query.start(), ReadAllAvailable())
+
+
+def test_checkpoint_beyond_the_end_of_a_partition_is_refused(shared_cluster, subject):
+    """The broker has an older copy of its folder, or the checkpoint was changed."""
+    with streaming(shared_cluster.meta, subject) as reader:
+        offset = reader.initialOffset()
+        number = min(offset["offsets"])
+        ahead = {**offset, "offsets": {**offset["offsets"], number: 10_000}}
+        with pytest.raises(CheckpointMismatchError) as caught:
+            reader.latestOffset(ahead, ReadAllAvailable())
+        assert (caught.value.partition_id, caught.value.offset) == (int(number), 10_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"subject": "flight"}, SubjectUnknownError),
+        ({"start": '{"999999": 0}'}, PartitionUnknownError),
+        ({"partitions": "999999"}, PartitionUnknownError),
+    ],
+    ids=str,
+)
+def test_stream_of_what_is_not_there_fails_at_its_start(shared_cluster, subject, options, error):
+    """At once, without waiting for it to appear."""
+    given = {"meta": shared_cluster.meta, "subject": subject} | options
+    reader = KeylaneSource(given).streamReader(spark_schema())
+    with pytest.raises(error, match=f"KEYLANE_{error.code}"):
+        reader.initialOffset()
+    reader.stop()
+
+
+def test_start_beyond_the_end_is_refused(shared_cluster, subject):
+    """With the partition, and what it has."""
+    with streaming(shared_cluster.meta, subject) as reader:
+        number = int(min(reader.initialOffset()["offsets"]))
+    with (
+        streaming(shared_cluster.meta, subject, start=json.dumps({number: 9_999})) as reader,
+        pytest.raises(OffsetOutOfRangeError) as caught,
+    ):
+        reader.initialOffset()
+    assert (caught.value.partition_id, caught.value.offset) == (number, 9_999)
+
+
+def test_stream_fails_in_its_first_call_when_it_cannot_be_one(shared_cluster, subject, monkeypatch):
+    """PySpark hides an error of `streamReader` behind one of its own."""
+    reader = source_of(shared_cluster.meta, subject).streamReader(StructType([]))
+    with pytest.raises(ConfigError, match="give no schema"):
+        reader.initialOffset()
+    monkeypatch.setattr(source_module, "LIMITED", False)
+    with streaming(shared_cluster.meta, subject, end="latest") as reader:
+        for call in (reader.initialOffset, reader.latestOffset):
+            with pytest.raises(NotStreamableError):
+                call()
+    with pytest.raises(NotStreamableError, match="maxRowsPerTrigger"):
+        source_of(shared_cluster.meta, subject, maxRowsPerTrigger="5").schema()
+
+
+def test_metaserver_and_broker_may_be_away_for_a_while(cluster):
+    """A look waits for them, and gives up after a time with the error of the last try."""
+    asyncio.run(cluster.create("flights", partitions=2))
+    asyncio.run(send(cluster.meta, "flights", range(100)))
+    with streaming(cluster.meta, "flights") as reader:
+        query = Query(reader)
+        reader.initialOffset()
+        for program in (cluster.meta_program, *cluster.brokers):
+            program.kill()
+
+        async def restarted() -> None:
+            await asyncio.sleep(1)
+            for program in (cluster.meta_program, *cluster.brokers):
+                await asyncio.to_thread(program.restart)
+
+        restarting = threading.Thread(target=lambda: asyncio.run(restarted()))
+        restarting.start()
+        query.all()
+        restarting.join()
+        query.check(range(100))
+
+
+def test_look_gives_up_after_a_time(shared_cluster, monkeypatch):
+    """With the error of the last try."""
+    monkeypatch.setattr(watch, "PATIENCE_MS", 300)
+    began = time.monotonic()
+    with (
+        streaming("127.0.0.1:1", "flights") as reader,
+        pytest.raises(KeylaneError, match="KEYLANE_1201"),
+    ):
+        reader.initialOffset()
+    assert 0.3 <= time.monotonic() - began < 20
+
+
+async def removed(cluster: Cluster, subject: str) -> None:
+    """Wait until retention has removed messages of the subject's only partition."""
+    network = HttpNetwork()
+    try:
+        async with meta_of(cluster) as meta, asyncio.timeout(60):
+            (partition,) = (await meta.route(subject)).partitions
+            broker = BrokerClient(network, str(partition.address))
+            while not (await broker.partition(partition.partition_id)).first_offset:
+                await asyncio.sleep(0.05)
+    finally:
+        await network.close()
+
+
+@pytest.mark.cluster(broker_settings="segment_bytes = 16384\nretention_bytes = 32768\n")
+def test_retention_that_passes_the_checkpoint_ends_the_stream_or_is_passed_over(cluster):
+    """The error names the partition and the offsets; where losses are allowed, the rest is read."""
+    asyncio.run(cluster.create("flights", partitions=1, retention=Retention.TIME))
+    asyncio.run(send(cluster.meta, "flights", range(100)))
+    with streaming(cluster.meta, "flights", maxRowsPerTrigger="10") as reader:
+        query = Query(reader)
+        query.construct()
+        query.run()
+        query.construct()  # and the program is killed
+    for begin in range(100, 5_100, 500):
+        asyncio.run(send(cluster.meta, "flights", range(begin, begin + 500)))
+    for broker in cluster.brokers:  # they look for what to remove when they start
+        broker.kill()
+        broker.restart()
+    asyncio.run(removed(cluster, "flights"))
+    with streaming(cluster.meta, "flights") as reader:
+        with pytest.raises(StreamDataLostError) as replayed:
+            Query(reader, query.checkpoint).run()
+        assert (replayed.value.start, replayed.value.end, replayed.value.count) == (10, 20, 10)
+        with pytest.raises(StreamDataLostError) as caught:
+            reader.latestOffset(query.checkpoint[0], ReadAllAvailable())
+        lost = error_in(str(caught.value)).details
+        assert lost == {**lost, "subject": "flights", "start": 10, "count": lost["end"] - 10}
+    start = json.dumps({min(query.start()["offsets"]): 10})
+    batch = source_of(cluster.meta, "flights", start=start)
+    with pytest.raises(OffsetOutOfRangeError):
+        batch.reader(
+            batch.schema()
+        )  # load() succeeds: a stream may have a checkpoint behind its start
+    with streaming(cluster.meta, "flights") as reader:
+        reader._options = replace(reader._options, fail_on_data_loss=False)
+        more = Query(reader, query.checkpoint)
+        more.run()
+        more.all()
+        assert more.batches[0] == []
+        assert [row[1] for row in more.rows] == list(range(lost["end"], 5_100))

@@ -1,0 +1,94 @@
+"""The partitions that a stream reads: what comes before what, past those that it does not read."""
+
+from __future__ import annotations
+
+from keylane.protocol.operations import PartitionHistory
+from keylane.protocol.routing import Partition, PartitionState
+from keylane.spark.streaming.batches import finished, first_offset, lost_ranges, next_offset
+from keylane.spark.streaming.lineage import Lineage, StoredOffsets, View, branches_of
+
+
+def past(
+    number: int, *parents: int, state: PartitionState = PartitionState.SEALED, **facts
+) -> PartitionHistory:
+    partition = Partition(
+        partition_id=number,
+        name=f"p{number}",
+        queue=0,
+        range_start=0,
+        range_end=1024,
+        broker_group="g1",
+        state=state,
+        parents=parents,
+    )
+    return PartitionHistory(partition=partition, **facts)
+
+
+CHAIN = [past(1, end_offset=4), past(2, 1, end_offset=6), past(3, 2, state=PartitionState.OPEN)]
+
+
+def test_epochs_count_the_steps_from_the_first_partition():
+    """A partition is one step below the deepest of its parents."""
+    history = [*CHAIN, past(4, 1, 3, state=PartitionState.OPEN)]
+    assert [branch.epoch for branch in branches_of("s", history)] == [0, 1, 2, 3]
+
+
+def test_partition_comes_after_its_grandparents_where_the_parent_is_not_read():
+    """A partition that is not wanted is passed over."""
+    lineage = Lineage(branches_of("s", CHAIN), lambda each: each.partition_id != 2)
+    assert lineage.before(3) == {1}
+    assert lineage.children == {1: {3}, 3: set()}
+
+
+def test_planned_partitions_are_not_read():
+    """Nothing is stored there, and they may never be opened."""
+    history = [*CHAIN, past(4, 3, state=PartitionState.PLANNED)]
+    assert list(Lineage(branches_of("s", history)).branches) == [1, 2, 3]
+
+
+def test_child_of_an_abandoned_partition_waits_only_for_its_grandparents():
+    """Until the end of the abandoned partition is known; what it has is read when its broker is back."""
+    history = [CHAIN[0], past(2, 1, abandoned=True), CHAIN[2]]
+    view = View(
+        Lineage(branches_of("s", history)), {1: StoredOffsets(0, 4, True), 3: StoredOffsets(0, 9)}
+    )
+    start = first_offset(view, {}, {"s": 1})
+    assert start.offsets == {1: 0}
+    first = next_offset(view, start)
+    second = next_offset(view, first)
+    assert (first.offsets, second.offsets) == ({1: 4}, {2: 0, 3: 9})
+    back = View(view.lineage, {2: StoredOffsets(0, 6), 3: StoredOffsets(0, 9)})
+    assert next_offset(back, second).offsets == {2: 6, 3: 9}
+
+
+def test_lost_partition_is_reported_and_passed_over():
+    """Its end is not known: everything behind what was read is lost."""
+    lost = past(2, 1, state=PartitionState.EXPIRED, lost=True, abandoned=True)
+    before = View(Lineage(branches_of("s", CHAIN[:2])), {2: StoredOffsets(0, 6, True)})
+    offset = next_offset(before, first_offset(before, {1: 4}, {"s": 1}), rows_max=2)
+    view = View(Lineage(branches_of("s", [CHAIN[0], lost, CHAIN[2]])), {3: StoredOffsets(0, 9)})
+    assert [(each.partition_id, each.start, each.end) for each in lost_ranges(view, offset)] == [
+        (2, 2, None)
+    ]
+    assert 2 in finished(view, offset)
+    assert next_offset(view, offset).offsets[3] == 9
+
+
+def test_stream_that_begins_after_a_loss_does_not_report_it():
+    """Neither the lost partition nor expired ones are missed by a stream that begins now."""
+    gone = [
+        past(1, state=PartitionState.EXPIRED, end_offset=4),
+        past(2, state=PartitionState.EXPIRED, lost=True, abandoned=True),
+        past(3, end_offset=5),
+        past(4, 1, 2, 3, state=PartitionState.OPEN),
+    ]
+    view = View(
+        Lineage(branches_of("s", gone)), {3: StoredOffsets(0, 5, True), 4: StoredOffsets(0, 1)}
+    )
+    start = first_offset(view, {3: 0, 4: 0}, {"s": 1})
+    assert list(lost_ranges(view, start)) == []
+    first = next_offset(view, start)
+    second = next_offset(view, first)
+    assert (first.offsets[3], 4 in first.offsets) == (5, False)
+    assert second.offsets == {4: 1}
+    assert list(lost_ranges(view, second)) == []

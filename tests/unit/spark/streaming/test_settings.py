@@ -1,0 +1,33 @@
+"""What can be streamed with which PySpark."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.arrow.selection import ReadOptions
+from keylane.protocol.errors import NotStreamableError
+from keylane.protocol.ids import Subject
+from keylane.spark.streaming.settings import stream_settings
+
+
+def options(rows_max: int | None = None) -> ReadOptions:
+    return ReadOptions(
+        meta=("127.0.0.1:1",), subjects=(Subject("flights"),), max_rows_per_trigger=rows_max
+    )
+
+
+def test_settings_are_those_of_the_options():
+    """A stream ends where the option `end` says, if it is given."""
+    settings = stream_settings(options(5), {"meta", "END"}, limited=True)
+    assert (settings.rows_max, settings.bounded) == (5, True)
+    assert not stream_settings(options(), {"meta"}, limited=False).bounded
+
+
+@pytest.mark.parametrize(
+    ("given", "rows_max", "option"), [({"meta"}, 5, "maxRowsPerTrigger"), ({"end"}, None, "end")]
+)
+def test_limits_and_ends_are_refused_by_an_older_pyspark(given, rows_max, option):
+    """It does not tell where a batch begins."""
+    with pytest.raises(NotStreamableError, match=r"needs PySpark 4\.2") as caught:
+        stream_settings(options(rows_max), given, limited=False)
+    assert caught.value.option == option
