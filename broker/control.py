@@ -27,6 +27,7 @@ from ..protocol.errors import (
     WrongBrokerError,
 )
 from ..protocol.progress import ForgetGroup, ForgottenGroup, KnowGroups, SetCursor
+from ..protocol.retention.holds import Held, SetHold
 from ..rpc.server import ControlRoute, Params, whole_number
 from .partition.damage import damage_of
 from .partition.partition import HostedPartition
@@ -84,6 +85,7 @@ class BrokerControl:
             ControlRoute(endpoints.SET_CURSOR, self.cursor),
             ControlRoute(endpoints.KNOW_GROUPS, self.groups),
             ControlRoute(endpoints.FORGET_GROUP, self.forget),
+            ControlRoute(endpoints.HOLD, self.hold),
             ControlRoute(endpoints.DROP_PARTITION, self.drop),
             ControlRoute(endpoints.HEALTH, self.health),
         ]
@@ -137,7 +139,11 @@ class BrokerControl:
         """A partition with its groups, or with the requested group."""
         partition = self._store.state.partition(_partition_id(params))
         status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
-        return replace(status, unsealable=_unsealable(self._store, partition))
+        return replace(
+            status,
+            unsealable=_unsealable(self._store, partition),
+            holds=self._store.holds.views(partition),
+        )
 
     async def offset(self, _body: object, params: Params) -> FoundOffset:
         """The offset of a message by the time at which it was stored."""
@@ -195,6 +201,13 @@ class BrokerControl:
         token, durable = forget_group(self._store, partition, body)
         await durable
         return ForgottenGroup(token=token)
+
+    async def hold(self, body: SetHold, params: Params) -> Held:
+        """Set, renew or end a job's hold, durably."""
+        await check_standing(self._standing)
+        partition = self._store.state.partition(_partition_id(params))
+        await self._store.holds.set(partition, body)
+        return self._store.holds.answer(partition)
 
     async def drop(self, body: DropPartition, params: Params) -> Done:
         """Drop a partition of a deleted subject, durably; a repeat changes nothing."""

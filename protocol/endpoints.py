@@ -69,6 +69,7 @@ from .progress import (
     SetCursor,
 )
 from .queues import QueueList
+from .retention.holds import Held, SetHold
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
@@ -412,6 +413,15 @@ FORGET_GROUP = Endpoint(
     "Forget a deleted consumer group: its progress goes, and its tokens are refused.",
     idempotent=True,
 )
+HOLD = Endpoint(
+    "POST",
+    "/v1/partitions/{id}/holds",
+    SetHold,
+    Held,
+    Rights.CONSUME,
+    "Hold messages of a partition against retention for a job, renew that, or end it.",
+    idempotent=True,
+)
 DROP_PARTITION = Endpoint(
     "POST",
     "/v1/partitions/{id}/drop",
@@ -548,6 +558,7 @@ BROKER: tuple[Endpoint[Any], ...] = (
     SET_CURSOR,
     KNOW_GROUPS,
     FORGET_GROUP,
+    HOLD,
     DROP_PARTITION,
     HEALTH,
     POST_MESSAGES,

@@ -15,6 +15,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/clients/test_parked.py": "parked",
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
+        "integration/retention/test_holds.py": "holds",
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",

@@ -1,0 +1,1 @@
+"""Messages kept against retention."""
