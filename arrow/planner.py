@@ -1,26 +1,35 @@
 """Which offsets of which physical partitions are read: fixed once, from the route and the brokers' answers.  Pure.
 
-    route: partitions that have data ──filter──▶ one PlannedRange each, half-open [start, end)
-    status of each partition ──────────────────▶ first and next offset, as of planning
+    routes ──select──▶ partitions that have data, may hold the keys, and are asked for
+                           │ question_of: their times and groups go with one call to each broker
+    bounds of each ────────┴─plan──▶ one PlannedRange each, half-open [start, end)
 
 Invariants
     The ends are numbers by the time a reader exists: a retry, a second action and a second plan read the
     same rows, or fail with OffsetOutOfRangeError.
-    A range that is asked for by number and is not there is refused, never cut to what is.
+    A range that is asked for by number and is not there is refused, never cut to what is, unless the
+    options allow data loss.
 
 Source: Kafka's batch reader binds its end late in each task; a retry can then see another end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
-from ..protocol.control import PartitionStatus
-from ..protocol.errors import NotSentError, OffsetOutOfRangeError, PartitionUnknownError
-from ..protocol.routing import Partition, PartitionState, Route
+from ..protocol.bounds import BoundsOf, PartitionBounds
+from ..protocol.errors import (
+    ConfigError,
+    NotSentError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+)
+from ..protocol.routing import Partition, PartitionState, Route, logical_partition
+from .loss import loss_error
 from .schema import PARTITION_MAX
-from .selection import Bound, ReadOptions
+from .selection import CursorOf, Edge, Point, ReadOptions, StoredAt
 
 _WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 
@@ -34,104 +43,243 @@ class PlannedRange:
     address: str
     start: int
     end: int
+    subject: str
+    queue: int
+    logic_start: int
+    """Logic offset of the partition's offset 0."""
+    epoch: int
+    """Depth in the lineage: 0 without parents, else one more than theirs, as far as the route knows them."""
+    lineage: int = 0
+    """Equal for partitions that continue one another, in one step or several: the lowest of their ids."""
+    message_bytes: int = 0
+    """Bytes of log that a message takes, about."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.end - self.start
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of log that it takes, about."""
+        return self.rows * self.message_bytes
 
 
-def select_partitions(route: Route, options: ReadOptions) -> list[Partition]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedPartition:
+    """A partition to read, and where it is in the lineage of its subject."""
+
+    subject: str
+    partition: Partition
+    epoch: int
+    lineage: int
+
+
+def depths(route: Route) -> dict[int, int]:
+    """Partition id → depth in the lineage: below every parent that the route knows."""
+    parents = {each.partition_id: each.parents for each in route.partitions}
+    depth: dict[int, int] = {}
+    for partition_id in TopologicalSorter(parents).static_order():
+        if partition_id in parents:
+            known = [depth[parent] + 1 for parent in parents[partition_id] if parent in depth]
+            depth[partition_id] = max(known, default=0)
+    return depth
+
+
+def lineages(route: Route) -> dict[int, int]:
+    """Partition id → the lowest id of all partitions that it is connected with by parents that the route knows."""
+    lowest = {int(each.partition_id): int(each.partition_id) for each in route.partitions}
+
+    def find(partition_id: int) -> int:
+        while lowest[partition_id] != partition_id:
+            lowest[partition_id] = lowest[lowest[partition_id]]
+            partition_id = lowest[partition_id]
+        return partition_id
+
+    for each in route.partitions:
+        for parent in each.parents:
+            if parent in lowest:
+                one, other = sorted((find(each.partition_id), find(parent)))
+                lowest[other] = one
+    return {partition_id: find(partition_id) for partition_id in lowest}
+
+
+def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[SelectedPartition]:
     """
-    The partitions to read, by id: those with data, or those named by the options.
+    The partitions to read, by subject and id: those with data that may hold the keys, or those named by the options.
 
     Raises:
-        PartitionUnknownError: the options name a partition that the subject does not have, or whose data is gone.
+        PartitionUnknownError: the options name a partition that the subjects do not have, or whose data is gone.
         NotSentError: the broker group of a partition is not available.
+        ConfigError: the id of a partition does not fit the column `partition`.
     """
-    stored = {
-        partition.partition_id: partition
-        for partition in route.partitions
-        if partition.state in _WITH_DATA
-    }
-    named = set(options.partitions or ())
-    for bound in (options.start, options.end):
-        if isinstance(bound, dict):
-            named |= bound.keys()
-    unknown = sorted(named - stored.keys())
-    if unknown:
-        raise PartitionUnknownError(
-            f"subject {route.subject} has no data in partition {unknown[0]}",
-            partition_id=unknown[0],
+    stored = [
+        SelectedPartition(
             subject=route.subject,
+            partition=partition,
+            epoch=epochs[partition.partition_id],
+            lineage=connected[partition.partition_id],
         )
-    wanted = [
-        partition
-        for number, partition in sorted(stored.items())
-        if options.partitions is None or number in options.partitions
+        for route in routes
+        for epochs, connected in [(depths(route), lineages(route))]
+        for partition in sorted(route.partitions, key=lambda each: each.partition_id)
+        if partition.state in _WITH_DATA
     ]
-    for partition in wanted:
-        assert partition.partition_id <= PARTITION_MAX
-        if partition.address is None:
-            raise NotSentError(
-                f"broker group {partition.broker_group} is not available",
-                partition_id=partition.partition_id,
-                broker_group=partition.broker_group,
-            )
+    _check_named({int(each.partition.partition_id) for each in stored}, options)
+    holders = {str(route.subject): _holders(route, options) for route in routes}
+    wanted = [
+        each
+        for each in stored
+        if (options.partitions is None or each.partition.partition_id in options.partitions)
+        and each.partition.partition_id in holders[each.subject]
+    ]
+    for each in wanted:
+        _check_readable(each.partition)
     return wanted
 
 
+def _check_named(stored: set[int], options: ReadOptions) -> None:
+    named = set(options.partitions or ())
+    if options.fail_on_data_loss:
+        for bound in (options.start, options.end):
+            named |= bound.by_partition.keys()
+    unknown = sorted(named - stored)
+    if unknown:
+        subjects = ", ".join(options.subjects)
+        raise PartitionUnknownError(
+            f"subject {subjects} has no data in partition {unknown[0]}",
+            partition_id=unknown[0],
+            subject=subjects,
+        )
+
+
+def _holders(route: Route, options: ReadOptions) -> set[int]:
+    """The ids of the partitions that may hold messages of the keys."""
+    # A keyed message of such a subject may lie in any partition.
+    if options.keys is None or route.may_leave:
+        return {int(each.partition_id) for each in route.partitions}
+    numbers = {logical_partition(key) for key in options.keys}
+    return {
+        int(each.partition_id)
+        for each in route.partitions
+        if any(each.range_start <= number < each.range_end for number in numbers)
+    }
+
+
+def _check_readable(partition: Partition) -> None:
+    if partition.partition_id > PARTITION_MAX:
+        raise ConfigError(
+            f"partition {partition.partition_id} cannot be read: its id is above {PARTITION_MAX}",
+            partition_id=str(partition.partition_id),
+        )
+    if partition.address is None:
+        raise NotSentError(
+            f"broker group {partition.broker_group} is not available, which has partition "
+            f"{partition.partition_id}; with the option `partitions` others can be read without it",
+            partition_id=partition.partition_id,
+            broker_group=partition.broker_group,
+        )
+
+
+def question_of(partition: Partition, options: ReadOptions) -> BoundsOf:
+    """What the partition's broker is asked to fix the range."""
+    points = [bound.at(partition.partition_id) for bound in (options.start, options.end)]
+    return BoundsOf(
+        partition_id=partition.partition_id,
+        at_ms=tuple(point.at_ms for point in points if isinstance(point, StoredAt)),
+        groups=tuple(point.group for point in points if isinstance(point, CursorOf)),
+    )
+
+
 def plan_ranges(
-    partitions: list[Partition], statuses: Mapping[int, PartitionStatus], options: ReadOptions
+    selected: Sequence[SelectedPartition],
+    answers: Mapping[int, PartitionBounds],
+    options: ReadOptions,
 ) -> list[PlannedRange]:
     """
-    One range per partition, empty ones too, in the order of `partitions`.
+    One range per partition, empty ones too, in the order of `selected`.
 
     Args:
-        partitions: as `select_partitions` gives them.
-        statuses: partition id → status, from the brokers.
+        selected: as `select_partitions` gives them.
+        answers: partition id → the answer to `question_of`, from the brokers.
 
     Raises:
         PartitionUnknownError: no broker has the partition.
+        DataLossError: retention has removed rows of the range.
         OffsetOutOfRangeError: an offset of the options is not in its partition, or start is after end.
     """
-    ranges = []
-    for partition in partitions:
-        status = statuses.get(partition.partition_id)
-        if status is None:
-            raise PartitionUnknownError(
-                partition_id=partition.partition_id, broker_group=partition.broker_group
-            )
-        start = _offset(options.start, status, status.first_offset)
-        end = _offset(options.end, status, status.next_offset)
-        if start > end:
-            raise OffsetOutOfRangeError(
-                f"the start, {start}, is after the end, {end}, in partition {partition.partition_id}",
-                partition_id=partition.partition_id,
-                offset=start,
-                first_offset=status.first_offset,
-                next_offset=end,
-            )
-        ranges.append(
-            PlannedRange(
-                partition_id=partition.partition_id,
-                broker_group=partition.broker_group,
-                address=str(partition.address),
-                start=start,
-                end=end,
-            )
+    return [_range_of(each, answers.get(each.partition.partition_id), options) for each in selected]
+
+
+def _range_of(
+    each: SelectedPartition, answer: PartitionBounds | None, options: ReadOptions
+) -> PlannedRange:
+    partition = each.partition
+    if answer is None:
+        raise PartitionUnknownError(
+            partition_id=partition.partition_id, broker_group=partition.broker_group
         )
-    return ranges
-
-
-def _offset(bound: Bound, status: PartitionStatus, default: int) -> int:
-    if bound == "earliest":
-        return status.first_offset
-    if bound == "latest":
-        return status.next_offset
-    assert isinstance(bound, dict)
-    offset = bound.get(status.partition_id, default)
-    if not status.first_offset <= offset <= status.next_offset:
+    # The answer has the times and the groups of the start first, then those of the end.
+    offsets_at, cursors = list(answer.offsets_at), list(answer.cursors)
+    start = _offset("start", options.start.at(partition.partition_id), answer, offsets_at, cursors)
+    end = _offset("end", options.end.at(partition.partition_id), answer, offsets_at, cursors)
+    first = answer.first_offset
+    if not options.fail_on_data_loss:
+        start, end = max(start, first), max(end, first)
+    if start > end:
         raise OffsetOutOfRangeError(
-            f"offset {offset} is not in partition {status.partition_id}",
-            partition_id=status.partition_id,
+            f"the start, {start}, is after the end, {end}, in partition {partition.partition_id}",
+            partition_id=partition.partition_id,
+            offset=start,
+            first_offset=answer.first_offset,
+            next_offset=end,
+        )
+    if start < first and start < end:
+        raise loss_error(each.subject, answer, start, min(first, end))
+    return PlannedRange(
+        partition_id=partition.partition_id,
+        broker_group=partition.broker_group,
+        address=str(partition.address),
+        start=start,
+        end=end,
+        subject=each.subject,
+        queue=partition.queue,
+        logic_start=partition.logic_start,
+        epoch=each.epoch,
+        lineage=each.lineage,
+        message_bytes=answer.message_bytes,
+    )
+
+
+def _offset(
+    option: str,
+    point: Point,
+    answer: PartitionBounds,
+    offsets_at: list[int | None],
+    cursors: list[int | None],
+) -> int:
+    """The offset of a point; those of times and groups are taken from the front of the lists."""
+    match point:
+        case Edge.EARLIEST:
+            return answer.first_offset
+        case Edge.LATEST:
+            return answer.next_offset
+        case StoredAt():
+            found = offsets_at.pop(0)
+            # Retention may have passed the offset since it was found.
+            return answer.next_offset if found is None else max(found, answer.first_offset)
+        case CursorOf():
+            cursor = cursors.pop(0)
+            return answer.first_offset if cursor is None else min(cursor, answer.next_offset)
+        case offset:
+            assert isinstance(offset, int)
+    if offset > answer.next_offset:
+        raise OffsetOutOfRangeError(
+            f"{option}: offset {offset} is not in partition {answer.partition_id}, "
+            f"which has [{answer.first_offset}, {answer.next_offset})",
+            partition_id=answer.partition_id,
             offset=offset,
-            first_offset=status.first_offset,
-            next_offset=status.next_offset,
+            first_offset=answer.first_offset,
+            next_offset=answer.next_offset,
         )
     return offset

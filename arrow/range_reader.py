@@ -45,7 +45,7 @@ def read_range(
     if planned.start >= planned.end:
         return
     builder = RowBuilder(
-        subject=options.subject,
+        subject=planned.subject,
         partition_id=planned.partition_id,
         start=planned.start,
         end=planned.end,
@@ -90,7 +90,7 @@ class Fetcher:
     ) -> None:
         self._network = network
         self._meta = MetaClient(network, options.meta)
-        self._subject = options.subject
+        self._subject = planned.subject
         self._planned = planned
         self._rng = rng
         self._broker = BrokerClient(network, planned.address)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..protocol.ids import Subject
 from .schema import COLUMNS
@@ -10,8 +12,49 @@ from .schema import COLUMNS
 BATCH_ROWS_DEFAULT = 16_384
 """From 10,000 rows on, the cost of a batch itself no longer shows; see docs/PERFORMANCE.md."""
 
-Bound = str | dict[int, int]
-"""earliest, latest, or partition id → offset; a partition not named there keeps the default."""
+
+class Edge(enum.StrEnum):
+    """The first offset that is stored, or the offset after the last."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAt:
+    """The first offset that the broker stored at or after a time; LATEST if there is none."""
+
+    at_ms: int
+    """Milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class CursorOf:
+    """The durable cursor of a consumer group: everything before it is acked."""
+
+    group: str
+
+
+Point = Edge | StoredAt | CursorOf | int
+"""A place in a partition; an int is an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBound:
+    """A point in each partition."""
+
+    point: Point
+    """In each partition that `by_partition` does not name."""
+    by_partition: Mapping[int, Point] = field(default_factory=dict)
+    """Partition id → point."""
+
+    def at(self, partition_id: int) -> Point:
+        """The point in a partition."""
+        return self.by_partition.get(partition_id, self.point)
+
+
+EARLIEST = ReadBound(Edge.EARLIEST)
+LATEST = ReadBound(Edge.LATEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +62,36 @@ class ReadOptions:
     """What to read, checked."""
 
     meta: tuple[str, ...]
-    subject: Subject
+    subjects: tuple[Subject, ...]
     partitions: frozenset[int] | None = None
     """None: all that have data."""
-    start: Bound = "earliest"
-    end: Bound = "latest"
+    keys: frozenset[bytes] | None = None
+    """None: all; else only rows of these order keys."""
+    start: ReadBound = EARLIEST
+    end: ReadBound = LATEST
+    fail_on_data_loss: bool = True
+    """False: a row that retention has removed is left out."""
+    ordered: bool = False
+    """True: one task reads all partitions that continue one another, parents first."""
+    min_partitions: int | None = None
+    """Large ranges are cut until there are so many tasks, if there are as many rows; None: none is cut."""
+    task_bytes: int | None = None
+    """About so many bytes are read in a task; larger ranges are cut.  None: none is cut."""
+    retry_s: float = 60
+    """How long planning asks brokers that are away."""
     columns: tuple[str, ...] = COLUMNS
     batch_rows: int = BATCH_ROWS_DEFAULT
+    bytes_per_second: int | None = None
+    """Of all tasks together; None: as fast as it goes."""
+    json_schema: str | None = None
+    """A Spark schema as DDL text: the value is JSON, and these are its fields."""
     gc_freeze: bool = True
+
+    def groups(self) -> list[str]:
+        """The consumer groups whose cursors are bounds."""
+        points = [
+            point
+            for bound in (self.start, self.end)
+            for point in (bound.point, *bound.by_partition.values())
+        ]
+        return sorted({point.group for point in points if isinstance(point, CursorOf)})

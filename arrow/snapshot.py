@@ -1,17 +1,33 @@
 """Asks the metaserver and the brokers what there is to read, once.  Network only.
 
-metaserver: the route ──▶ brokers, one status call each, all at once ──▶ `planner.plan_ranges`
+metaserver: the routes ──▶ brokers, one call each for the partitions in question, all at once ──▶ `planner.plan_ranges`
+
+A metaserver or a broker that is away is asked again for a while: a restart does not fail a plan.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import product
 
+from ..protocol.backoff import Backoff
+from ..protocol.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList, PartitionBounds
+from ..protocol.errors import KeylaneError, RetryRule, SubjectUnknownError, UnreachableError
+from ..protocol.routing import Route
+from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
-from .planner import PlannedRange, plan_ranges, select_partitions
+from .planner import PlannedRange, SelectedPartition, plan_ranges, question_of, select_partitions
 from .selection import ReadOptions
+
+META_RETRY_S = 10.0
+"""A metaserver is started again by then; a wrong address is told no later."""
+_BACKOFF = Backoff()
 
 
 def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
@@ -20,8 +36,8 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
     event loop.
 
     Raises:
-        RefusedError: the subject, a partition or an offset does not exist.
-        UnreachableError: the metaserver or a broker does not answer.
+        RefusedError: the subject, a partition, a group or an offset does not exist, or rows are lost.
+        UnreachableError: the metaserver or a broker did not answer, for as long as the options say.
     """
     return asyncio.run(_ask(options))
 
@@ -36,20 +52,100 @@ async def _ask(options: ReadOptions) -> list[PlannedRange]:
 
 async def ask_cluster(network: Network, options: ReadOptions) -> list[PlannedRange]:
     """As `take_snapshot`, over a given network."""
-    route = await MetaClient(network, options.meta).route(options.subject)
-    partitions = select_partitions(route, options)
-    addresses = sorted({str(partition.address) for partition in partitions})
-    lists = await asyncio.gather(
-        *(BrokerClient(network, address).partitions() for address in addresses)
-    )
-    hosted = {
-        (address, status.partition_id): status
-        for address, listed in zip(addresses, lists, strict=True)
-        for status in listed.partitions
+    meta = MetaClient(network, options.meta)
+    patience = _Patience(options.retry_s)
+    while True:
+        routes = await _routes(meta, options)
+        try:
+            selected = select_partitions(routes, options)
+            answers = await _answers(network, selected, options)
+        except KeylaneError as error:
+            await patience.wait_or_raise(error)
+        else:
+            return plan_ranges(selected, answers, options)
+
+
+class _Patience:
+    """How long errors that may pass are waited for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + seconds
+        self._pauses = _BACKOFF.pauses(random.Random())
+
+    async def wait_or_raise(self, error: KeylaneError) -> None:
+        """Pause before the next try; raise the error if there is none."""
+        pause_s = self._pauses.next_ms() / 1000
+        if error.retry is RetryRule.NEVER or self._loop.time() + pause_s > self._until:
+            raise error
+        await asyncio.sleep(pause_s)
+
+
+async def _routes(meta: MetaClient, options: ReadOptions) -> list[Route]:
+    patience = _Patience(min(META_RETRY_S, options.retry_s))
+    while True:
+        try:
+            routes = await asyncio.gather(*map(meta.route, options.subjects))
+            for subject, group in product(options.subjects, options.groups()):
+                await meta.group_settings(subject, group)  # GroupUnknownError
+            return list(routes)
+        except SubjectUnknownError as error:
+            raise await _with_suggestion(meta, error) from None
+        except UnreachableError as error:
+            await patience.wait_or_raise(
+                _retold(error, f"meta: no metaserver answers at {', '.join(options.meta)}")
+            )
+
+
+async def _with_suggestion(meta: MetaClient, error: SubjectUnknownError) -> SubjectUnknownError:
+    """The error with the name of a subject that is spelt nearly like the one that was asked for."""
+    name = error.subject or ""
+    try:
+        known = [each.subject for each in (await meta.subjects()).subjects]
+    except KeylaneError:
+        return error
+    near = get_close_matches(name, known, n=1)
+    advice = f"; did you mean {near[0]}?" if near else ""
+    return SubjectUnknownError(f"subject: there is no subject {name}{advice}", **error.details)
+
+
+async def _answers(
+    network: Network, selected: Sequence[SelectedPartition], options: ReadOptions
+) -> dict[int, PartitionBounds]:
+    """Partition id → its bounds, of those that brokers have."""
+    by_address: dict[str, list[SelectedPartition]] = defaultdict(list)
+    for each in selected:
+        by_address[str(each.partition.address)].append(each)
+    calls = [
+        _ask_broker(network, address, asked[first : first + BOUNDS_AT_ONCE_MAX], options)
+        for address, asked in by_address.items()
+        for first in range(0, len(asked), BOUNDS_AT_ONCE_MAX)
+    ]
+    return {
+        answer.partition_id: answer
+        for answers in await asyncio.gather(*calls)
+        for answer in answers.partitions
     }
-    statuses = {
-        int(partition.partition_id): hosted[str(partition.address), partition.partition_id]
-        for partition in partitions
-        if (str(partition.address), partition.partition_id) in hosted
-    }
-    return plan_ranges(partitions, statuses, options)
+
+
+async def _ask_broker(
+    network: Network, address: str, asked: Sequence[SelectedPartition], options: ReadOptions
+) -> BoundsList:
+    body = AskBounds(partitions=[question_of(each.partition, options) for each in asked])
+    try:
+        return await BrokerClient(network, address).bounds(body)
+    except UnreachableError as error:
+        group = asked[0].partition.broker_group
+        ids = [str(each.partition.partition_id) for each in asked]
+        raise _retold(
+            error,
+            f"broker group {group} does not answer, which has partition {listed(ids)}; "
+            f"with the option `partitions` others can be read without it",
+        ) from error
+
+
+def _retold(error: UnreachableError, text: str) -> UnreachableError:
+    """The error, with what it means to the reader before its own words."""
+    told = type(error)(f"{text}: {error.message}", **error.details)
+    told.fate = error.fate
+    return told

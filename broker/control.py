@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from ..protocol import endpoints
+from ..protocol.bounds import AskBounds, BoundsList
 from ..protocol.clock import Clock
 from ..protocol.control import (
     Done,
@@ -29,6 +30,7 @@ from ..protocol.errors import (
 from ..protocol.progress import ForgetGroup, ForgottenGroup, KnowGroups, SetCursor
 from ..protocol.retention.holds import Held, SetHold
 from ..rpc.server import ControlRoute, Params, whole_number
+from .bounds import bounds_of
 from .partition.damage import damage_of
 from .partition.partition import HostedPartition
 from .standing import Standing, check_standing
@@ -81,6 +83,7 @@ class BrokerControl:
             ControlRoute(endpoints.PARTITIONS, self.list),
             ControlRoute(endpoints.PARTITION, self.describe),
             ControlRoute(endpoints.OFFSET_AT, self.offset),
+            ControlRoute(endpoints.PARTITION_BOUNDS, self.bounds),
             ControlRoute(endpoints.SEAL, self.seal),
             ControlRoute(endpoints.SET_CURSOR, self.cursor),
             ControlRoute(endpoints.KNOW_GROUPS, self.groups),
@@ -158,6 +161,17 @@ class BrokerControl:
             offset=offset,
             first_offset=partition.first_offset,
             next_offset=partition.readable_offset,
+        )
+
+    async def bounds(self, body: AskBounds, _params: Params) -> BoundsList:
+        """Where partitions begin and end, and where times and groups are in them; those not hosted are left out."""
+        return BoundsList(
+            broker_group=self._broker_group,
+            partitions=[
+                await bounds_of(self._store, partition, asked)
+                for asked in body.partitions
+                if (partition := self._store.state.partitions.get(asked.partition_id)) is not None
+            ],
         )
 
     async def seal(self, _body: object, params: Params) -> PartitionStatus:

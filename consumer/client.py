@@ -21,6 +21,7 @@ from ..protocol.errors import (
     InvalidRequestError,
 )
 from ..protocol.ids import check_name
+from ..protocol.instants import GroupBegin, group_start
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
@@ -35,7 +36,6 @@ from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
 from .owned import Owned
-from .reading.instants import GroupBegin, group_start
 from .rebalance import PartitionsCallback, Rebalance, check_callbacks
 from .settings import AckMode, ConsumerSettings, FailurePolicy
 from .several import Several

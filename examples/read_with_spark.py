@@ -7,15 +7,13 @@ python examples/read_with_spark.py
 
 import os
 
-from keylane.spark.session import local_session
-from keylane.spark.source import register
+from keylane.spark import local_session
 
 META = os.environ.get("KEYLANE_META", "127.0.0.1:7000")
 
 # Spark starts Python workers that import what they need: a main guard keeps them from starting Spark themselves.
 if __name__ == "__main__":
     spark = local_session()
-    register(spark)
     visits = spark.read.format("keylane").options(meta=META, subject="visits").load()
     visits.createOrReplaceTempView("visits")
     spark.sql("""

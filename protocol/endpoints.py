@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .bounds import AskBounds, BoundsList
 from .control import (
     AcceptFolder,
     AutoCreate,
@@ -376,6 +377,15 @@ OFFSET_AT = Endpoint(
     "The offset of a message by the time it was stored; bound is lower or upper.",
     query=("at_ms", "bound"),
 )
+PARTITION_BOUNDS = Endpoint(
+    "POST",
+    "/v1/partitions/bounds",
+    AskBounds,
+    BoundsList,
+    Rights.READ,
+    "Where partitions begin and end, and where times and consumer groups are in them.",
+    idempotent=True,
+)
 SEAL = Endpoint(
     "POST",
     "/v1/partitions/{id}/seal",
@@ -554,6 +564,7 @@ BROKER: tuple[Endpoint[Any], ...] = (
     PARTITIONS,
     PARTITION,
     OFFSET_AT,
+    PARTITION_BOUNDS,
     SEAL,
     SET_CURSOR,
     KNOW_GROUPS,

@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from ..protocol import endpoints
+from ..protocol.bounds import AskBounds, BoundsList
 from ..protocol.control import (
     AcceptFolder,
     AutoCreate,
@@ -453,6 +454,10 @@ class BrokerClient:
         """The offset of the message stored around a time, None if there is none."""
         query = {"at_ms": str(at_ms), "bound": str(bound)}
         return await self._control(endpoints.OFFSET_AT, query=query, id=partition_id)
+
+    async def bounds(self, body: AskBounds) -> BoundsList:
+        """Where partitions begin and end, and where times and groups are in them; others than hosted ones are left out."""
+        return await self._control(endpoints.PARTITION_BOUNDS, body)
 
     async def seal(self, partition_id: int, *, empty: bool = False) -> PartitionStatus:
         """

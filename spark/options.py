@@ -1,13 +1,25 @@
 """The options of `spark.read.format("keylane")`: what each means, its default, and what is refused.  Pure.
 
-    meta        host:port of a metaserver, several by comma                  required
-    subject     the subject to read                                          required
-    partitions  physical partitions to read, by id: "3,4"                    all that have data
-    start       earliest | latest | {"<partition id>": offset, …}            earliest
-    end         earliest | latest | {"<partition id>": offset, …}            latest
-    columns     columns to yield, in this order: "offset,key,value"          all
-    batchRows   rows of an Arrow batch, about                                16384
-    gcFreeze    once per worker, keep its collector off what is loaded       true
+    meta            host:port of a metaserver, several by comma                    required
+    subject         the subject to read, several by comma                          required
+    partitions      physical partitions to read, by id: "3,4"                      all that have data
+    keys            order keys to read: "a,b", or JSON: ["a,b", {"base64": "/w=="}]  all
+    start           where to begin: see below                                      earliest
+    end             where to end, without that message itself                      latest
+    columns         columns to yield, in this order: "offset,key,value"            see arrow/schema.py
+    failOnDataLoss  rows that retention has removed fail the read                  true
+    ordered         partitions that continue one another are read by one task      false
+    minPartitions   large partitions are cut until there are so many tasks         none is cut
+    taskBytes       about so many bytes in a task; larger partitions are cut       none is cut
+    retrySeconds    how long planning asks servers that are away                   60
+    batchRows       rows of an Arrow batch, about                                  16384
+    gcFreeze        once per worker, keep its collector off what is loaded         true
+
+A start or an end is one of
+    earliest, latest
+    -1h, -2d, 2024-05-31T12:00:00Z    the first message that was stored then or later
+    group:NAME                        the durable cursor of a consumer group
+    {"3": 17, "4": "-1h"}             of partitions by id: an offset, or one of the above
 
 Invariants
     Names of options are compared without case, as Spark does.
@@ -19,60 +31,141 @@ Source: no column pruning exists for Python data sources, so `columns` is an opt
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
 
-from ..arrow.schema import COLUMNS
-from ..arrow.selection import Bound, ReadOptions
+from ..arrow.schema import COLUMNS_OF_SEVERAL, EVERY_COLUMN
+from ..arrow.selection import (
+    EARLIEST,
+    LATEST,
+    CursorOf,
+    Edge,
+    Point,
+    ReadBound,
+    ReadOptions,
+    StoredAt,
+)
 from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
+from ..protocol.instants import read_instant
 
 BATCH_ROWS_MAX = 1_000_000
-NAMES = ("meta", "subject", "partitions", "start", "end", "columns", "batchRows", "gcFreeze")
+KEYS_MAX = 10_000
+SUBJECTS_MAX = 100
+RETRY_S_MAX = 3_600
+TASKS_MAX = 100_000
+TASK_BYTES_MIN = 1 << 20
+_GROUP = "group:"
+_ADDED_BY_SPARK = {"path", "paths", "checkpointlocation"}
+_OF_OTHERS = {
+    "bootstrap.servers": "meta",
+    "kafka.bootstrap.servers": "meta",
+    "service.url": "meta",
+    "nameserver": "meta",
+    "topic": "subject",
+    "topics": "subject",
+    "subscribe": "subject",
+    "assign": "partitions",
+    "startingoffsets": "start",
+    "startingtimestamp": "start",
+    "startingtime": "start",
+    "endingoffsets": "end",
+    "endingtimestamp": "end",
+    "endingtime": "end",
+}
+"""The names that other sources have for these options."""
 
 
-def parse_options(given: Mapping[str, str]) -> ReadOptions:
+def asked_options(given: Mapping[str, str]) -> dict[str, str]:
+    """The options without what Spark adds of its own: properties of a table, paths."""
+    options = {str(name): str(value) for name, value in given.items()}
+    names = {name.lower() for name in options}
+    if of_table(options):
+        return {name: value for name, value in options.items() if f"option.{name.lower()}" in names}
+    return {name: value for name, value in options.items() if name.lower() not in _ADDED_BY_SPARK}
+
+
+def of_table(given: Mapping[str, str]) -> bool:
+    """True for the options of CREATE TABLE: Spark repeats each with `option.` before its name."""
+    return any(str(name).lower() == "provider" for name in given)
+
+
+def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     """
     Read options as Spark hands them over: text to text, names in any case.
+
+    Args:
+        now_ms: the time that "-1h" counts from, in milliseconds since 1970.
 
     Raises:
         ConfigError: lists every option that is unknown, missing, or has a value that cannot be.
     """
-    options = {str(name).lower(): str(value) for name, value in given.items()}
-    problems: dict[str, str] = {}
-    known = {name.lower() for name in NAMES}
-    for name in sorted(options.keys() - known):
-        problems[name[:80]] = f"unknown; there are {', '.join(NAMES)}"
-    values: dict[str, object] = {}
-    for name, field, parse in _PARSERS:
-        text = options.get(name.lower(), "").strip()
+    options = asked_options(given)
+    problems = {name[:80]: _advice(name) for name in sorted(options) if name.lower() not in _KNOWN}
+    texts = {name.lower(): value.strip() for name, value in options.items()}
+    values: dict[str, Any] = {}
+    for name, (field, parse) in _PARSERS.items():
+        text = texts.get(name.lower(), "")
         if not text:
             if name in {"meta", "subject"}:
                 problems[name] = "required"
-            elif name.lower() in options:
+            elif name.lower() in texts:
                 problems[name] = "empty"
             continue
         try:
-            values[field] = parse(text)
+            values[field] = parse(text, now_ms) if name in {"start", "end"} else parse(text)
         except (ValueError, KeylaneError) as error:
             problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
+    problems |= _contradictions(values)
     if problems:
         described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise ConfigError(f"the options cannot work: {described}", **problems)
-    return ReadOptions(**values)  # type: ignore[arg-type]
+    if len(values["subjects"]) > 1:
+        values.setdefault("columns", COLUMNS_OF_SEVERAL)
+    return ReadOptions(**values)
+
+
+def _advice(name: str) -> str:
+    """What is said of an unknown option: the name that was meant, or all names."""
+    meant = _OF_OTHERS.get(name.lower())
+    if meant is None:
+        near = get_close_matches(name.lower(), list(_KNOWN), n=1)
+        meant = _KNOWN[near[0]] if near else None
+    return f"unknown; did you mean {meant}?" if meant else f"unknown; there are {', '.join(NAMES)}"
+
+
+def _contradictions(values: Mapping[str, Any]) -> dict[str, str]:
+    """Problems of options that cannot be together."""
+    problems = {}
+    if values.get("ordered"):
+        for name, field in (("minPartitions", "min_partitions"), ("taskBytes", "task_bytes")):
+            if field in values:
+                problems[name] = "cuts partitions, which breaks the order that `ordered` asks for"
+    start, end = values.get("start", EARLIEST).point, values.get("end", LATEST).point
+    if isinstance(start, StoredAt) and isinstance(end, StoredAt) and end.at_ms < start.at_ms:
+        problems["end"] = "before the start"
+    return problems
 
 
 def _addresses(text: str) -> tuple[str, ...]:
     return tuple(addresses_of(text))
 
 
-def _subject(text: str) -> Subject:
-    return Subject(check_name("subject", text))
+def _subjects(text: str) -> tuple[Subject, ...]:
+    names = [Subject(check_name("subject", part.strip())) for part in text.split(",")]
+    if len(set(names)) != len(names):
+        raise ValueError("a subject is named twice")
+    if len(names) > SUBJECTS_MAX:
+        raise ValueError(f"at most {SUBJECTS_MAX} subjects are read together, not {len(names)}")
+    return tuple(names)
 
 
 def _partition_id(text: str) -> int:
     text = text.strip()
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= MAX_I64:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:20]) <= MAX_I64:
         raise ValueError(f"ids of physical partitions are wanted, not {text!r:.80}")
     return int(text)
 
@@ -81,37 +174,97 @@ def _partitions(text: str) -> frozenset[int]:
     return frozenset(_partition_id(part) for part in text.split(","))
 
 
-def _bound(text: str) -> Bound:
-    if text.lower() in {"earliest", "latest"}:
-        return text.lower()
+def _keys(text: str) -> frozenset[bytes]:
+    if not text.startswith("["):
+        keys = [part.strip().encode() for part in text.split(",")]
+    else:
+        try:
+            keys = [_key(each) for each in json.loads(text)]
+        except (ValueError, RecursionError):
+            raise ValueError(
+                f'"a,b" or JSON such as ["a,b", {{"base64": "/w=="}}] is wanted, not {text!r:.80}'
+            ) from None
+    if b"" in keys or not keys:
+        raise ValueError("a key is empty, and messages without a key have no order")
+    if len(keys) > KEYS_MAX:
+        raise ValueError(f"at most {KEYS_MAX} keys are read by name, not {len(keys)}")
+    return frozenset(keys)
+
+
+def _key(given: object) -> bytes:
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, dict) and given.keys() == {"base64"}:
+        return b64decode(str(given["base64"]), validate=True)
+    raise ValueError("no key")
+
+
+def _start(text: str, now_ms: int) -> ReadBound:
+    return _bound(text, EARLIEST, now_ms)
+
+
+def _end(text: str, now_ms: int) -> ReadBound:
+    return _bound(text, LATEST, now_ms)
+
+
+def _bound(text: str, default: ReadBound, now_ms: int) -> ReadBound:
+    if not text.startswith("{"):
+        return ReadBound(_point(text, now_ms))
     try:
-        offsets = json.loads(text)
+        points = json.loads(text)
     except (ValueError, RecursionError):
-        offsets = None
-    if not isinstance(offsets, dict) or not offsets:
-        raise ValueError(
-            f'earliest, latest or {{"<partition id>": offset}} is wanted, not {text!r:.80}'
+        points = None
+    if not isinstance(points, dict) or not points:
+        raise ValueError(f'{{"<partition id>": offset}} is wanted, not {text!r:.80}')
+    return ReadBound(
+        default.point,
+        {_partition_id(name): _point(point, now_ms) for name, point in points.items()},
+    )
+
+
+def _point(given: object, now_ms: int) -> Point:
+    if type(given) is int and 0 <= given <= MAX_I64:
+        return given
+    if not isinstance(given, str):
+        raise ValueError(  # noqa: TRY004 - as of every option
+            f"an offset is a whole number in [0, 2**63), not {given!r:.80}"
         )
-    for offset in offsets.values():
-        if type(offset) is not int or not 0 <= offset <= MAX_I64:
-            raise ValueError(f"an offset is a whole number in [0, 2**63), not {offset!r:.80}")
-    return {_partition_id(name): offset for name, offset in offsets.items()}
+    text = given.strip()
+    if text.lower() in set(Edge):
+        return Edge(text.lower())
+    if text.startswith(_GROUP):
+        return CursorOf(check_name("consumer group", text.removeprefix(_GROUP).strip()))
+    if text.isascii() and text.isdigit():
+        raise ValueError(
+            f'an offset counts the messages of one partition: {{"<partition id>": {text[:20]}}}'
+        )
+    try:
+        return StoredAt(read_instant(text, now_ms=now_ms))
+    except KeylaneError as error:
+        raise ValueError(
+            f"{error.message}; or earliest, latest, group:NAME, or offsets by partition id as JSON"
+        ) from None
 
 
 def _columns(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
-        if name not in COLUMNS:
-            raise ValueError(f"no column {name!r:.80}; there are {', '.join(COLUMNS)}")
+        if name not in EVERY_COLUMN:
+            near = get_close_matches(name.lower(), EVERY_COLUMN, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(EVERY_COLUMN)}"
+            raise ValueError(f"no column {name!r:.80}; {advice}")
     if len(set(names)) != len(names):
         raise ValueError("a column is named twice")
     return names
 
 
-def _batch_rows(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= BATCH_ROWS_MAX:
-        raise ValueError(f"1 to {BATCH_ROWS_MAX} rows are wanted, not {text!r:.80}")
-    return int(text)
+def _number(noun: str, low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
+            raise ValueError(f"{low} to {high} {noun} are wanted, not {text!r:.80}")
+        return int(text)
+
+    return parse
 
 
 def _flag(text: str) -> bool:
@@ -120,13 +273,22 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-_PARSERS = (
-    ("meta", "meta", _addresses),
-    ("subject", "subject", _subject),
-    ("partitions", "partitions", _partitions),
-    ("start", "start", _bound),
-    ("end", "end", _bound),
-    ("columns", "columns", _columns),
-    ("batchRows", "batch_rows", _batch_rows),
-    ("gcFreeze", "gc_freeze", _flag),
-)
+_PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
+    "meta": ("meta", _addresses),
+    "subject": ("subjects", _subjects),
+    "partitions": ("partitions", _partitions),
+    "keys": ("keys", _keys),
+    "start": ("start", _start),
+    "end": ("end", _end),
+    "columns": ("columns", _columns),
+    "failOnDataLoss": ("fail_on_data_loss", _flag),
+    "ordered": ("ordered", _flag),
+    "minPartitions": ("min_partitions", _number("tasks", 1, TASKS_MAX)),
+    "taskBytes": ("task_bytes", _number("bytes", TASK_BYTES_MIN, MAX_I64)),
+    "retrySeconds": ("retry_s", _number("seconds", 0, RETRY_S_MAX)),
+    "batchRows": ("batch_rows", _number("rows", 1, BATCH_ROWS_MAX)),
+    "gcFreeze": ("gc_freeze", _flag),
+}
+"""Name of an option → the field of ReadOptions, and what reads its text; that of a bound takes the time too."""
+NAMES = tuple(_PARSERS)
+_KNOWN = {name.lower(): name for name in NAMES}

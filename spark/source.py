@@ -1,11 +1,12 @@
 """The data source `keylane` for PySpark 4: plans ranges, reads them as Arrow batches.  Needs pyspark.
 
-    register(spark)
     spark.read.format("keylane").option("meta", "127.0.0.1:7000").option("subject", "flights").load()
 
     load()   schema() takes the snapshot; it travels inside the pickled source
-    plan     reader().partitions(): one KeylaneRange per physical partition
-    task     read(): Arrow batches of one range
+    plan     reader().partitions(): the tasks of `arrow/packing.py`
+    task     read(): Arrow batches of its ranges; neither source nor reader bring the whole plan to it
+
+A table of SQL gives its options to CREATE TABLE only, and its schema to each query: so the options travel in the schema.
 
 Invariants
     The snapshot is taken once per load(): each action on the DataFrame reads the same rows.
@@ -15,94 +16,115 @@ Invariants
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from ..arrow.packing import Task, pack
 from ..arrow.planner import PlannedRange
-from ..arrow.range_reader import read_range
 from ..arrow.selection import ReadOptions
 from ..arrow.snapshot import take_snapshot
+from ..arrow.task_reader import read_task
 from ..protocol.errors import ConfigError
 from .failure import readable_errors
-from .options import parse_options
-from .schema import spark_schema
+from .options import asked_options, of_table, parse_options
+from .schema import options_in, spark_schema, with_options
+from .travel import travelling
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
-
-FORMAT = "keylane"
 
 
 @dataclass
-class KeylaneRange(InputPartition):
-    """One task of Spark: the planned range it reads."""
+class KeylaneTask(InputPartition):
+    """One task of Spark: the planned ranges it reads, one after another."""
 
-    planned: PlannedRange
+    ranges: Task
 
 
 class KeylaneSource(DataSource):
-    """A subject as a DataFrame; the options are in `options.py`."""
+    """Subjects as a DataFrame; the options are in `options.py`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        with readable_errors():
-            self._read_options = parse_options(options)
+        self._loaded_ms = time.time_ns() // 1_000_000
         self._plan: list[PlannedRange] | None = None
+        self._plan_stays_here = False
 
     @classmethod
     def name(cls) -> str:
         """The word after `format`."""
-        return FORMAT
+        return "keylane"
 
     def schema(self) -> StructType:
         """The columns, and the moment at which the snapshot is taken."""
-        self._snapshot()
-        return spark_schema(self._read_options.columns)
+        with readable_errors():
+            options = self._parsed(self.options)
+            self._snapshot(options)
+        schema = spark_schema(options.columns)
+        return (
+            with_options(schema, asked_options(self.options)) if of_table(self.options) else schema
+        )
 
     def reader(self, schema: StructType) -> KeylaneReader:
         """A reader of the snapshot; a schema given by the user has to be this one."""
         with readable_errors():
+            options = self._parsed({**options_in(schema), **self.options})
             names = tuple(schema.names)
-            if names != self._read_options.columns:
+            if names != options.columns:
                 raise ConfigError(
-                    "give no schema; choose columns with the option `columns`: they are "
-                    f"{', '.join(self._read_options.columns)}, and the schema has {', '.join(names)}"
+                    "give no schema and no list of columns; choose columns with the option `columns`: they are "
+                    f"{', '.join(options.columns)}, and the schema has {', '.join(names)}"
                 )
-        return KeylaneReader(self._read_options, self._snapshot())
+            reader = KeylaneReader(options, pack(self._snapshot(options), options))
+        # Spark pickles the source once more now, for every task: its copies there need no plan.
+        self._plan_stays_here = True
+        return reader
 
-    def _snapshot(self) -> list[PlannedRange]:
+    def _parsed(self, options: Mapping[str, str]) -> ReadOptions:
+        return parse_options(options, now_ms=self._loaded_ms)
+
+    def _snapshot(self, options: ReadOptions) -> list[PlannedRange]:
         if self._plan is None:
-            with readable_errors():
-                self._plan = take_snapshot(self._read_options)
+            assert not self._plan_stays_here, "a source of a task plans nothing"
+            self._plan = take_snapshot(options)
         return self._plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = dict(self.__dict__)
+        if self._plan_stays_here:
+            state["_plan"] = None
+        return travelling(KeylaneSource, state)
 
 
 class KeylaneReader(DataSourceReader):
-    """Reads the ranges of one snapshot."""
+    """Reads the tasks of one snapshot; in a task of Spark it knows that one's ranges only."""
 
-    def __init__(self, options: ReadOptions, plan: list[PlannedRange]) -> None:
+    def __init__(self, options: ReadOptions, tasks: list[Task]) -> None:
         self._options = options
-        self._plan = plan
+        self._tasks = tasks
 
     def partitions(self) -> list[InputPartition]:
-        """One per physical partition, empty ranges too."""
-        return [KeylaneRange(planned) for planned in self._plan]
+        """One for each task; none where there is nothing to read."""
+        return [KeylaneTask(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of one range; none for what Spark makes of an empty list of ranges."""
-        if not isinstance(partition, KeylaneRange):
+        """The rows of one task; none for what Spark makes of an empty list of tasks."""
+        if not isinstance(partition, KeylaneTask):
             assert partition is None or partition.value is None
             return
         if self._options.gc_freeze and TaskContext.get() is not None:
             _SparkWorker.freeze()
         with readable_errors():
-            yield from read_range(self._options, partition.planned)
+            yield from read_task(self._options, partition.ranges)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return travelling(KeylaneReader, {**self.__dict__, "_tasks": []})
 
 
 class _SparkWorker:
@@ -117,8 +139,3 @@ class _SparkWorker:
             gc.collect()
             gc.freeze()
             cls._frozen = True
-
-
-def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("keylane")` known to this session."""
-    spark.dataSource.register(KeylaneSource)

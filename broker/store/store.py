@@ -30,7 +30,7 @@ from ..partition.records import FenceBody, encode_body
 from ..partition.state import BrokerState
 from ..settings import BrokerSettings
 from ..storage.files import Files
-from ..storage.index.interface import ConsumeQueues, offset_at
+from ..storage.index.interface import ConsumeQueues, Unit, offset_at
 from ..storage.index.kinds import mark_others, open_index
 from ..storage.log.batch_reader import BatchReader
 from ..storage.log.commit_log import CommitLog
@@ -404,6 +404,26 @@ class Store:
         if bound is TimeBound.LOWER and offset is not None and offset < first < end:
             offset = first  # the index still has the batch; times never fall
         return offset if offset is not None and first <= offset < end else None
+
+    async def head(self, partition: HostedPartition) -> Unit | None:
+        """
+        The batch with the first message that is stored; None if there is no message.
+
+        Raises:
+            CorruptLogError: the index is damaged there.
+        """
+        first, end = partition.first_offset, partition.readable_offset
+        if first == end:
+            return None
+        number = partition.partition_id
+        try:
+            units = await self._run_read(
+                lambda: self.queues.find(number, first, end=end, bytes_max=1)
+            )
+        except CorruptIndexError as error:
+            await self.index_damage.report(error)
+            raise
+        return units[0] if units else None
 
     async def close(self) -> None:
         """

@@ -12,8 +12,8 @@ from pathlib import Path
 import uvloop
 
 from ...protocol.errors import DataFolderError, KeylaneError
-from ...spark.java import find_java
 from ..connection import open_admin
+from ..java import find_java
 from ..options import OutputFormat
 from ..screen import show_error
 from .cluster import GROUP, SUBJECT, DemoCluster

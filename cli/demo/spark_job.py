@@ -28,6 +28,9 @@ _QUESTION = """
     GROUP BY GROUPING SETS ((partition_id), (flight.carrier))
 """
 
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""The job ends before the second compiler or a parallel collector pays off."""
+
 
 class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
     """What Spark found in the subject."""
@@ -56,14 +59,13 @@ def main() -> int:
 
     from ...protocol.errors import KeylaneError
     from ...spark.session import local_session
-    from ...spark.source import register
+    from ..java import find_java
 
     try:
-        spark = local_session()
+        spark = local_session(java_home=find_java().path, java_options=_JAVA_OPTIONS)
     except KeylaneError as error:
         print(f"keylane: {error}", file=sys.stderr)
         return 1
-    register(spark)
     # The query once over no rows, so that Spark starts and compiles before the demo waits for it.
     _ask(spark, options, end="earliest")
     say_ready("demo spark", spark.version)

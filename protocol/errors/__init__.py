@@ -25,6 +25,7 @@
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
+    │   │   └── DataLossError          retention has removed rows of a range that is read
     │   ├── BrokerReadOnlyError, OverloadedError           try later
     │   ├── FolderBehindError, FolderGivenUpError          this data folder must not be used any more
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
@@ -61,7 +62,7 @@
     │   └── DataFolderError            not writable, in use, or another broker's
     ├── AddressError                   port in use, or no port
     │   └── HostError                  not a loopback address
-    ├── JavaMissingError
+    ├── JavaMissingError, SparkProcessError
     ├── StoryError, StoryStuckError, ConditionNotMetError, ProgramFailedError, RealWorldError   a test in virtual time
     ├── InputError, InputUnfinishedError   a command's input cannot be read; not every line of it is stored
     └── ClosedError                    used after close (yours, not the peer's)

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from keylane.cli.java import find_java
 from keylane.spark.session import local_session
 
 HERE = Path(__file__).parent
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Tests end before the second compiler or a parallel collector pays off."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,6 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator:
-    session = local_session(cores=2, app_name="keylane tests")
+    session = local_session(
+        cores=2, app_name="keylane tests", java_home=find_java().path, java_options=JAVA_OPTIONS
+    )
     yield session
     session.stop()

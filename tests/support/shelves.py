@@ -8,14 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from keylane.protocol import endpoints
-from keylane.protocol.batch import encode_batch
-from keylane.protocol.control import PartitionStatus, PartitionStatusList
+from keylane.protocol.batch import batch_starts, encode_batch
+from keylane.protocol.bounds import AskBounds, BoundsList, PartitionBounds
+from keylane.protocol.control import (
+    PartitionStatus,
+    PartitionStatusList,
+    SubjectList,
+    SubjectSummary,
+)
 from keylane.protocol.errors import (
+    GroupUnknownError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
     SubjectUnknownError,
 )
 from keylane.protocol.frames import Answer, Batches, Read, Request
+from keylane.protocol.groups import GroupSettings
 from keylane.protocol.message import pack_properties
 from keylane.protocol.record import stamp
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
@@ -50,8 +58,18 @@ def packed(partition_id: int, base_offset: int, messages: Sequence[Sent]) -> byt
             sequence=base_offset,
         )
     )
-    stamp(record, base_offset=base_offset, position=0, appended_at_ms=0)
+    stamp(
+        record,
+        base_offset=base_offset,
+        position=0,
+        appended_at_ms=messages[0].sent_at_ns // 1_000_000,
+    )
     return bytes(record)
+
+
+def stored_ms(record: bytes) -> int:
+    """When the broker stored a batch."""
+    return batch_starts(memoryview(record))[0][1].appended_at_ms
 
 
 class PartitionShelf:
@@ -63,6 +81,9 @@ class PartitionShelf:
         self.first_offset = 0
         self.batches: list[tuple[int, int, bytes]] = []
         """base offset, next offset, bytes"""
+        self.cursors: dict[str, int] = {}
+        """consumer group → cursor"""
+        self.parents: tuple[int, ...] = ()
 
     @property
     def next_offset(self) -> int:
@@ -72,6 +93,24 @@ class PartitionShelf:
         base = self.next_offset
         record = packed(self.partition_id, base, messages)
         self.batches.append((base, base + len(messages), record))
+
+    def bounds(self, at_ms: Sequence[int], groups: Sequence[str]) -> PartitionBounds:
+        """All messages are stored when they were sent."""
+        first = self.first_offset
+        kept = [batch for batch in self.batches if batch[1] > first]
+        at = [
+            next((max(base, first) for base, _, record in kept if stored_ms(record) >= ms), None)
+            for ms in at_ms
+        ]
+        return PartitionBounds(
+            partition_id=self.partition_id,
+            first_offset=first,
+            next_offset=self.next_offset,
+            first_at_ms=stored_ms(kept[0][2]) if kept else None,
+            message_bytes=len(kept[0][2]) // (kept[0][1] - kept[0][0]) if kept else 0,
+            offsets_at=tuple(at),
+            cursors=tuple(self.cursors.get(group) for group in groups),
+        )
 
     def read(self, request: Read) -> tuple[Batches, bytes]:
         offset = request.offset
@@ -106,6 +145,10 @@ class Shelves:
         """Changes an answer, to see what the reader makes of it."""
         self.fail: list[Exception] = []
         """Raised by the next reads, one each."""
+        self.fail_bounds: list[Exception] = []
+        """Raised by the next questions for bounds, one each."""
+        self.asked: list[list[int]] = []
+        """The partitions of each question for bounds."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shelves")
 
@@ -141,6 +184,9 @@ class Shelves:
         routes = [
             ControlRoute(endpoints.ROUTE, self._route),
             ControlRoute(endpoints.PARTITIONS, self._partitions),
+            ControlRoute(endpoints.PARTITION_BOUNDS, self._bounds),
+            ControlRoute(endpoints.SUBJECTS, self._subjects),
+            ControlRoute(endpoints.GROUP_SETTINGS, self._group),
         ]
         self._server = Server(routes, data_handler=self._data)
         await self._server.start("127.0.0.1", self.port)
@@ -164,10 +210,36 @@ class Shelves:
                     range_end=(index + 1) * 1024 // count,
                     broker_group="g0",
                     state=shelf.state,
+                    parents=shelf.parents,
                     address=self.address,
                 )
                 for index, (number, shelf) in enumerate(self.shelves.items())
             ),
+        )
+
+    async def _subjects(self, _body, _params) -> SubjectList:
+        summary = SubjectSummary(
+            subject=SUBJECT, order_strategy=OrderStrategy.STRICT, partitions=1, route_version=1
+        )
+        return SubjectList(subjects=[summary])
+
+    async def _group(self, _body, params) -> GroupSettings:
+        if not any(params["group"] in shelf.cursors for shelf in self.shelves.values()):
+            raise GroupUnknownError(group=params["group"])
+        return GroupSettings(subject=SUBJECT, group=params["group"])
+
+    async def _bounds(self, body: AskBounds, _params) -> BoundsList:
+        self.calls.append("bounds")
+        if self.fail_bounds:
+            raise self.fail_bounds.pop(0)
+        self.asked.append([asked.partition_id for asked in body.partitions])
+        return BoundsList(
+            broker_group="g0",
+            partitions=[
+                self.shelves[asked.partition_id].bounds(asked.at_ms, asked.groups)
+                for asked in body.partitions
+                if asked.partition_id in self.shelves
+            ],
         )
 
     async def _partitions(self, _body, _params) -> PartitionStatusList:

@@ -47,7 +47,6 @@ MACHINE = [
     "testing/*.py",  # names data folders, which lie in memory
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
-    "spark/java.py",  # looks for a JDK, keeps a wrapper
     "spark/session.py",  # PySpark takes its settings from the environment
 ]
 
@@ -77,7 +76,7 @@ HOME_OF: dict[str, list[str]] = {
     "typer": ["cli/*"],
     "rich": ["cli/*"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
-    "subprocess": ["cli/*", "spark/java.py"],
+    "subprocess": ["cli/*"],
     "multiprocessing": ["cli/*"],
     "signal": ["rpc/program.py", "rpc/stop_signals.py", "cli/*"],
     "socket": [
@@ -91,7 +90,7 @@ HOME_OF: dict[str, list[str]] = {
         # a time as a program gives it; no clock is asked
         *(
             "protocol/scheduled/deliver_at.py",
-            "consumer/reading/instants.py",
+            "protocol/instants.py",
             "consumer/reading/bounds.py",
             "producer/sending.py",
             "producer/scheduled/sending.py",

@@ -8,8 +8,8 @@ import pytest
 from tidy.tree import FILES, ROOT, Source
 
 VALUES = {
-    "__future__", "abc", "array", "ast", "base64", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime",
-    "enum", "fractions", "functools", "hashlib", "heapq", "ipaddress", "itertools", "json", "math", "operator", "re",
+    "__future__", "abc", "array", "ast", "base64", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "difflib",
+    "enum", "fractions", "functools", "graphlib", "hashlib", "heapq", "ipaddress", "itertools", "json", "math", "operator", "re",
     "statistics", "string", "struct", "types", "typing", "unicodedata", "urllib.parse", "weakref", "zlib",
     "crc32c", "lz4.block", "msgspec", "numpy", "pyarrow", "xxhash", "zstandard",
     "random",  # a type, and generators with a seed: TAKEN below keeps the module's own generator out

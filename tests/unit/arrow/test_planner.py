@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from keylane.arrow.planner import plan_ranges, select_partitions
-from keylane.arrow.selection import ReadOptions
-from keylane.protocol.control import PartitionStatus
-from keylane.protocol.errors import NotSentError, OffsetOutOfRangeError, PartitionUnknownError
-from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
+from keylane.arrow.planner import depths, lineages, plan_ranges, question_of, select_partitions
+from keylane.arrow.selection import (
+    EARLIEST,
+    LATEST,
+    CursorOf,
+    Edge,
+    ReadBound,
+    ReadOptions,
+    StoredAt,
+)
+from keylane.protocol.bounds import PartitionBounds
+from keylane.protocol.errors import (
+    ConfigError,
+    DataLossError,
+    NotSentError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+)
+from keylane.protocol.routing import (
+    OrderStrategy,
+    Partition,
+    PartitionState,
+    Route,
+    logical_partition,
+    split_ranges,
+)
 
 
-def partition(number: int, state: str = "open", address: str | None = "127.0.0.1:1") -> Partition:
+def partition(
+    number: int,
+    state: str = "open",
+    address: str | None = "127.0.0.1:1",
+    parents: tuple[int, ...] = (),
+) -> Partition:
     return Partition(
         partition_id=number,
         name=f"p{number}",
@@ -21,6 +48,8 @@ def partition(number: int, state: str = "open", address: str | None = "127.0.0.1
         broker_group=f"g{number}",
         state=PartitionState(state),
         address=address,
+        parents=parents,
+        logic_start=100 * number,
     )
 
 
@@ -30,25 +59,33 @@ def route(*partitions: Partition) -> Route:
     )
 
 
-def status(number: int, first: int, after: int) -> PartitionStatus:
-    return PartitionStatus(
-        partition_id=number,
-        subject="flights",
-        name=f"p{number}",
-        state=PartitionState.OPEN,
-        first_offset=first,
-        next_offset=after,
-    )
+def bounds(number: int, first: int, after: int, **more) -> PartitionBounds:
+    return PartitionBounds(partition_id=number, first_offset=first, next_offset=after, **more)
 
 
 def options(**more) -> ReadOptions:
-    return ReadOptions(meta=("127.0.0.1:1",), subject="flights", **more)
+    return ReadOptions(meta=("127.0.0.1:1",), subjects=("flights",), **more)
+
+
+def starts(**offsets: int) -> ReadBound:
+    return ReadBound(Edge.EARLIEST, {int(name[1:]): offset for name, offset in offsets.items()})
+
+
+def ends(**offsets: int) -> ReadBound:
+    return ReadBound(Edge.LATEST, {int(name[1:]): offset for name, offset in offsets.items()})
+
+
+def ids_of(routes: list[Route], chosen: ReadOptions) -> list[int]:
+    return [each.partition.partition_id for each in select_partitions(routes, chosen)]
 
 
 def planned(chosen: ReadOptions) -> dict[int, tuple[int, int]]:
     """Two partitions: 3 holds [5, 20), 4 holds [0, 0)."""
-    parts = select_partitions(route(partition(4), partition(3, "sealed")), chosen)
-    ranges = plan_ranges(parts, {3: status(3, 5, 20), 4: status(4, 0, 0)}, chosen)
+    table = route(partition(4), partition(3, "sealed"))
+    parts = select_partitions([table], chosen)
+    ranges = plan_ranges(
+        parts, {3: bounds(3, 5, 20, first_at_ms=1_700_000_000_000), 4: bounds(4, 0, 0)}, chosen
+    )
     return {range_.partition_id: (range_.start, range_.end) for range_ in ranges}
 
 
@@ -56,14 +93,14 @@ def planned(chosen: ReadOptions) -> dict[int, tuple[int, int]]:
     ("chosen", "ranges"),
     [
         ({}, {3: (5, 20), 4: (0, 0)}),
-        ({"start": "latest"}, {3: (20, 20), 4: (0, 0)}),
-        ({"end": "earliest"}, {3: (5, 5), 4: (0, 0)}),
-        ({"start": {3: 7}}, {3: (7, 20), 4: (0, 0)}),
-        ({"start": {3: 7}, "end": {3: 9}}, {3: (7, 9), 4: (0, 0)}),
-        ({"start": {3: 5, 4: 0}, "end": {3: 20, 4: 0}}, {3: (5, 20), 4: (0, 0)}),
-        ({"start": {3: 9}, "end": {3: 9}}, {3: (9, 9), 4: (0, 0)}),
+        ({"start": LATEST}, {3: (20, 20), 4: (0, 0)}),
+        ({"end": EARLIEST}, {3: (5, 5), 4: (0, 0)}),
+        ({"start": starts(p3=7)}, {3: (7, 20), 4: (0, 0)}),
+        ({"start": starts(p3=7), "end": ends(p3=9)}, {3: (7, 9), 4: (0, 0)}),
+        ({"start": starts(p3=5, p4=0), "end": ends(p3=20, p4=0)}, {3: (5, 20), 4: (0, 0)}),
+        ({"start": starts(p3=9), "end": ends(p3=9)}, {3: (9, 9), 4: (0, 0)}),
         ({"partitions": frozenset({4})}, {4: (0, 0)}),
-        ({"partitions": frozenset({3}), "end": {3: 6}}, {3: (5, 6)}),
+        ({"partitions": frozenset({3}), "end": ends(p3=6)}, {3: (5, 6)}),
     ],
     ids=str,
 )
@@ -77,19 +114,24 @@ def test_each_partition_has_one_pinned_range(chosen, ranges):
 @pytest.mark.parametrize(
     ("chosen", "details"),
     [
-        ({"start": {3: 4}}, {"partition_id": 3, "offset": 4, "first_offset": 5, "next_offset": 20}),
         (
-            {"start": {3: 21}},
+            {"start": starts(p3=21)},
             {"partition_id": 3, "offset": 21, "first_offset": 5, "next_offset": 20},
         ),
-        ({"end": {3: 21}}, {"partition_id": 3, "offset": 21, "first_offset": 5, "next_offset": 20}),
-        ({"end": {4: 1}}, {"partition_id": 4, "offset": 1, "first_offset": 0, "next_offset": 0}),
         (
-            {"start": {3: 9}, "end": {3: 8}},
+            {"end": ends(p3=21)},
+            {"partition_id": 3, "offset": 21, "first_offset": 5, "next_offset": 20},
+        ),
+        (
+            {"end": ends(p4=1)},
+            {"partition_id": 4, "offset": 1, "first_offset": 0, "next_offset": 0},
+        ),
+        (
+            {"start": starts(p3=9), "end": ends(p3=8)},
             {"partition_id": 3, "offset": 9, "first_offset": 5, "next_offset": 8},
         ),
         (
-            {"start": "latest", "end": "earliest"},
+            {"start": LATEST, "end": EARLIEST},
             {"partition_id": 3, "offset": 20, "first_offset": 5, "next_offset": 5},
         ),
     ],
@@ -103,7 +145,9 @@ def test_offset_that_is_not_there_is_refused(chosen, details):
 
 
 @pytest.mark.parametrize(
-    "chosen", [{"partitions": frozenset({3, 9})}, {"start": {9: 0}}, {"end": {9: 0}}], ids=str
+    "chosen",
+    [{"partitions": frozenset({3, 9})}, {"start": starts(p9=0)}, {"end": ends(p9=0)}],
+    ids=str,
 )
 def test_unknown_partition_is_refused(chosen):
     """A partition that the subject has not is a typed error that names it."""
@@ -117,28 +161,149 @@ def test_partitions_without_data_are_left_out():
     table = route(
         *(partition(n, s) for n, s in enumerate(["planned", "open", "sealed", "expired"], 1))
     )
-    assert [partition.partition_id for partition in select_partitions(table, options())] == [2, 3]
+    assert ids_of([table], options()) == [2, 3]
     with pytest.raises(PartitionUnknownError):
-        select_partitions(table, options(partitions=frozenset({4})))
+        select_partitions([table], options(partitions=frozenset({4})))
 
 
 def test_subject_without_partitions_plans_nothing():
     """No partitions, no ranges, no error."""
-    assert select_partitions(route(), options()) == []
+    assert select_partitions([route()], options()) == []
     assert plan_ranges([], {}, options()) == []
 
 
 def test_partition_whose_broker_is_away_is_told_at_planning():
     """Reading part of a subject in silence is worse than not reading it."""
-    with pytest.raises(NotSentError, match="broker group g3 is not available"):
-        select_partitions(route(partition(3, address=None), partition(4)), options())
-    left = select_partitions(
-        route(partition(3, address=None), partition(4)), options(partitions=frozenset({4}))
-    )
-    assert [partition.partition_id for partition in left] == [4]
+    table = route(partition(3, address=None), partition(4))
+    with pytest.raises(NotSentError, match=r"broker group g3 is not available.*`partitions`"):
+        select_partitions([table], options())
+    assert ids_of([table], options(partitions=frozenset({4}))) == [4]
 
 
 def test_partition_no_broker_knows_is_told_at_planning():
     """A partition of the route that its broker does not host is a typed error."""
     with pytest.raises(PartitionUnknownError):
-        plan_ranges([partition(3)], {}, options())
+        plan_ranges(select_partitions([route(partition(3))], options()), {}, options())
+
+
+def test_partition_is_refused_when_its_id_does_not_fit_the_column():
+    with pytest.raises(ConfigError, match="partition 2147483648 cannot be read"):
+        select_partitions([route(partition(2**31))], options())
+
+
+def test_range_says_where_its_partition_is_in_queue_and_lineage():
+    """Subject, logic queue and its start, the depth below all parents that the route knows, and what is connected."""
+    table = route(
+        partition(2),
+        partition(7, "sealed", parents=(5,)),
+        partition(8, parents=(2, 7)),
+        partition(5, "sealed", parents=(1,)),
+        partition(9),
+    )
+    assert depths(table) == {2: 0, 5: 0, 7: 1, 8: 2, 9: 0}
+    assert lineages(table) == {2: 2, 5: 2, 7: 2, 8: 2, 9: 9}
+    selected = select_partitions([table], options())
+    answers = {n: bounds(n, 0, 1, message_bytes=7) for n in (2, 5, 7, 8, 9)}
+    ranges = plan_ranges(selected, answers, options())
+    assert [
+        (each.subject, each.queue, each.logic_start, each.epoch, each.lineage, each.size_bytes)
+        for each in ranges
+    ] == [
+        ("flights", 0, 200, 0, 2, 7),
+        ("flights", 0, 500, 0, 2, 7),
+        ("flights", 0, 700, 1, 2, 7),
+        ("flights", 0, 800, 2, 2, 7),
+        ("flights", 0, 900, 0, 9, 7),
+    ]
+
+
+def test_times_and_groups_are_asked_for_and_become_offsets():
+    """The start's come first in question and answer; no message at a time is the end, no cursor the beginning."""
+    chosen = options(
+        start=ReadBound(StoredAt(1_000), {4: CursorOf("billing"), 5: 9, 6: Edge.LATEST}),
+        end=ReadBound(
+            StoredAt(2_000), {4: CursorOf("audit"), 5: Edge.LATEST, 7: CursorOf("billing")}
+        ),
+    )
+    selected = select_partitions([route(*map(partition, (3, 4, 5, 6, 7)))], chosen)
+    asked = [question_of(each.partition, chosen) for each in selected]
+    assert [(each.at_ms, each.groups) for each in asked] == [
+        ((1_000, 2_000), ()),
+        ((), ("billing", "audit")),
+        ((), ()),
+        ((2_000,), ()),
+        ((1_000,), ("billing",)),
+    ]
+    answers = [
+        bounds(3, 5, 50, offsets_at=(3, 20)),  # retention has passed the first of them
+        bounds(4, 0, 40, cursors=(7, 60)),
+        bounds(5, 0, 50),
+        bounds(6, 0, 60, offsets_at=(None,)),
+        bounds(7, 4, 70, offsets_at=(4,), cursors=(None,)),
+    ]
+    ranges = plan_ranges(selected, {each.partition_id: each for each in answers}, chosen)
+    assert [(each.start, each.end) for each in ranges] == [
+        (5, 20),
+        (7, 40),
+        (9, 50),
+        (60, 60),
+        (4, 4),
+    ]
+
+
+def test_lost_rows_are_told_with_partition_range_count_and_time():
+    """What retention has removed of a range is an error that says all of it; with failOnDataLoss=false it is left out."""
+    with pytest.raises(DataLossError) as caught:
+        planned(options(start=starts(p3=2)))
+    error = caught.value
+    assert (error.partition_id, error.offset, error.lost_until, error.rows) == (3, 2, 5, 3)
+    assert error.message == (
+        "partition 3 of subject flights has lost [2, 5), 3 rows: retention has removed what was stored before "
+        "2023-11-14T22:13:20.000+00:00; it begins at 5 now"
+    )
+    with pytest.raises(DataLossError, match=r"has lost \[2, 4\), 2 rows"):
+        planned(options(start=starts(p3=2), end=ends(p3=4)))
+    assert planned(options(start=starts(p3=2), fail_on_data_loss=False)) == {3: (5, 20), 4: (0, 0)}
+    left_out = options(start=starts(p3=2, p9=1), end=ends(p3=4), fail_on_data_loss=False)
+    assert planned(left_out) == {3: (5, 5), 4: (0, 0)}
+
+
+def test_cursor_behind_retention_is_a_loss():
+    chosen = options(start=ReadBound(CursorOf("billing")))
+    selected = select_partitions([route(partition(3))], chosen)
+    with pytest.raises(DataLossError):
+        plan_ranges(selected, {3: bounds(3, 5, 20, cursors=(4,))}, chosen)
+
+
+def split(count: int, first_id: int) -> list[Partition]:
+    return [
+        replace(partition(first_id + index), range_start=start, range_end=end)
+        for index, (start, end) in enumerate(split_ranges(count))
+    ]
+
+
+def test_keys_are_looked_for_only_where_they_can_be():
+    """By hash, in sealed partitions too; everywhere where a keyed message may have left its partition."""
+    keys = frozenset({b"a", b"order-1"})
+    parts = [*(replace(each, state=PartitionState.SEALED) for each in split(4, 1)), *split(64, 10)]
+    held = {
+        each.partition_id
+        for each in parts
+        for key in keys
+        if each.range_start <= logical_partition(key) < each.range_end
+    }
+    assert len(held) == 4
+    assert set(ids_of([route(*parts)], options(keys=keys))) == held
+    loose = replace(route(*parts), order_strategy=OrderStrategy.BEST_TRIED)
+    assert len(ids_of([loose], options(keys=keys))) == len(parts)
+
+
+def test_partitions_of_several_subjects_are_selected_by_subject():
+    one, other = route(partition(4), partition(3)), replace(route(partition(1)), subject="visits")
+    both = options()
+    selected = select_partitions([one, other], both)
+    assert [(each.subject, each.partition.partition_id) for each in selected] == [
+        ("flights", 3),
+        ("flights", 4),
+        ("visits", 1),
+    ]

@@ -123,7 +123,6 @@ def test_rows_are_the_messages_of_the_range(batches, base, data):
     assert [dict(partition) for partition in table["properties"].to_pylist()] == [
         {name: shown(value) for name, value in row[3].items()} for row in sent
     ]
-    assert set(table["subject"].to_pylist()) <= {"flights"}
     assert set(table["partition"].to_pylist()) <= {PARTITION}
     assert sum(column.null_count for column in table.columns) == 0
 

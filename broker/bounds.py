@@ -1,0 +1,33 @@
+"""Where the messages of a partition begin and end, and where a time or a consumer group is in it, for plans to read."""
+
+from __future__ import annotations
+
+from ..protocol.bounds import BoundsOf, PartitionBounds
+from ..protocol.control import TimeBound
+from .partition.partition import HostedPartition
+from .store.store import Store
+
+
+async def bounds_of(store: Store, partition: HostedPartition, asked: BoundsOf) -> PartitionBounds:
+    """
+    The bounds of a partition.
+
+    The index is asked first: what is stored meanwhile makes the bounds wider, so every offset found lies in them.
+
+    Raises:
+        CorruptLogError: the index is damaged there.
+    """
+    offsets_at = [await store.offset_at(partition, at_ms, TimeBound.LOWER) for at_ms in asked.at_ms]
+    head = await store.head(partition)
+    groups = (partition.groups.get(group) for group in asked.groups)
+    return PartitionBounds(
+        partition_id=partition.partition_id,
+        first_offset=partition.first_offset,
+        next_offset=partition.readable_offset,
+        first_at_ms=None if head is None else head.appended_at_ms,
+        message_bytes=0 if head is None else -(-head.length // head.message_count),
+        offsets_at=tuple(offsets_at),
+        cursors=tuple(
+            None if group is None or not group.kept else group.durable_cursor for group in groups
+        ),
+    )

@@ -1,0 +1,63 @@
+"""What travels to processes of Spark: an object where keylane is installed, one sentence where it is not."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+from pyspark import cloudpickle
+
+from keylane.protocol.errors import SparkProcessError
+from keylane.spark.failure import error_in
+from keylane.spark.registration import source_class
+from keylane.spark.source import KeylaneReader
+
+ELSEWHERE = """
+import pickle, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+try:
+    made = pickle.loads(sys.stdin.buffer.read())
+    if isinstance(made, type):
+        made(options={{}})
+except Exception as error:
+    print(f"{{type(error).__module__}}.{{type(error).__name__}}: {{error}}")
+"""
+
+
+def message_elsewhere(travelling: object, missing: str) -> str:
+    """What a process without a module says when it gets the object."""
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE.format(missing=missing)],
+        input=cloudpickle.dumps(travelling),
+        capture_output=True,
+        check=True,
+    )
+    return done.stdout.decode()
+
+
+def test_reader_arrives_where_keylane_is():
+    there = pickle.loads(cloudpickle.dumps(KeylaneReader("options", ["task"])))
+    assert isinstance(there, KeylaneReader)
+    assert (there._options, there._tasks) == ("options", [])
+
+
+def test_process_says_what_it_lacks_in_one_sentence():
+    """The source of a planner, the reader of a task; without keylane, and without a package that it needs."""
+    reader = KeylaneReader("options", [])
+    for travelling, missing in [
+        (source_class(), "keylane"),
+        (reader, "keylane"),
+        (reader, "pyarrow"),
+    ]:
+        message = message_elsewhere(travelling, missing)
+        assert f"cannot import {missing}: install keylane with pyarrow and numpy there" in message
+        assert message.count("\n") == 1
+        error = error_in(message)
+        assert isinstance(error, SparkProcessError)
+        assert error.missing == missing
+        assert (error.python or "").startswith(sys.executable)
