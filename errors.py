@@ -14,6 +14,7 @@ from .protocol.errors.outbox import *
 from .protocol.errors.parked import *
 from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
+from .protocol.errors.reprocess import *
 from .protocol.errors.scheduled import *
 from .protocol.errors.sink import *
 from .protocol.errors.testing import *
@@ -74,9 +75,12 @@ __all__ = [
     "InvalidNameError",
     "InvalidRequestError",
     "JavaMissingError",
+    "JobChangedError",
+    "JobFailedError",
     "KeyHaltedError",
     "KeylaneError",
     "LeaseLostError",
+    "ManifestError",
     "MessageTooLargeError",
     "MixedUseError",
     "NoPartitionError",

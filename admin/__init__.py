@@ -28,7 +28,7 @@ from ..protocol.operations import (
 )
 from ..protocol.parked import FailingMessage, Failure, ParkState
 from ..protocol.progress import CursorView, GroupReset, ResetTo
-from ..protocol.retention.holds import HoldView
+from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification

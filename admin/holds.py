@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..protocol.errors import NotSentError, PartitionUnknownError
 from ..protocol.ids import check_name
-from ..protocol.retention.holds import HoldView, SetHold
+from ..protocol.reprocess.holds import HoldView, SetHold
 from ..protocol.routing import Partition
 from .arguments import checked
 from .calls import ClusterCalls

@@ -18,7 +18,7 @@ from ..protocol.control import (
 from ..protocol.groups import GroupSettings
 from ..protocol.operations import OperationView
 from ..protocol.parked import FailingMessage
-from ..protocol.retention.holds import HoldView
+from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 
 

@@ -28,7 +28,7 @@ from ..protocol.errors import (
     WrongBrokerError,
 )
 from ..protocol.progress import ForgetGroup, ForgottenGroup, KnowGroups, SetCursor
-from ..protocol.retention.holds import Held, SetHold
+from ..protocol.reprocess.holds import Held, SetHold
 from ..rpc.server import ControlRoute, Params, whole_number
 from .bounds import bounds_of
 from .partition.damage import damage_of

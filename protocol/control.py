@@ -30,7 +30,7 @@ from .limits import (
     UNTOLD_MAX,
 )
 from .parked.failing import FailingMessage
-from .retention.holds import HoldView
+from .reprocess.holds import HoldView
 from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
 
 Count = Annotated[int, Meta(ge=0)]

@@ -70,7 +70,7 @@ from .progress import (
     SetCursor,
 )
 from .queues import QueueList
-from .retention.holds import Held, SetHold
+from .reprocess.holds import Held, SetHold
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification

@@ -77,7 +77,7 @@ from ..protocol.progress import (
     SetCursor,
 )
 from ..protocol.queues import QueueList
-from ..protocol.retention.holds import Held, SetHold
+from ..protocol.reprocess.holds import Held, SetHold
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledPage
 from ..protocol.verification import Verification

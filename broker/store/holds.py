@@ -17,7 +17,7 @@ import asyncio
 from ...protocol.clock import Clock
 from ...protocol.errors import OffsetOutOfRangeError, OverloadedError
 from ...protocol.ids import check_name
-from ...protocol.retention.holds import HOLDS_PER_PARTITION_MAX, Held, HoldView, SetHold
+from ...protocol.reprocess.holds import HOLDS_PER_PARTITION_MAX, Held, HoldView, SetHold
 from ..partition.partition import HostedPartition
 from ..partition.records import HoldBody, encode_body
 from ..partition.state import BrokerState

@@ -39,6 +39,7 @@
     │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
     │   ├── GroupExistsError, PolicyInvalidError, SuspendedClientsError    settings of a consumer group
     │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
+    │   ├── ManifestError, JobChangedError                 a folder of reprocessed messages
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
     │   └── LeaseLostError                                 raised by the client: another session owns the partition
@@ -62,7 +63,7 @@
     │   └── DataFolderError            not writable, in use, or another broker's
     ├── AddressError                   port in use, or no port
     │   └── HostError                  not a loopback address
-    ├── JavaMissingError, SparkProcessError
+    ├── JavaMissingError, SparkProcessError, JobFailedError
     ├── StoryError, StoryStuckError, ConditionNotMetError, ProgramFailedError, RealWorldError   a test in virtual time
     ├── InputError, InputUnfinishedError   a command's input cannot be read; not every line of it is stored
     └── ClosedError                    used after close (yours, not the peer's)
@@ -91,6 +92,7 @@ from .parked import *  # noqa: F403 - the rest of the tree
 from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
+from .reprocess import *  # noqa: F403 - the rest of the tree
 from .scheduled import *  # noqa: F403 - the rest of the tree
 from .sink import *  # noqa: F403 - the rest of the tree
 from .testing import *  # noqa: F403 - the rest of the tree

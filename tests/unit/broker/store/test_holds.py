@@ -11,7 +11,7 @@ from keylane.broker.retention.loop import Cleaning
 from keylane.broker.store.known_groups import know_groups
 from keylane.protocol.control import Retention
 from keylane.protocol.errors import InvalidNameError, OffsetOutOfRangeError, OverloadedError
-from keylane.protocol.retention.holds import HOLDS_PER_PARTITION_MAX, HoldView, SetHold
+from keylane.protocol.reprocess.holds import HOLDS_PER_PARTITION_MAX, HoldView, SetHold
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, facts, in_place, open_store, settings_of

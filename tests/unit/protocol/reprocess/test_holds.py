@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from keylane.protocol.ids import MAX_I64
-from keylane.protocol.retention.holds import HOLD_TTL_MS_MAX, SetHold
+from keylane.protocol.reprocess.holds import HOLD_TTL_MS_MAX, SetHold
 
 
 @pytest.mark.parametrize(

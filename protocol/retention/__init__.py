@@ -1,1 +1,0 @@
-"""Messages kept against retention."""
