@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 
 from keylane.arrow.selection import ReadOptions
 from keylane.protocol.ids import Subject
+from keylane.spark.registration import register
 from keylane.spark.reprocess.folder import OutputFolder
 from keylane.spark.reprocess.job import Job
 from keylane.spark.reprocess.run import run_job
-from keylane.spark.source import register
 
 
 def say(**facts: object) -> None:

@@ -72,6 +72,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "cli/commands/scheduled": {"integration/brokers/test_scheduled_ends.py": "app messages"},
     "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
+    "cli/commands/spark": {"spark/test_reprocess_command.py": "app reprocess"},
+    "spark/reprocess": {"spark/test_reprocess.py": "folder holding run worker"},
     "cli/commands/subject": {"acceptance/test_cli.py": "app describe"},
     "cli/demo": {
         "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
@@ -82,6 +84,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "consumer": {
         "integration/consumers/test_consumer.py": "client",
+        "spark/test_reprocess.py": "manifest_file",
         "integration/consumers/test_control.py": "owned",
         "integration/consumers/test_taking_many.py": "taking",
     },

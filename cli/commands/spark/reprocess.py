@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError, KeylaneError
+from ....protocol.text import counted
 from ...options import OutputFormat
 from ...screen import make_table, show_error, show_json, show_line, show_table
 
@@ -204,7 +205,7 @@ def _compare(output: OutputFormat, old: OutputFolder, new: OutputFolder) -> int:
             (each.partition_id, _text(each.key), each.first_offset, each.rows)
             for each in found[:DIFFERENCES_SHOWN]
         ]
-        title = f"{len(found)} keys differ from {old.path}"
+        title = f"{counted(len(found), 'key')} with other rows than in {old.path}"
         show_table(make_table(title, ("id#", "key", "first offset#", "rows#"), rows))
     return 2 if found else 0
 
