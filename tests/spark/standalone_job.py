@@ -37,8 +37,6 @@ def main() -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.executor.cores", "1")
         .config("spark.executor.memory", "512m")
-        .config("spark.network.timeout", "20s")
-        .config("spark.executor.heartbeatInterval", "2s")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
