@@ -24,7 +24,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-store bench-order lock wheel clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-store bench-order spark-versions lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -102,6 +102,18 @@ bench-store: $(STAMP) ## measure the broker's store beside the raw disk, print J
 
 bench-order: $(STAMP) ## measure hand-over, fail-over, resize, joins; print JSON
 	@$(BIN)/python benchmarks/order.py $(ARGS)
+
+# Each version gets an environment under build/, with its own PySpark and everything else of .venv behind it.
+spark-versions: $(STAMP) ## run the tests of the Spark reader with older PySpark (VERSIONS="4.0.1 4.1.1")
+	@for version in $(or $(VERSIONS),4.0.1 4.1.1); do \
+	    home=build/pyspark-$$version; \
+	    test -x $$home/bin/python || $(BIN)/python -m venv $$home; \
+	    $$home/bin/python -m pip install -q --disable-pip-version-check setuptools pyspark==$$version || exit 1; \
+	    ours=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	    echo "import site; site.addsitedir('$$ours')" > $$($$home/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth; \
+	    echo "PySpark $$version"; \
+	    $$home/bin/python -m pytest tests/spark/test_source_local.py $(ARGS) || exit 1; \
+	done
 
 lock: $(STAMP) ## renew requirements.lock (UPGRADE=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \

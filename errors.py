@@ -12,6 +12,7 @@ from .protocol.errors.groups import *
 from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.parked import *
+from .protocol.errors.ranges import *
 from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.reprocess import *
@@ -38,6 +39,7 @@ __all__ = [
     "CreationFailedError",
     "CreationRunningError",
     "DataFolderError",
+    "DataLossError",
     "DatabaseEmptyError",
     "DeliverAtError",
     "DeliverAtKeyError",
@@ -77,6 +79,7 @@ __all__ = [
     "JavaMissingError",
     "JobChangedError",
     "JobFailedError",
+    "JsonValueError",
     "KeyHaltedError",
     "KeylaneError",
     "LeaseLostError",
@@ -115,6 +118,7 @@ __all__ = [
     "ProgramFailedError",
     "QueueFullError",
     "QueueUnknownError",
+    "RangeUnreadableError",
     "ReadFilterError",
     "RealWorldError",
     "RefusedError",
@@ -132,6 +136,7 @@ __all__ = [
     "SinkMissingError",
     "SinkNewerError",
     "SinkOlderError",
+    "SparkProcessError",
     "StaleRouteError",
     "StaticSubjectError",
     "StorageError",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..protocol.bounds import PartitionBounds
 from ..protocol.errors import DataLossError
+from ..protocol.reading.bounds import PartitionBounds
 from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import counted
 

@@ -23,9 +23,9 @@ from .planner import PlannedRange
 from .selection import ReadOptions
 
 TASK_ROWS = 250_000
-"""Small ranges share a task up to so many rows: its own cost is then below a tenth of what reading them takes."""
+"""Small ranges share a task up to these rows: its own cost is then below a tenth of what reading them takes."""
 TASK_BYTES = 64 << 20
-"""And up to so many bytes, so that large messages are read by several tasks."""
+"""And up to these bytes, so that large messages are read by several tasks."""
 
 Task = tuple[PlannedRange, ...]
 

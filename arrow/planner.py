@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
-from ..protocol.bounds import BoundsOf, PartitionBounds
 from ..protocol.errors import (
     ConfigError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
 )
+from ..protocol.reading.bounds import BoundsOf, PartitionBounds
 from ..protocol.routing import Partition, PartitionState, Route, logical_partition
 from .loss import loss_error
 from .schema import PARTITION_MAX
@@ -99,8 +99,8 @@ def lineages(route: Route) -> dict[int, int]:
     for each in route.partitions:
         for parent in each.parents:
             if parent in lowest:
-                one, other = sorted((find(each.partition_id), find(parent)))
-                lowest[other] = one
+                low, high = sorted((find(each.partition_id), find(parent)))
+                lowest[high] = low
     return {partition_id: find(partition_id) for partition_id in lowest}
 
 
@@ -170,7 +170,6 @@ def _check_readable(partition: Partition) -> None:
     if partition.partition_id > PARTITION_MAX:
         raise ConfigError(
             f"partition {partition.partition_id} cannot be read: its id is above {PARTITION_MAX}",
-            partition_id=str(partition.partition_id),
         )
     if partition.address is None:
         raise NotSentError(
@@ -265,9 +264,9 @@ def _offset(
         case Edge.LATEST:
             return answer.next_offset
         case StoredAt():
-            found = offsets_at.pop(0)
+            offset_at = offsets_at.pop(0)
             # Retention may have passed the offset since it was found.
-            return answer.next_offset if found is None else max(found, answer.first_offset)
+            return answer.next_offset if offset_at is None else max(offset_at, answer.first_offset)
         case CursorOf():
             cursor = cursors.pop(0)
             return answer.first_offset if cursor is None else min(cursor, answer.next_offset)

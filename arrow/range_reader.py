@@ -1,7 +1,11 @@
-"""Reads one planned range from its broker, with the next read under way while rows are built.  Network only.
+"""Reads planned ranges from their brokers, one after another; the next reads are under way while rows are built.  Network only.
+
+    event loop of the process:   Read ──▶ answer ──▶ Read ──▶ answer ──▶ …     connections are kept between ranges and tasks
+                                            │ at most FRAMES_AHEAD
+    thread of the caller:                   ╰──▶ checked ──▶ Arrow batches
 
 Invariants
-    The rows yielded are those of the range, in order of offset, each once; or a typed error, never fewer.
+    The rows yielded are those of the ranges, in their order, each once; or a typed error, never fewer.
     A read takes no lock and acks nothing, so it may be repeated freely, here and by Spark.
 """
 
@@ -9,62 +13,68 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
 
 import pyarrow as pa
 
 from ..protocol.backoff import Backoff
-from ..protocol.errors import CorruptBatchError, KeylaneError, OffsetOutOfRangeError, RetryRule
+from ..protocol.errors import (
+    CorruptBatchError,
+    KeylaneError,
+    OffsetOutOfRangeError,
+    RangeUnreadableError,
+    RetryRule,
+)
 from ..protocol.frames import Batches, Read
 from ..protocol.limits import PULL_BYTES_MAX
-from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.http_network import HttpNetwork
-from ..rpc.network import Network
+from ..rpc.client import MetaClient
+from .pace import Pace
 from .planner import PlannedRange
+from .process_loop import ProcessLoop
 from .rows import RowBuilder
 from .selection import ReadOptions
 
-TRIES_MAX = 8
-"""With the waits between them about 4 s: a broker that is started again is back by then."""
+PATIENCE_S = 60.0
+"""How long a broker may be away: it is restarted or replaced by then."""
+FRAMES_AHEAD = 2
+"""Answers that wait for the caller or are under way, so that receiving and building run at the same time."""
 _BACKOFF = Backoff()
 
-Answered = tuple[Batches, memoryview]
+Answered = tuple[PlannedRange, Batches, memoryview]
 
 
-def read_range(
-    options: ReadOptions, planned: PlannedRange, *, rng: random.Random | None = None
-) -> Iterator[pa.RecordBatch]:
+def read_range(options: ReadOptions, planned: PlannedRange) -> Iterator[pa.RecordBatch]:
+    """As `read_ranges`, of one range."""
+    return read_ranges(options, (planned,))
+
+
+def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[pa.RecordBatch]:
     """
-    Yield the rows of the range as Arrow batches.  Blocks; needs a thread without event loop.
+    Yield the rows of the ranges as Arrow batches, range after range in their order.  Blocks.
+
+    An Arrow batch has rows of one range.  `options.bytes_per_second` limits what this call receives.
 
     Raises:
-        OffsetOutOfRangeError: rows of the range are no longer stored.
-        CorruptBatchError: what the broker sent is damaged, or not the range.
-        UnreachableError: the broker did not answer, `TRIES_MAX` times.
+        OffsetOutOfRangeError: rows of a range are no longer stored; its details name the partition and what is.
+        CorruptBatchError: what a broker sent is damaged, or not the range.
+        RangeUnreadableError: a broker was away or refused for PATIENCE_S; the cause is the last error.
     """
-    if planned.start >= planned.end:
+    left = [planned for planned in ranges if planned.start < planned.end]
+    if not left:
         return
-    builder = RowBuilder(
-        subject=planned.subject,
-        partition_id=planned.partition_id,
-        start=planned.start,
-        end=planned.end,
-        columns=options.columns,
-        batch_rows=options.batch_rows,
-    )
-    with asyncio.Runner() as runner:
-        fetcher = runner.run(_open(options, planned, rng or random.Random()))
-        try:
-            runner.run(fetcher.begin(planned.start))
+    stream = RangeStream(ProcessLoop.current(), options, left)
+    try:
+        for planned in left:
+            builder = RowBuilder(planned, columns=options.columns, batch_rows=options.batch_rows)
             while builder.next_offset < planned.end:
-                answer, payload = runner.run(fetcher.finish())
-                if answer.upto < planned.end:
-                    runner.run(fetcher.begin(answer.upto))
+                answered, answer, payload = stream.next()
+                assert answered is planned
                 yield from builder.take(payload)
                 _check_progress(builder, answer, planned)
             yield from builder.rest()
-        finally:
-            runner.run(fetcher.close())
+    finally:
+        stream.close()
 
 
 def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange) -> None:
@@ -78,83 +88,120 @@ def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange)
         )
 
 
-async def _open(options: ReadOptions, planned: PlannedRange, rng: random.Random) -> Fetcher:
-    return Fetcher(HttpNetwork(), options, planned, rng)
-
-
-class Fetcher:
-    """One read under way at a time, tried again while its broker is away or has moved."""
+class RangeStream:
+    """The answers of brokers over several ranges, received ahead of the caller, in the loop of the process."""
 
     def __init__(
-        self, network: Network, options: ReadOptions, planned: PlannedRange, rng: random.Random
+        self, loop: ProcessLoop, options: ReadOptions, ranges: Sequence[PlannedRange]
     ) -> None:
-        self._network = network
-        self._meta = MetaClient(network, options.meta)
-        self._subject = planned.subject
-        self._planned = planned
-        self._rng = rng
-        self._broker = BrokerClient(network, planned.address)
-        self._under_way: asyncio.Task[Answered] | None = None
+        self._loop = loop
+        self._options = options
+        self._ranges = ranges
+        self._rng = random.Random()
+        self._addresses = {planned.partition_id: planned.address for planned in ranges}
+        self._meta = MetaClient(loop.network, options.meta)
+        self._answers: SimpleQueue[Answered | BaseException] = SimpleQueue()
+        self._room = asyncio.Semaphore(FRAMES_AHEAD)
+        self._pace = Pace(options.bytes_per_second)
+        self._task = loop.start(self._receive())
 
-    async def begin(self, offset: int) -> None:
-        """Send the read from `offset` on; its answer arrives while the caller does other things."""
-        assert self._under_way is None
-        self._under_way = asyncio.create_task(self._fetch(offset))
-        await asyncio.sleep(0)  # the task's first step sends the frame
+    def next(self) -> Answered:
+        """The next answer; waits for it, and raises what ended the receiving."""
+        answered = self._answers.get()
+        if isinstance(answered, BaseException):
+            raise answered
+        self._loop.soon(self._room.release)
+        return answered
 
-    async def finish(self) -> Answered:
-        """The answer to the read begun: at least one batch."""
-        task, self._under_way = self._under_way, None
-        assert task is not None
-        return await task
+    def close(self) -> None:
+        """Cancel the read under way."""
+        self._loop.soon(self._task.cancel)
 
-    async def _fetch(self, offset: int) -> Answered:
-        for attempt in range(1, TRIES_MAX):
+    async def _receive(self) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            for planned in self._ranges:
+                offset = planned.start
+                while offset < planned.end:
+                    await self._room.acquire()
+                    await asyncio.sleep(self._pace.wait_s(clock()))
+                    answer, payload = await self._fetch(planned, offset)
+                    self._pace.received(len(payload), clock())
+                    self._answers.put((planned, answer, payload))
+                    offset = answer.upto
+        except BaseException as error:
+            self._answers.put(error)
+            if not isinstance(error, Exception):
+                raise
+
+    async def _fetch(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
+        """The answer to one read, tried again while its broker is away or has moved."""
+        clock = asyncio.get_running_loop().time
+        pauses = _BACKOFF.pauses(self._rng)
+        began_s = clock()
+        while True:
             try:
-                return await self._read(offset)
+                return await self._read(planned, offset)
             except KeylaneError as error:
-                if error.retry is RetryRule.NEVER:
+                if error.retry is RetryRule.NEVER or isinstance(error, CorruptBatchError):
                     raise
-            await asyncio.sleep(_BACKOFF.wait_ms(attempt, self._rng) / 1000)
-            await self._look_up()
-        return await self._read(offset)
+                pause_s = pauses.next_ms() / 1000
+                if clock() + pause_s > began_s + PATIENCE_S:
+                    raise _unreadable(planned, offset, clock() - began_s, error) from error
+            await asyncio.sleep(pause_s)
+            await self._look_up(planned)
 
-    async def _read(self, offset: int) -> Answered:
-        planned = self._planned
-        request = Read(planned.partition_id, offset, PULL_BYTES_MAX)
-        answer, payload = await self._broker.call(request)
+    async def _read(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
+        bytes_max = min(PULL_BYTES_MAX, self._pace.bytes_max)
+        request = Read(planned.partition_id, offset, bytes_max)
+        broker = self._loop.broker(self._addresses[planned.partition_id])
+        try:
+            answer, payload = await broker.call(request)
+        except OffsetOutOfRangeError as error:
+            raise _outside(planned, offset, error.first_offset, error.next_offset) from error
         if not isinstance(answer, Batches) or (payload and answer.upto <= offset):
             raise CorruptBatchError("the broker answered something else", answer=str(answer))
         if answer.first_offset > offset or not payload:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} is not stored in partition {planned.partition_id}",
-                partition_id=planned.partition_id,
-                offset=offset,
-                first_offset=answer.first_offset,
-                next_offset=answer.next_offset,
-            )
+            raise _outside(planned, offset, answer.first_offset, answer.next_offset)
         return answer, payload
 
-    async def _look_up(self) -> None:
+    async def _look_up(self, planned: PlannedRange) -> None:
         """Ask where the partition is now; without an answer the address stays."""
         try:
-            route = await self._meta.route(self._subject)
+            route = await self._meta.route(planned.subject)
         except KeylaneError:
             return
         for partition in route.partitions:
-            if (
-                partition.partition_id == self._planned.partition_id
-                and partition.address is not None
-            ):
-                if partition.address != self._broker.address:
-                    await self._broker.close()
-                    self._broker = BrokerClient(self._network, partition.address)
-                return
+            if partition.partition_id == planned.partition_id and partition.address is not None:
+                self._addresses[planned.partition_id] = partition.address
 
-    async def close(self) -> None:
-        """Cancel the pending read and release the connections."""
-        if self._under_way is not None:
-            self._under_way.cancel()
-            await asyncio.gather(self._under_way, return_exceptions=True)
-        await self._broker.close()
-        await self._network.close()
+
+def _named(planned: PlannedRange) -> str:
+    return f"partition {planned.partition_id}, offsets [{planned.start}, {planned.end})"
+
+
+def _unreadable(
+    planned: PlannedRange, offset: int, seconds: float, error: KeylaneError
+) -> RangeUnreadableError:
+    return RangeUnreadableError(
+        f"{_named(planned)}: nothing came from offset {offset} on for {seconds:.0f} s; "
+        f"the last try: {error.message}",
+        subject=planned.subject,
+        partition_id=planned.partition_id,
+        start=planned.start,
+        end=planned.end,
+        offset=offset,
+        seconds=round(seconds),
+    )
+
+
+def _outside(
+    planned: PlannedRange, offset: int, first_offset: int | None, next_offset: int | None
+) -> OffsetOutOfRangeError:
+    return OffsetOutOfRangeError(
+        f"{_named(planned)}: offset {offset} is not stored; [{first_offset}, {next_offset}) is",
+        partition_id=planned.partition_id,
+        offset=offset,
+        first_offset=first_offset,
+        next_offset=next_offset,
+    )

@@ -17,7 +17,8 @@ import pyarrow as pa
 from ..protocol.batch import batch_starts, unpacked
 from ..protocol.errors import CorruptBatchError
 from ..protocol.record import Header
-from .columns import Piece, column, cut
+from .columns import Piece, column, cut, offsets, same_number, same_text
+from .planner import PlannedRange
 from .schema import arrow_schema
 
 BATCH_BYTES_MAX = 8 << 20
@@ -27,27 +28,17 @@ BATCH_BYTES_MAX = 8 << 20
 class RowBuilder:
     """Takes the batches of one partition in order of offset, gives Arrow batches of the range `[start, end)`."""
 
-    def __init__(
-        self,
-        *,
-        subject: str,
-        partition_id: int,
-        start: int,
-        end: int,
-        columns: tuple[str, ...],
-        batch_rows: int,
-    ) -> None:
-        self._subject = pa.scalar(subject, pa.string())
-        self._partition = pa.scalar(partition_id, pa.int32())
-        self._partition_id = partition_id
+    def __init__(self, planned: PlannedRange, *, columns: tuple[str, ...], batch_rows: int) -> None:
+        self._planned = planned
+        self._partition_id = planned.partition_id
         self._schema = arrow_schema(columns)
         self._batch_rows = batch_rows
-        self._end = end
+        self._end = planned.end
         self._pieces: list[Piece] = []
         self._rows = 0
         self._bytes = 0
-        self._first = start
-        self.next_offset = start
+        self._first = planned.start
+        self.next_offset = planned.start
         """The first offset not yet taken."""
 
     def take(self, payload: memoryview) -> Iterator[pa.RecordBatch]:
@@ -102,10 +93,17 @@ class RowBuilder:
         )
 
     def _column(self, name: str) -> pa.Array:
+        planned, rows = self._planned, self._rows
         match name:
             case "subject":
-                return pa.repeat(self._subject, self._rows)
+                return same_text(planned.subject, rows)
             case "partition":
-                return pa.repeat(self._partition, self._rows)
+                return same_number(planned.partition_id, rows)
+            case "queue":
+                return same_number(planned.queue, rows)
+            case "epoch":
+                return same_number(planned.epoch, rows)
+            case "logic_offset":
+                return offsets(planned.logic_start + self._first, rows)
             case _:
                 return column(name, self._pieces, self._first)

@@ -74,9 +74,9 @@ class ReadOptions:
     ordered: bool = False
     """True: one task reads all partitions that continue one another, parents first."""
     min_partitions: int | None = None
-    """Large ranges are cut until there are so many tasks, if there are as many rows; None: none is cut."""
+    """Large ranges are cut until there are at least these tasks, if there are as many rows; None: none is cut."""
     task_bytes: int | None = None
-    """About so many bytes are read in a task; larger ranges are cut.  None: none is cut."""
+    """About the bytes that a task reads; larger ranges are cut.  None: none is cut."""
     retry_s: float = 60
     """How long planning asks brokers that are away."""
     columns: tuple[str, ...] = COLUMNS

@@ -15,8 +15,8 @@ from difflib import get_close_matches
 from itertools import product
 
 from ..protocol.backoff import Backoff
-from ..protocol.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList, PartitionBounds
 from ..protocol.errors import KeylaneError, RetryRule, SubjectUnknownError, UnreachableError
+from ..protocol.reading.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList, PartitionBounds
 from ..protocol.routing import Route
 from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient

@@ -14,14 +14,14 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from ..protocol.bounds import AskBounds, BoundsOf, PartitionBounds
 from ..protocol.errors import KeylaneError, OffsetOutOfRangeError
+from ..protocol.reading.bounds import AskBounds, BoundsOf, PartitionBounds
 from ..rpc.client import BrokerClient
 from ..rpc.http_network import HttpNetwork
 from .keys import KeyFilter
 from .loss import loss_error
 from .planner import PlannedRange
-from .range_reader import read_range
+from .range_reader import read_ranges
 from .selection import ReadOptions
 
 _LOG = logging.getLogger(__name__)
@@ -50,17 +50,12 @@ def _past_losses(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterat
     left = list(ranges)
     while left:
         try:
-            for batch in _read_ranges(options, tuple(left)):
+            for batch in read_ranges(options, tuple(left)):
                 left = _behind(left, batch.num_rows)
                 yield batch
             return
         except OffsetOutOfRangeError as error:
             left = _behind_loss(options, left, error)
-
-
-def _read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[pa.RecordBatch]:
-    for planned in ranges:
-        yield from read_range(options, planned)
 
 
 def _behind(ranges: list[PlannedRange], rows: int) -> list[PlannedRange]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..protocol.bounds import BoundsOf, PartitionBounds
 from ..protocol.control import TimeBound
+from ..protocol.reading.bounds import BoundsOf, PartitionBounds
 from .partition.partition import HostedPartition
 from .store.store import Store
 

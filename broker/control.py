@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from ..protocol import endpoints
-from ..protocol.bounds import AskBounds, BoundsList
 from ..protocol.clock import Clock
 from ..protocol.control import (
     Done,
@@ -28,6 +27,7 @@ from ..protocol.errors import (
     WrongBrokerError,
 )
 from ..protocol.progress import ForgetGroup, ForgottenGroup, KnowGroups, SetCursor
+from ..protocol.reading.bounds import AskBounds, BoundsList
 from ..protocol.reprocess.holds import Held, SetHold
 from ..rpc.server import ControlRoute, Params, whole_number
 from .bounds import bounds_of

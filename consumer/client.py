@@ -22,7 +22,7 @@ from ..protocol.errors import (
 )
 from ..protocol.groups import GroupStart
 from ..protocol.ids import check_name
-from ..protocol.instants import GroupBegin, group_start
+from ..protocol.reading.instants import GroupBegin, group_start
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bounds import AskBounds, BoundsList
 from .control import (
     AcceptFolder,
     AutoCreate,
@@ -70,6 +69,7 @@ from .progress import (
     SetCursor,
 )
 from .queues import QueueList
+from .reading.bounds import AskBounds, BoundsList
 from .reprocess.holds import Held, SetHold
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage

@@ -11,7 +11,6 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from ..protocol import endpoints
-from ..protocol.bounds import AskBounds, BoundsList
 from ..protocol.control import (
     AcceptFolder,
     AutoCreate,
@@ -77,6 +76,7 @@ from ..protocol.progress import (
     SetCursor,
 )
 from ..protocol.queues import QueueList
+from ..protocol.reading.bounds import AskBounds, BoundsList
 from ..protocol.reprocess.holds import Held, SetHold
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledPage

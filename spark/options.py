@@ -9,8 +9,8 @@
     columns         columns to yield, in this order: "offset,key,value"            see arrow/schema.py
     failOnDataLoss  rows that retention has removed fail the read                  true
     ordered         partitions that continue one another are read by one task      false
-    minPartitions   large partitions are cut until there are so many tasks         none is cut
-    taskBytes       about so many bytes in a task; larger partitions are cut       none is cut
+    minPartitions   large partitions are cut until there are at least these tasks  none is cut
+    taskBytes       about the bytes of a task; larger partitions are cut           none is cut
     retrySeconds    how long planning asks servers that are away                   60
     batchRows       rows of an Arrow batch, about                                  16384
     gcFreeze        once per worker, keep its collector off what is loaded         true
@@ -50,7 +50,7 @@ from ..arrow.selection import (
 from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
-from ..protocol.instants import read_instant
+from ..protocol.reading.instants import read_instant
 
 BATCH_ROWS_MAX = 1_000_000
 KEYS_MAX = 10_000

@@ -34,11 +34,10 @@ def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
     missing = [name for name in ORDER if name not in frame.columns]
     if missing:
         raise ConfigError(
-            f"ordered() needs the columns {', '.join(missing)}: name them in the option `columns`",
-            columns=", ".join(missing),
+            f"ordered() needs the columns {', '.join(missing)}: name them in the option `columns`"
         )
     if tasks is not None and (type(tasks) is not int or tasks < 1):
-        raise ConfigError(f"tasks is a whole number above 0, not {tasks!r:.40}", tasks=str(tasks))
+        raise ConfigError(f"tasks is a whole number above 0, not {tasks!r:.40}")
     keys = [name for name in ("subject",) if name in frame.columns] + ["logical_partition"]
     spread = frame.repartition(*keys) if tasks is None else frame.repartition(tasks, *keys)
     return spread.sortWithinPartitions(*keys, *ORDER[1:])

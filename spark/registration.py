@@ -7,6 +7,7 @@ Spark finds it by itself where the wheel of keylane is installed: it imports eve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .travel import lack_teller
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("keylane")` known to this session; a repeat changes nothing."""
-    spark.dataSource.register(source_class())
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(source_class())
+    except AnalysisException as error:
+        # Before 4.1 Spark refuses a format that it has found by itself.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def source_class() -> type[DataSource]:
@@ -36,9 +44,9 @@ def source_class() -> type[DataSource]:
 
         def __new__(cls, options: Mapping[str, str]) -> Any:
             try:
-                from keylane.spark.source import KeylaneSource
+                source = import_module("keylane.spark.source")
             except ImportError as error:
                 raise lacking(error) from None
-            return KeylaneSource(options)
+            return source.KeylaneSource(options)
 
     return DefaultSource

@@ -11,8 +11,8 @@ from typing import Any, Generic, Self
 from ..consumer import AckMode, Assignment, Consumer, ConsumerSettings, Filter
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError
-from ..protocol.instants import GroupBegin
 from ..protocol.message import Message
+from ..protocol.reading.instants import GroupBegin
 from ..protocol.routing import ConsumeStrategy
 from .loop_thread import LoopThread
 

@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime
 
 from ...consumer import Reader
-from ...protocol.instants import ago_ms
+from ...protocol.reading.instants import ago_ms
 from ..message_json import message_json
 from ..options import WAIT_S, OutputFormat, parse_time
 from .consume import parse_format

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.ids import check_offset
-from ...protocol.instants import instant_ms
+from ...protocol.reading.instants import instant_ms
 
 Start = str | int | datetime | timedelta | Mapping[int, int]
 """\"earliest\", \"latest\", an instant, an offset of the one partition that is read, or offsets by partition id."""

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ...arrow.column_hash import hash_column
 from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
 from ...protocol.errors import (
     ConfigError,
@@ -37,7 +38,6 @@ from ..send_future import BatchFuture, SendFuture
 from ..sender import SubjectSender
 from ..settings import ProducerSettings
 from .column_batch import ColumnBatch
-from .column_hash import hash_column
 
 try:
     import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]  # ships no types; our settings know that

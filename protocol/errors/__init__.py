@@ -55,6 +55,8 @@
     │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) resumes the key
     │   ├── PartlyQueuedError                              by send_all
     │   └── RowsRefusedError, RowsGivenUpError             by send_arrow
+    ├── RangeUnreadableError           a broker was away for longer than a reader of a range waits
+    ├── JsonValueError                 a value does not fit the schema of a reader
     ├── ReadFilterError                the `where` of a reader failed
     ├── FilterError                    the `filter` of a consumer failed: a failed try of that message
     ├── StorageError                   .operation .path
@@ -89,6 +91,7 @@ from .groups import *  # noqa: F403 - the rest of the tree
 from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .parked import *  # noqa: F403 - the rest of the tree
+from .ranges import *  # noqa: F403 - the rest of the tree
 from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Detail, KeylaneError
-from .refusals import OffsetOutOfRangeError
+from .base import Detail, KeylaneError, RetryRule
 
 
 class ReadFilterError(KeylaneError):
@@ -16,28 +15,28 @@ class ReadFilterError(KeylaneError):
     offset = Detail(int)
 
 
-class DataLossError(OffsetOutOfRangeError):
-    """Retention has removed rows that a read of a range asks for."""
+class RangeUnreadableError(KeylaneError):
+    """A broker did not answer reads of a planned range for as long as a reader waits; the cause is the last error."""
 
-    code = 1295
-    summary = "retention has removed rows of the range"
-    hint = "With the option failOnDataLoss=false the read goes on behind the loss; or begin later."
+    code = 1330
+    retry = RetryRule.LATER
+    summary = "the range could not be read"
+    hint = "Is the broker of the partition running?  The rows of the range are fixed: the same read again gives them."
     subject = Detail(str)
-    lost_until = Detail(int)
-    """One past the last offset of the range that is lost; the first one is `offset`."""
-    rows = Detail(int)
-    """How many rows are lost."""
-    stored_before_ms = Detail(int)
-    """The lost rows were stored before this time, in milliseconds since 1970."""
+    partition_id = Detail(int)
+    start = Detail(int)
+    end = Detail(int)
+    offset = Detail(int)
+    """The first one that did not come."""
+    seconds = Detail(int)
+    """For how long nothing came."""
 
 
-class SparkProcessError(KeylaneError):
-    """A process of Spark cannot run keylane: a package is missing or another version, or Java is."""
+class JsonValueError(KeylaneError):
+    """A value is not JSON of the schema that a reader was given."""
 
-    code = 1296
-    summary = "a process of Spark cannot run keylane"
-    hint = "docs/SPARK.md says what each machine of a cluster needs."
-    python = Detail(str)
-    """The Python that runs the process."""
-    missing = Detail(str)
-    """The module that it lacks."""
+    code = 1331
+    summary = "a value is not JSON of the schema"
+    hint = "Mend the schema, or read such values as null: bad_values=null."
+    partition_id = Detail(int)
+    offset = Detail(int)

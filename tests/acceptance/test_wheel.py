@@ -34,6 +34,13 @@ print(json.dumps({
 }))
 """
 
+FORMATS = """
+import importlib, json, pkgutil
+
+names = [each.name for each in pkgutil.iter_modules() if each.name.startswith("pyspark_")]
+print(json.dumps({name: importlib.import_module(name).DefaultSource.name() for name in names}))
+"""
+
 TYPED_PROGRAM = """
 import keylane
 from keylane import Admin, Consumer, Message, Producer
@@ -107,17 +114,23 @@ def user_folder(tmp_path):
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/", 1)[0] for name in names}
-    assert len(tops) == 2
-    assert "keylane" in tops
+    assert len(tops) == 3
+    assert {"keylane", "pyspark_keylane"} <= tops
     assert not {name for name in names if name.startswith(("keylane/tests", "keylane/benchmarks"))}
     expected = {
         f"{package.replace('.', '/')}/{path.name}"
         for package in SETUPTOOLS["packages"]
-        for path in ROOT.joinpath(*package.split(".")[1:]).glob("*.py")
+        for path in ROOT.joinpath(*package.removeprefix("keylane").split(".")).glob("*.py")
     }
     for package, data in SETUPTOOLS["package-data"].items():
         expected |= {f"{package.replace('.', '/')}/{name}" for name in data}
     assert {name for name in names if ".dist-info/" not in name} == expected
+
+
+def test_spark_finds_the_format_where_the_wheel_is_installed(empty_environment, tmp_path):
+    """As PySpark looks for data sources: top-level packages of a name, and the class in them."""
+    formats = json.loads(run(empty_environment / "bin" / "python", "-c", FORMATS, cwd=tmp_path))
+    assert formats == {"pyspark_keylane": "keylane"}
 
 
 def test_wheel_leaves_the_users_modules_alone(empty_environment, user_folder):

@@ -1,5 +1,6 @@
 """One Spark session for all tests of this folder: it costs ten seconds, a test a third of one."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator:
+def spark(tmp_path_factory) -> Iterator:
+    """Finds `pyspark_keylane` on PYTHONPATH, as where a wheel is installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    (folder / "pyspark_keylane").symlink_to(HERE.parents[1] / "pyspark_keylane")
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), before)))
     session = local_session(
         cores=2, app_name="keylane tests", java_home=find_java().path, java_options=JAVA_OPTIONS
     )
+    os.environ["PYTHONPATH"] = before
     yield session
     session.stop()

@@ -19,9 +19,9 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from keylane.protocol.message import Message
+from keylane.spark import ordered
 from keylane.spark.failure import error_in
 from keylane.spark.schema import spark_schema
-from keylane.spark.source import register
 from support.shelves import Sent
 
 SUBJECT = "flights"
@@ -76,8 +76,7 @@ def filled(file_cluster) -> Filled:
 
 @pytest.fixture
 def load(spark, file_cluster):
-    """Loads a subject with options."""
-    register(spark)
+    """Loads a subject with options; Spark finds the format by itself."""
 
     def load(subject: str = SUBJECT, meta: str | None = None, **options: str):
         reader = spark.read.format("keylane").option("meta", meta or file_cluster.meta)
@@ -86,11 +85,12 @@ def load(spark, file_cluster):
     return load
 
 
-def test_each_physical_partition_is_one_task_with_all_its_rows(load, filled):
-    """Spark sees every message of every partition, one task each, the columns of the schema."""
+def test_small_partitions_share_a_task_with_all_their_rows(load, filled):
+    """Spark sees every message of every partition, the columns of the schema, and as many tasks as are worth it."""
     frame = load()
     assert frame.schema == spark_schema()
-    assert frame.rdd.getNumPartitions() == 4
+    assert frame.rdd.getNumPartitions() == 1
+    assert load(minPartitions="4").rdd.getNumPartitions() >= 4
     counted = frame.groupBy("partition").count().collect()
     assert {row["partition"]: row["count"] for row in counted} == {
         number: len(messages) for number, messages in filled.log.items()
@@ -179,6 +179,44 @@ def test_ranges_of_offsets_are_read_to_the_row(load, filled):
     assert [row["offset"] for row in frame.select("offset").collect()] == list(range(17, 1_234))
 
 
+def test_table_and_view_of_sql_read_the_subject(spark, file_cluster, filled):
+    """CREATE VIEW and CREATE TABLE take the options; a table is planned anew by each query, which may change options."""
+    options = f"OPTIONS (meta '{file_cluster.meta}', subject '{SUBJECT}', batchRows '900')"
+    spark.sql(f"CREATE TEMPORARY VIEW seen USING keylane {options}")
+    assert spark.sql("SELECT count(*) FROM seen").first()[0] == COUNT
+    spark.sql(
+        f"CREATE TABLE kept USING keylane {options} COMMENT 'a log' TBLPROPERTIES ('a' = 'b')"
+    )
+    try:
+        (row,) = spark.sql("SELECT count(*), count(DISTINCT `partition`) FROM kept").collect()
+        assert tuple(row) == (COUNT, 4)
+        none = spark.sql("SELECT count(*) FROM kept WITH (`start` = 'latest')").first()[0]
+        assert none == 0
+    finally:
+        spark.sql("DROP TABLE kept")
+        spark.sql("DROP VIEW seen")
+
+
+def test_table_without_options_is_refused_readably(spark, file_cluster):
+    with pytest.raises(AnalysisException, match="meta: required; subject: required"):
+        spark.sql("CREATE TABLE nothing USING keylane")
+    with pytest.raises(AnalysisException, match=r"subjec: unknown; did you mean subject\?"):
+        spark.sql("CREATE TABLE nothing USING keylane OPTIONS (meta '127.0.0.1:1', subjec 'x')")
+
+
+def test_ordered_restores_the_order_of_keys_after_a_shuffle(load, filled):
+    """More tasks than partitions, and the rows of each key as they were stored."""
+    shuffled = load(columns="logical_partition,epoch,offset,key,value").repartition(5)
+    frame = ordered(shuffled, 6)
+    assert frame.rdd.getNumPartitions() == 6
+    by_key: dict[bytes, list[int]] = defaultdict(list)
+    for row in frame.collect():
+        by_key[bytes(row["key"])].append(json.loads(row["value"])["n"])
+    del by_key[b""]
+    assert len(by_key) == 97
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
 def test_subjects_without_messages_or_partitions_are_empty_frames(load, file_cluster, shelves):
     """Nothing stored is zero rows, also when there is not even a partition."""
     asyncio.run(file_cluster.create("silent", partitions=3))
@@ -190,7 +228,7 @@ def test_subjects_without_messages_or_partitions_are_empty_frames(load, file_clu
     ("options", "error", "details"),
     [
         ({"subject": "flight"}, SubjectUnknownError, {"subject": "flight"}),
-        ({"meta": "127.0.0.1:1"}, NotSentError, {"address": "127.0.0.1:1"}),
+        ({"meta": "127.0.0.1:1", "retrySeconds": "0"}, NotSentError, {"address": "127.0.0.1:1"}),
         ({"batchRows": "0"}, ConfigError, None),
         ({"topic": "flights"}, ConfigError, None),
         ({"end": '{"1": 99999999}'}, OffsetOutOfRangeError, None),

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from keylane.protocol import endpoints
 from keylane.protocol.batch import batch_starts, encode_batch
-from keylane.protocol.bounds import AskBounds, BoundsList, PartitionBounds
 from keylane.protocol.control import (
     PartitionStatus,
     PartitionStatusList,
@@ -25,6 +24,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Answer, Batches, Read, Request
 from keylane.protocol.groups import GroupSettings
 from keylane.protocol.message import pack_properties
+from keylane.protocol.reading.bounds import AskBounds, BoundsList, PartitionBounds
 from keylane.protocol.record import stamp
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.rpc.server import ControlRoute, Server

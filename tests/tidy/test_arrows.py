@@ -22,6 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "arrow": {"protocol", "rpc"},  # columns of batches and readers of ranges, without Spark
     **{program: {"protocol", "rpc"} for program in PROGRAMS},
     "consumer": {"protocol", "rpc", "arrow"},
+    "producer": {"protocol", "rpc", "arrow"},  # hashes a column of keys
     "spark": {"protocol", "rpc", "arrow"},
     "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
     "checker": {"protocol"},
@@ -71,7 +72,6 @@ HOME_OF: dict[str, list[str]] = {
         "arrow/*",
         "spark/*",
         "producer/tables/arrow.py",
-        "producer/tables/column_hash.py",
     ],
     "py4j": ["spark/*"],
     "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
@@ -92,7 +92,7 @@ HOME_OF: dict[str, list[str]] = {
         # a time as a program gives it; no clock is asked
         *(
             "protocol/scheduled/deliver_at.py",
-            "protocol/instants.py",
+            "protocol/reading/instants.py",
             "consumer/reading/bounds.py",
             "producer/sending.py",
             "producer/scheduled/sending.py",

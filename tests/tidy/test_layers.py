@@ -83,6 +83,7 @@ LAYERS: dict[str, set[str]] = {
     "protocol/groups": set(),
     "protocol/http": {"protocol/errors"},
     "protocol/parked": set(),
+    "protocol/reading": {"protocol/errors", "protocol/groups"},
     "protocol/scheduled": {"protocol/errors"},
 }
 

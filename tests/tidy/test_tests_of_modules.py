@@ -19,6 +19,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
+        "integration/brokers/test_broker_indexes.py": "bounds",
         "integration/brokers/test_copied_folder.py": "standing",
         "unit/broker/partition/test_lock_waiting.py": "waiting",
     },
@@ -80,7 +81,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "arrow": {
         "unit/arrow/test_rows.py": "columns",
-        "unit/spark/test_source.py": "range_reader snapshot",
+        "unit/arrow/test_planner.py": "loss",
+        "unit/spark/test_source.py": "snapshot task_reader",
     },
     "consumer": {
         "integration/consumers/test_consumer.py": "client",
@@ -175,8 +177,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked reading refusals scheduled sink testing",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked ranges reading refusals scheduled sink testing",
     },
+    "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
@@ -203,7 +206,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/broker/test_crash_points.py": "disk",
     },
     "spark": {
-        "spark/test_java.py": "java",
         "spark/test_source_local.py": "session",
     },
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....admin import ResetTo
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError
-from ....protocol.instants import ago_ms
+from ....protocol.reading.instants import ago_ms
 from ...connection import open_admin
 from ...options import OutputFormat, parse_time
 from ...screen import make_table, show_json, show_line, show_table

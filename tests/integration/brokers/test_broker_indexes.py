@@ -13,6 +13,7 @@ from keylane.protocol.batch import batch_starts
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import InvalidRequestError, PartitionUnknownError
 from keylane.protocol.frames import Append, Read
+from keylane.protocol.reading.bounds import AskBounds, BoundsOf, PartitionBounds
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch, facts
@@ -119,6 +120,19 @@ async def test_broker_finds_offsets_by_time(index, tmp_path):
         assert (answer.offset, answer.first_offset, answer.next_offset) == (None, 0, 0)
         with pytest.raises(PartitionUnknownError):
             await client.offset_at(3, 0, lower)
+        asked = [
+            BoundsOf(partition_id=1, at_ms=(before, later), groups=("audit",)),
+            BoundsOf(partition_id=3),
+            BoundsOf(partition_id=2, at_ms=(0,)),
+        ]
+        full, empty = (await client.bounds(AskBounds(partitions=asked))).partitions
+        assert (full.first_offset, full.next_offset, full.offsets_at) == (0, 6, (0, None))
+        assert full.cursors == (None,)
+        assert before <= (full.first_at_ms or 0) <= later
+        assert full.message_bytes > 0
+        assert empty == PartitionBounds(
+            partition_id=2, first_offset=0, next_offset=0, offsets_at=(None,)
+        )
         for query in ("at_ms=x", "at_ms=-1", "", "at_ms=1&bound=middle", "at_ms=" + "9" * 30):
             path = f"/v1/partitions/1/offset?{query}"
             with pytest.raises(InvalidRequestError):

@@ -144,5 +144,5 @@ def test_every_row_is_in_one_task_and_in_order_there(sizes, cut):
 
 
 @pytest.mark.parametrize("rows", [1, 7, TASK_ROWS])
-def test_one_range_is_one_task(rows):
+def test_range_alone_is_one_task(rows):
     assert pack([planned(1, rows, start=5)], options()) == [(planned(1, rows, start=5),)]

@@ -15,7 +15,6 @@ from keylane.arrow.selection import (
     ReadOptions,
     StoredAt,
 )
-from keylane.protocol.bounds import PartitionBounds
 from keylane.protocol.errors import (
     ConfigError,
     DataLossError,
@@ -23,6 +22,7 @@ from keylane.protocol.errors import (
     OffsetOutOfRangeError,
     PartitionUnknownError,
 )
+from keylane.protocol.reading.bounds import PartitionBounds
 from keylane.protocol.routing import (
     OrderStrategy,
     Partition,
@@ -299,9 +299,11 @@ def test_keys_are_looked_for_only_where_they_can_be():
 
 
 def test_partitions_of_several_subjects_are_selected_by_subject():
-    one, other = route(partition(4), partition(3)), replace(route(partition(1)), subject="visits")
-    both = options()
-    selected = select_partitions([one, other], both)
+    flights, visits = (
+        route(partition(4), partition(3)),
+        replace(route(partition(1)), subject="visits"),
+    )
+    selected = select_partitions([flights, visits], options())
     assert [(each.subject, each.partition.partition_id) for each in selected] == [
         ("flights", 3),
         ("flights", 4),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from base64 import b64encode
 
 import pyarrow as pa
@@ -11,12 +13,14 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from keylane.arrow import rows as rows_module
+from keylane.arrow.planner import PlannedRange
 from keylane.arrow.rows import RowBuilder
-from keylane.arrow.schema import COLUMNS, arrow_schema
+from keylane.arrow.schema import COLUMNS, EVERY_COLUMN, arrow_schema
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import CorruptBatchError
 from keylane.protocol.message import pack_properties
 from keylane.protocol.record import Compression, Kind, encode_record, stamp
+from keylane.protocol.routing import logical_partition
 from keylane.spark.schema import spark_schema
 
 PARTITION = 7
@@ -39,24 +43,31 @@ def batch(
             values=values,
             properties=packed if any(packed) else (),
             compression=compression,
-            producer_id=1,
-            producer_epoch=0,
+            producer_id=0xAB,
+            producer_epoch=4,
             sequence=0,
         )
     )
-    stamp(record, base_offset=base_offset, position=0, appended_at_ms=0)
+    stamp(record, base_offset=base_offset, position=0, appended_at_ms=5_000 + base_offset)
     return bytes(record)
 
 
-def builder(start: int, end: int, columns=COLUMNS, batch_rows: int = 100) -> RowBuilder:
-    return RowBuilder(
-        subject="flights",
+def planned(start: int, end: int) -> PlannedRange:
+    return PlannedRange(
         partition_id=PARTITION,
+        broker_group="g1",
+        address="127.0.0.1:1",
         start=start,
         end=end,
-        columns=tuple(columns),
-        batch_rows=batch_rows,
+        subject="flights",
+        queue=3,
+        logic_start=1_000,
+        epoch=2,
     )
+
+
+def builder(start: int, end: int, columns=COLUMNS, batch_rows: int = 100) -> RowBuilder:
+    return RowBuilder(planned(start, end), columns=tuple(columns), batch_rows=batch_rows)
 
 
 def taken(build: RowBuilder, *payloads: bytes) -> list[pa.RecordBatch]:
@@ -132,6 +143,46 @@ def test_only_the_columns_asked_for_are_made():
     (record_batch,) = taken(builder(0, 5, columns=("value", "offset")), batch(plain(5), 0))
     assert record_batch.schema.names == ["value", "offset"]
     assert record_batch["value"].to_pylist() == [b"v0", b"v1", b"v2", b"v3", b"v4"]
+
+
+def test_every_column_can_be_asked_for():
+    """Columns of the plan, of the batch and of the key are in each row, over several batches, cut at both ends."""
+    sent = [(b"", b"v", 0, {}), *plain(4), (b"k" * 99, b"v", 0, {"a": "b"})]
+    build = builder(1, 9, columns=EVERY_COLUMN)
+    (record_batch,) = taken(build, batch(plain(3), 0) + batch(sent, 3))
+    record_batch.validate(full=True)
+    assert record_batch.schema.equals(arrow_schema(EVERY_COLUMN))
+    keys = [key for key, *_ in (plain(3) + sent)[1:9]]
+    rows = record_batch.to_pydict()
+    assert rows["subject"] == ["flights"] * 8
+    assert rows["queue"] == [3] * 8
+    assert rows["logic_offset"] == list(range(1_001, 1_009))
+    assert rows["logical_partition"] == [logical_partition(key) if key else None for key in keys]
+    assert rows["epoch"] == [2] * 8
+    stored = record_batch["stored"].cast(pa.int64()).to_pylist()
+    assert stored == [5_000_000] * 2 + [5_003_000] * 6
+    assert rows["producer"] == ["00000000000000ab-4"] * 8
+
+
+def test_worker_imports_no_pandas_when_it_builds_every_column():
+    """Pandas, which pyarrow imports for some calls where it is installed, costs a quarter of a second and 47 MB."""
+    record = batch([*plain(2), (b"", b"", 0, {"a": "b"})], 0)
+    program = f"""
+import sys
+import keylane.arrow.range_reader
+from keylane.arrow.planner import PlannedRange
+from keylane.arrow.rows import RowBuilder
+from keylane.arrow.schema import EVERY_COLUMN
+planned = {planned(0, 3)!r}
+(record_batch,) = RowBuilder(planned, columns=EVERY_COLUMN, batch_rows=3).take(memoryview({record!r}))
+assert record_batch.num_rows == 3
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")
+    subprocess.run([sys.executable, "-c", "import pandas"], check=True)
 
 
 def test_small_batches_are_joined_and_large_ones_are_not_copied():

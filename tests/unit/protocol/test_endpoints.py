@@ -56,6 +56,10 @@ def test_every_endpoint_is_in_a_table_once():
         assert len({(endpoint.method, endpoint.path) for endpoint in table}) == len(table)
 
 
+LONG_QUESTIONS = [endpoints.PARTITION_BOUNDS]
+"""Calls that change nothing, whose question is too long for an address."""
+
+
 @pytest.mark.parametrize(
     "endpoint", EVERY.values(), ids=lambda endpoint: f"{endpoint.method} {endpoint.path}"
 )
@@ -64,7 +68,9 @@ def test_endpoint_is_whole(endpoint):
     assert endpoint.method in {"GET", "POST"}
     assert endpoint.method == "POST" or endpoint.request is None
     assert (endpoint.method == "GET") <= endpoint.repeatable
-    assert endpoint.method == "GET" or endpoint.rights is not Rights.READ
+    assert (
+        endpoint.method == "GET" or endpoint.rights is not Rights.READ or endpoint in LONG_QUESTIONS
+    )
     assert endpoint.summary
     document = openapi_document([endpoint], program="test")
     operation = document["paths"][endpoint.path][endpoint.method.lower()]

@@ -139,7 +139,7 @@ def test_unknown_column_gets_the_nearest_name():
         parsed(columns="topic")
 
 
-def test_what_spark_adds_is_let_through():
+def test_additions_of_spark_are_let_through():
     """Paths of loads and streams; of CREATE TABLE everything that is not repeated as `option.`."""
     for name in ("path", "paths", "checkpointLocation"):
         assert parsed(**{name: "/x"}) == parsed()

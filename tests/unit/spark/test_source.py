@@ -15,7 +15,6 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from keylane.arrow import range_reader
-from keylane.arrow.range_reader import TRIES_MAX
 from keylane.arrow.schema import arrow_schema
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
@@ -30,6 +29,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     OverloadedError,
     PartitionUnknownError,
+    RangeUnreadableError,
     StaleRouteError,
     SubjectUnknownError,
 )
@@ -147,10 +147,10 @@ def test_large_range_takes_several_reads(shelves, monkeypatch):
     stream = source.read(part)
     next(stream)
     for _ in range(100):
-        if len(shelves.reads) == 2:
+        if len(shelves.reads) >= 2:
             break
         time.sleep(0.01)
-    assert len(shelves.reads) == 2, "the second read is under way while the first is converted"
+    assert len(shelves.reads) >= 2, "the second read is under way while the first is converted"
     offsets = [0, 1, 2, *(o for record_batch in stream for o in record_batch["offset"].to_pylist())]
     assert offsets == list(range(180))
     assert len(shelves.reads) == -(-60 * 200_000 // PULL_BYTES_MAX)
@@ -251,7 +251,7 @@ def test_unknown_subject_is_told_with_code_json_and_the_nearest_name(shelves):
 
 def test_unknown_group_is_told(filled):
     with pytest.raises(GroupUnknownError) as caught:
-        source(filled, start="group:nobody").schema()
+        source(filled, start="group:unknown").schema()
     told(caught)
 
 
@@ -428,24 +428,31 @@ def test_log_shorter_than_planned_is_told(filled):
 @pytest.mark.parametrize("error", [OverloadedError(), StaleRouteError()], ids=str)
 def test_passing_error_is_waited_for(filled, quick, error):
     """A refusal that says "later" or "new route" is tried again, and the rows are whole."""
-    filled.fail = [error] * (TRIES_MAX - 1)
+    filled.fail = [error] * 9
     source = reader(filled, partitions="3", columns="offset")
     assert rows(source)["offset"].to_pylist() == list(range(ROWS))
-    assert filled.calls.count("route") == 1 + TRIES_MAX - 1
+    assert filled.calls.count("route") == 1 + 9
 
 
-def test_persistent_error_is_raised_after_the_last_try(filled, quick):
-    """After its last try the error itself is raised, marked; one that says "never" is raised at once."""
+def test_persistent_error_is_raised_when_the_patience_is_over(filled, quick, monkeypatch):
+    """The error names partition, range and time; an error that says "never" is raised at once."""
+    monkeypatch.setattr(range_reader, "PATIENCE_S", 0.3)
     source = reader(filled, partitions="3")
-    filled.fail = [OverloadedError(in_flight=3)] * TRIES_MAX
-    with pytest.raises(OverloadedError) as caught:
+    filled.fail = [OverloadedError(in_flight=3)] * 10_000
+    with pytest.raises(RangeUnreadableError) as caught:
         list(source.read(source.partitions()[0]))
-    assert told(caught).details == {"in_flight": 3}
-    assert len(filled.reads) == TRIES_MAX
+    details = told(caught).details
+    assert (details["partition_id"], details["start"], details["end"]) == (3, 0, ROWS)
+    assert (details["offset"], details["subject"]) == (0, "flights")
+    assert "partition 3, offsets [0, 1000): nothing came from offset 0 on for 0 s" in str(
+        caught.value
+    )
+    reads = len(filled.reads)
+    assert reads > 9
     filled.fail = [FencedError()]
     with pytest.raises(FencedError):
         list(source.read(source.partitions()[0]))
-    assert len(filled.reads) == TRIES_MAX + 1
+    assert len(filled.reads) == reads + 1
 
 
 def test_broker_started_again_in_mid_read_is_ridden_out(shelves):

@@ -5,7 +5,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.producer.tables.column_hash import BLOCK_ROWS, hash_column
+from keylane.arrow.column_hash import BLOCK_ROWS, hash_column
 
 
 def hashes_of(rows: list[bytes], before: bytes = b"") -> list[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-from .errors import ConfigError, InvalidRequestError
-from .groups import GroupStart, StartAt
+from ..errors import ConfigError, InvalidRequestError
+from ..groups import GroupStart, StartAt
 
 _AGO = re.compile(r"-(\d{1,9})(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}

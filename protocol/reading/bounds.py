@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from .ids import MAX_I64
-from .progress import AtMs
+from ..ids import MAX_I64
+from ..progress import AtMs
 
 BOUNDS_AT_ONCE_MAX = 1_000
 """Partitions in one call; more would block the event loop of the broker too long."""

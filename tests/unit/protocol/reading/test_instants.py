@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from keylane import ConfigError, GroupStart, InvalidRequestError, StartAt
-from keylane.protocol.instants import ago_ms, group_start, instant_ms, read_instant
+from keylane.protocol.reading.instants import ago_ms, group_start, instant_ms, read_instant
 
 NOW_MS = 1_700_000_000_000
 

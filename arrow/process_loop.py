@@ -1,0 +1,113 @@
+"""One event loop a process, in a thread of its own, with one connection to each broker, for all readers of the process.
+
+    reader's thread ── submit ──▶ loop: connections of brokers, each opened with its first call, again after it broke
+
+A reader's thread may stand still as long as it likes: pings of brokers are answered by the loop.
+
+Invariants
+    A child of a fork never uses its parent's loop or connections: it makes its own.
+    The connections are closed at the exit of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Coroutine
+from typing import Any, ClassVar, TypeVar
+
+from ..rpc.client import BrokerClient
+from ..rpc.home import Home
+from ..rpc.http_network import HttpNetwork
+from ..rpc.network import Network
+
+T = TypeVar("T")
+CLOSE_S = 3.0
+"""How long the exit of a process waits for its connections to close."""
+
+
+class ProcessLoop:
+    """The event loop of this process's readers; `ProcessLoop.current()` starts it."""
+
+    _current: ClassVar[ProcessLoop | None] = None
+    _starting = threading.Lock()
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._brokers: dict[str, BrokerClient] = {}
+        self._home = Home("reader")
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="keylane reader", daemon=True
+        )
+        self._thread.start()
+        self.network: Network = self.run(self._open())
+
+    @classmethod
+    def current(cls) -> ProcessLoop:
+        """The loop of this process; the first call starts it."""
+        with cls._starting:
+            if cls._current is None:
+                cls._current = cls()
+                atexit.register(cls._current.close)
+            return cls._current
+
+    @classmethod
+    def _in_child(cls) -> None:
+        """Forget the parent's loop; the lock may have been held at the fork."""
+        cls._current = None
+        cls._starting = threading.Lock()
+
+    async def _open(self) -> HttpNetwork:
+        network = HttpNetwork()
+        self._home.enter((network, self._brokers, self._loop), ProcessLoop._in_child)
+        return network
+
+    def broker(self, address: str) -> BrokerClient:
+        """The client of a broker; call it in the loop."""
+        client = self._brokers.get(address)
+        if client is None:
+            client = self._brokers[address] = BrokerClient(self.network, address)
+        return client
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop, and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a coroutine in the loop."""
+
+        async def begin() -> asyncio.Task[None]:
+            return asyncio.create_task(work)
+
+        return self.run(begin())
+
+    def soon(self, call: Any, *arguments: object) -> None:
+        """Have a function called in the loop; after the end of the loop nothing is called."""
+        if self._home.here and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def close(self) -> None:
+        """Close the connections and end the loop; in a child of a fork nothing is closed."""
+        if not self._home.here:
+            return
+        if ProcessLoop._current is self:
+            ProcessLoop._current = None
+        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        try:
+            closing.result(CLOSE_S)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CLOSE_S)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    async def _close(self) -> None:
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        for client in self._brokers.values():
+            await client.close()
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        await self.network.close()
+        self._home.leave()
