@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "spark": {"protocol", "rpc", "arrow"},
     "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
     "checker": {"protocol"},
-    "cli": {"protocol", "rpc", "checker", *PROGRAMS},
+    "cli": {"protocol", "rpc", "arrow", "checker", *PROGRAMS},
     "migrations": set(),
     "sync": {"protocol", "rpc", "producer", "consumer"},  # for programs without an event loop
     # clusters in memory for users' tests: all that a cluster is made of, and its clients

@@ -177,7 +177,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked ranges reading refusals scheduled sink testing",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked ranges reading refusals reprocess scheduled sink testing",
     },
     "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
