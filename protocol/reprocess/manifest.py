@@ -35,7 +35,7 @@ class SourceRange(Struct, frozen=True, kw_only=True):
     """Depth in the lineage."""
 
 
-class Piece(Struct, frozen=True, kw_only=True):
+class JobPiece(Struct, frozen=True, kw_only=True):
     """A part of a range, reprocessed by one call chain of the job, and stored."""
 
     partition_id: Count
@@ -60,7 +60,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Milliseconds since 1970, by the calendar of the program that planned."""
     ranges: tuple[SourceRange, ...]
     piece_rows: Annotated[int, Meta(ge=1)]
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[JobPiece, ...] = ()
     format: int = FORMAT
 
     @property
@@ -103,7 +103,7 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     return manifest
 
 
-def missing_pieces(manifest: Manifest, done: Sequence[Piece]) -> list[SourceRange]:
+def missing_pieces(manifest: Manifest, done: Sequence[JobPiece]) -> list[SourceRange]:
     """The ranges, of `piece_rows` messages at most, that no piece covers; by partition and offset."""
     covered = {(piece.partition_id, piece.start, piece.end) for piece in done}
     return [

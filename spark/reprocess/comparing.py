@@ -27,12 +27,12 @@ class KeyDifference:
 def differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[KeyDifference]:
     """The keys that differ, by their first offset; the rows of a key are compared in their order."""
     before, after = _by_key(old), _by_key(new)
-    found = []
+    changes = []
     for key in dict.fromkeys([*before, *after]):
         unlike = list(_unlike(before.get(key, []), after.get(key, [])))
         if unlike:
             offsets = [offset for offset in unlike if offset is not None]
-            found.append(
+            changes.append(
                 KeyDifference(
                     partition_id=partition_id,
                     key=key,
@@ -40,7 +40,7 @@ def differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[KeyDiff
                     rows=len(unlike),
                 )
             )
-    return sorted(found, key=lambda each: (each.first_offset is None, each.first_offset or 0))
+    return sorted(changes, key=lambda each: (each.first_offset is None, each.first_offset or 0))
 
 
 def _by_key(table: pa.Table) -> dict[Any, list[dict[str, Any]]]:
@@ -57,7 +57,7 @@ def _unlike(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[in
     for offset, rows in _by_offset(new).items():
         others = left.pop(offset, [])
         pairs = zip(rows, others, strict=False)
-        same = sum(one == other for one, other in pairs)
+        same = sum(row == old_row for row, old_row in pairs)
         yield from [offset] * (max(len(rows), len(others)) - same)
     for offset, rows in left.items():
         yield from [offset] * len(rows)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...protocol.errors import ManifestError
-from ...protocol.reprocess.manifest import Manifest, Piece, decode_manifest, encode_manifest
+from ...protocol.reprocess.manifest import JobPiece, Manifest, decode_manifest, encode_manifest
 
 FACTS = b"keylane.piece"
 PLAN, MANIFEST = "plan.json", "manifest.json"
@@ -51,7 +51,7 @@ class OutputFolder:
         unfinished.write_bytes(encode_manifest(manifest))
         self._finish(unfinished, self._own / name)
 
-    def write_piece(self, piece: Piece, rows: pa.Table, code: str) -> None:
+    def write_piece(self, piece: JobPiece, rows: pa.Table, code: str) -> None:
         """Write the rows of a piece with its facts, in one step; a second writer of the same piece changes nothing."""
         facts = msgspec.json.encode((code, piece))
         unfinished = self._unfinished()
@@ -60,19 +60,19 @@ class OutputFolder:
         )
         self._finish(unfinished, self.path / piece.file)
 
-    def pieces(self, code: str) -> list[Piece]:
+    def pieces(self, code: str) -> list[JobPiece]:
         """The pieces that are done by this code, by partition and offset."""
         done = []
         for path in self.path.glob("part-*.parquet"):
             facts = (pq.read_schema(path).metadata or {}).get(FACTS)
             if facts is None:
                 continue
-            by, piece = msgspec.json.decode(facts, type=tuple[str, Piece])
+            by, piece = msgspec.json.decode(facts, type=tuple[str, JobPiece])
             if by == code and piece.file == path.name:
                 done.append(piece)
         return sorted(done, key=lambda piece: (piece.partition_id, piece.start))
 
-    def rows_of(self, piece: Piece) -> pa.Table:
+    def rows_of(self, piece: JobPiece) -> pa.Table:
         """The rows of a piece."""
         return pq.read_table(self.path / piece.file).replace_schema_metadata(None)
 

@@ -64,7 +64,7 @@ class JobPlan:
         return sum(piece.size_bytes for piece in self.missing)
 
     def minutes(self, cores: int) -> float:
-        """How long it takes with so many task slots, about; never shorter than the longest task."""
+        """How long it takes with this number of task slots, about; never shorter than the longest task."""
         costs: dict[int, float] = {}
         for piece in self.missing:
             cost = max(piece.rows / ROWS_PER_SECOND, piece.size_bytes / BYTES_PER_SECOND)
@@ -233,9 +233,9 @@ def compare_outputs(old: OutputFolder, new: OutputFolder) -> list[KeyDifference]
             f"{old.path} and {new.path} have other ranges: reprocess both with the same --start and --end",
             path=str(old.path),
         )
-    found: list[KeyDifference] = []
+    unlike: list[KeyDifference] = []
     for piece in after.pieces:
         other = pieces[piece.partition_id, piece.start, piece.end]
         if other.digest != piece.digest:
-            found += differences(piece.partition_id, old.rows_of(other), new.rows_of(piece))
-    return found
+            unlike += differences(piece.partition_id, old.rows_of(other), new.rows_of(piece))
+    return unlike

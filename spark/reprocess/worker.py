@@ -17,7 +17,7 @@ from ...arrow.schema import arrow_schema
 from ...arrow.selection import ReadOptions
 from ...arrow.task_reader import read_task
 from ...protocol.errors import JobFailedError, KeylaneError
-from ...protocol.reprocess.manifest import Piece
+from ...protocol.reprocess.manifest import JobPiece
 from ..failure import readable_errors
 from .digest import table_digest
 from .folder import OutputFolder, piece_file
@@ -73,7 +73,7 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     marked = rows.drop_columns([REPLAY]) if REPLAY in rows.column_names else rows
     name = pa.repeat(pa.scalar(job.name, pa.string()), rows.num_rows)
     marked = marked.append_column(REPLAY, name)
-    piece = Piece(
+    piece = JobPiece(
         partition_id=planned.partition_id,
         start=planned.start,
         end=planned.end,

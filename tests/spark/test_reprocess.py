@@ -57,10 +57,10 @@ async def send(cluster: Cluster, subject: str, start: int, end: int) -> None:
 
 
 def by_key(pairs) -> dict[bytes, list[bytes]]:
-    found = defaultdict(list)
+    values = defaultdict(list)
     for key, value in pairs:
-        found[key].append(value)
-    return dict(found)
+        values[key].append(value)
+    return dict(values)
 
 
 def rows_of(path) -> list[tuple[bytes, bytes]]:
@@ -190,12 +190,12 @@ def test_comparison_names_the_key_and_its_first_offset_when_code_changed(
         runs.run_job(spark, second, options, old)
     runs.run_job(spark, second, options, new)
     assert runs.compare_outputs(old, old) == []
-    (found,) = runs.compare_outputs(old, new)
+    (unlike,) = runs.compare_outputs(old, new)
     table = pq.read_table(new.path)
     changed = [
         (row["partition"], row["offset"]) for row in table.to_pylist() if row["key"] == b"N14228"
     ]
-    assert found == KeyDifference(
+    assert unlike == KeyDifference(
         partition_id=changed[0][0],
         key=b"N14228",
         first_offset=min(offset for _, offset in changed),

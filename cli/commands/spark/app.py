@@ -59,20 +59,8 @@ def spark_reprocess(
     """Reprocess a subject by a function; run again, it finishes what is missing or does nothing."""
     from .reprocess import Asked, reprocess
 
-    raise typer.Exit(
-        reprocess(
-            output,
-            Asked(
-                meta=meta,
-                source=source,
-                to=to,
-                job=job,
-                start=start,
-                end=end,
-                name=name,
-                plan=plan,
-                compare=compare,
-                handover_ms=handover_s * 1000,
-            ),
-        )
-    )
+    asked = Asked(
+        meta=meta, source=source, to=to, job=job, start=start, end=end, name=name, plan=plan,
+        compare=compare, handover_ms=handover_s * 1000,
+    )  # fmt: skip
+    raise typer.Exit(reprocess(output, asked))

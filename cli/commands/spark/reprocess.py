@@ -185,7 +185,7 @@ def _bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], 
 def _compare(output: OutputFormat, old: OutputFolder, new: OutputFolder) -> int:
     from ....spark.reprocess.run import compare_outputs
 
-    found = compare_outputs(old, new)
+    unlike = compare_outputs(old, new)
     if output is OutputFormat.JSON:
         show_json(
             [
@@ -195,19 +195,19 @@ def _compare(output: OutputFormat, old: OutputFolder, new: OutputFolder) -> int:
                     "first_offset": each.first_offset,
                     "rows": each.rows,
                 }
-                for each in found
+                for each in unlike
             ]
         )
-    elif not found:
+    elif not unlike:
         show_line(f"the output is that of {old.path}")
     else:
         rows = [
             (each.partition_id, _text(each.key), each.first_offset, each.rows)
-            for each in found[:DIFFERENCES_SHOWN]
+            for each in unlike[:DIFFERENCES_SHOWN]
         ]
-        title = f"{counted(len(found), 'key')} with other rows than in {old.path}"
+        title = f"{counted(len(unlike), 'key')} with other rows than in {old.path}"
         show_table(make_table(title, ("id#", "key", "first offset#", "rows#"), rows))
-    return 2 if found else 0
+    return 2 if unlike else 0
 
 
 def _text(key: object) -> str:

@@ -95,8 +95,8 @@ def test_start_behind_a_backfill_goes_on_at_its_ends():
 
 def test_start_behind_a_backfill_leaves_out_what_expired_when_it_was_read_to_its_end():
     parts = [first(2, parents=(1,))]
-    found = start_cursors(behind(p1=100, p2=7), parts, static=False, expired={1: 100})
-    assert found == {2: 7}
+    cursors = start_cursors(behind(p1=100, p2=7), parts, static=False, expired={1: 100})
+    assert cursors == {2: 7}
     assert start_cursors(behind(p1=100), parts, static=False, expired={1: 100}) == {}
 
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from keylane.errors import ManifestError
 from keylane.protocol.groups import GroupStart, StartAt
 from keylane.protocol.reprocess.manifest import (
+    JobPiece,
     Manifest,
-    Piece,
     SourceRange,
     cut_range,
     decode_manifest,
@@ -27,8 +27,8 @@ from keylane.protocol.reprocess.manifest import (
 GOLDEN = Path(__file__).parents[3] / "golden" / "manifest_v1.json"
 
 
-def piece(partition_id: int, start: int, end: int) -> Piece:
-    return Piece(
+def piece(partition_id: int, start: int, end: int) -> JobPiece:
+    return JobPiece(
         partition_id=partition_id, start=start, end=end, rows=end - start, digest="d", file="f"
     )
 

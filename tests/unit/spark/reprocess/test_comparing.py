@@ -14,8 +14,8 @@ def rows(*values: tuple[int, bytes, bytes], replay: str = "a") -> pa.Table:
 
 
 def test_equal_rows_have_no_difference_whatever_job_made_them():
-    one = rows((1, b"k", b"x"), (2, b"l", b"y"))
-    assert differences(3, one, rows((1, b"k", b"x"), (2, b"l", b"y"), replay="b")) == []
+    table = rows((1, b"k", b"x"), (2, b"l", b"y"))
+    assert differences(3, table, rows((1, b"k", b"x"), (2, b"l", b"y"), replay="b")) == []
 
 
 def test_each_key_is_named_with_its_first_offset_by_that_offset():

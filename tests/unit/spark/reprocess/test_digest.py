@@ -44,9 +44,9 @@ def test_digest_is_of_the_rows_when_they_lie_in_other_batches(name):
 
 
 @given(st.lists(st.binary(max_size=3), max_size=6), st.lists(st.binary(max_size=3), max_size=6))
-def test_tables_have_one_digest_exactly_when_they_are_equal(one, other):
-    tables = [pa.table({"value": pa.array(values, pa.binary())}) for values in (one, other)]
-    assert (table_digest(tables[0]) == table_digest(tables[1])) == (one == other)
+def test_tables_have_one_digest_exactly_when_they_are_equal(values, other):
+    tables = [pa.table({"value": pa.array(rows, pa.binary())}) for rows in (values, other)]
+    assert (table_digest(tables[0]) == table_digest(tables[1])) == (values == other)
 
 
 def test_digest_has_names_and_types():
