@@ -15,6 +15,7 @@ from .protocol.errors.parked import *
 from .protocol.errors.ranges import *
 from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
+from .protocol.errors.reprocess import *
 from .protocol.errors.scheduled import *
 from .protocol.errors.sink import *
 from .protocol.errors.streaming import *
@@ -78,10 +79,13 @@ __all__ = [
     "InvalidNameError",
     "InvalidRequestError",
     "JavaMissingError",
+    "JobChangedError",
+    "JobFailedError",
     "JsonValueError",
     "KeyHaltedError",
     "KeylaneError",
     "LeaseLostError",
+    "ManifestError",
     "MessageTooLargeError",
     "MixedUseError",
     "NoPartitionError",

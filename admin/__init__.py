@@ -28,6 +28,7 @@ from ..protocol.operations import (
 )
 from ..protocol.parked import FailingMessage, Failure, ParkState
 from ..protocol.progress import CanceledReset, CursorView, GroupReset, ResetGroup, ResetTo
+from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification
@@ -64,6 +65,7 @@ __all__ = [
     "GroupSummary",
     "GroupView",
     "Health",
+    "HoldView",
     "LossView",
     "OperationKind",
     "OperationList",

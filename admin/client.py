@@ -48,6 +48,7 @@ from . import views
 from .arguments import checked
 from .group_resets import reset_group
 from .groups import GroupCalls
+from .holds import HoldCalls
 from .parked import ParkedCalls
 from .scheduled import ScheduledCalls
 from .undrained import UndrainedCalls
@@ -56,7 +57,7 @@ from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescripti
 POLL_MS = 100
 
 
-class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls):
+class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls):
     """
     Administers a cluster.
 

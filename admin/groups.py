@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..protocol.groups import (
     CreateGroup,
     FailurePolicy,
@@ -27,6 +29,7 @@ class GroupCalls(ClusterCalls):
         *,
         start: StartAt | str = StartAt.EARLIEST,
         at_ms: int | None = None,
+        cursors: Mapping[int, int] | None = None,
         consume_strategy: ConsumeStrategy | str = ConsumeStrategy.EXCLUSIVE,
     ) -> GroupSettings:
         """
@@ -36,18 +39,23 @@ class GroupCalls(ClusterCalls):
         by a resize, are read from their first message.
 
         Args:
-            start: "earliest", "latest" or "time".
-            at_ms: for "time": milliseconds since 1970; the group begins at the first message stored at or after it.
+            start: "earliest", "latest", "time" or "cursors".
+            at_ms: for "time": milliseconds since 1970; the group begins at the first message stored at or after it; for "cursors": when they were taken, which tells a repeat from another start.
+            cursors: for "cursors": partition id → first offset; a partition that is not named is read from its first message.
             consume_strategy: "exclusive" or "shared".
 
         Raises:
             SubjectUnknownError
+            OffsetOutOfRangeError: messages behind a cursor are gone.
             GroupExistsError: it exists, with another start or strategy.
             GroupDeletedError: a group of this name is being deleted.
             GroupStartUnfinishedError: it is made, and a broker has not stored its start yet.
             OverloadedError: the subject has as many groups as it may have.
         """
-        fields = {"start": {"at": start, "at_ms": at_ms}, "strategy": consume_strategy}
+        fields = {
+            "start": {"at": start, "at_ms": at_ms, "cursors": cursors},
+            "strategy": consume_strategy,
+        }
         body = checked(CreateGroup, fields, strategy="consume_strategy")
         return await self._meta.create_group(*_names(subject, group), body)
 

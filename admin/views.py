@@ -18,6 +18,7 @@ from ..protocol.control import (
 from ..protocol.groups import GroupSettings
 from ..protocol.operations import OperationView
 from ..protocol.parked import FailingMessage
+from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 
 
@@ -50,6 +51,8 @@ class PartitionDescription(Struct, frozen=True, kw_only=True):
     """One past the newest message."""
     problem: str | None
     """Why the offsets are unknown."""
+    holds: tuple[HoldView, ...] = ()
+    """What jobs hold against retention."""
 
 
 class SubjectChange(Struct, frozen=True, kw_only=True):
@@ -187,6 +190,7 @@ def _describe_partition(
         first_offset=None if known is None else known.first_offset,
         next_offset=None if known is None else known.next_offset,
         problem=status if isinstance(status, str) else None,
+        holds=() if known is None else known.holds,
     )
 
 

@@ -28,6 +28,7 @@ from ..protocol.errors import (
 )
 from ..protocol.progress import ForgetGroup, ForgottenGroup, KnowGroups, SetCursor
 from ..protocol.reading.bounds import AskBounds, BoundsList
+from ..protocol.reprocess.holds import Held, SetHold
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .bounds import bounds_of
@@ -88,6 +89,7 @@ class BrokerControl:
             ControlRoute(endpoints.SET_CURSOR, self.cursor),
             ControlRoute(endpoints.KNOW_GROUPS, self.groups),
             ControlRoute(endpoints.FORGET_GROUP, self.forget),
+            ControlRoute(endpoints.HOLD, self.hold),
             ControlRoute(endpoints.DROP_PARTITION, self.drop),
             ControlRoute(endpoints.HEALTH, self.health),
             *probe_routes(self._ready),
@@ -142,7 +144,11 @@ class BrokerControl:
         """A partition with its groups, or with the requested group."""
         partition = self._store.state.partition(_partition_id(params))
         status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
-        return replace(status, unsealable=_unsealable(self._store, partition))
+        return replace(
+            status,
+            unsealable=_unsealable(self._store, partition),
+            holds=self._store.holds.views(partition),
+        )
 
     async def offset(self, _body: object, params: Params) -> FoundOffset:
         """The offset of a message by the time at which it was stored."""
@@ -211,6 +217,13 @@ class BrokerControl:
         token, durable = forget_group(self._store, partition, body)
         await durable
         return ForgottenGroup(token=token)
+
+    async def hold(self, body: SetHold, params: Params) -> Held:
+        """Set, renew or end a job's hold, durably."""
+        await check_standing(self._standing)
+        partition = self._store.state.partition(_partition_id(params))
+        await self._store.holds.set(partition, body)
+        return self._store.holds.answer(partition)
 
     async def drop(self, body: DropPartition, params: Params) -> Done:
         """Drop a partition of a deleted subject, durably; a repeat changes nothing."""

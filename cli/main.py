@@ -20,6 +20,7 @@ from .commands.parked.dead import dead_app
 from .commands.programs import ServerProgram, add_run, config_app, metaserver_app
 from .commands.queue.app import queue_app
 from .commands.scheduled.app import scheduled_app
+from .commands.spark.app import spark_app
 from .commands.subject.app import subject_app
 from .options import (
     BROKERS_MAX,
@@ -97,6 +98,7 @@ app.add_typer(outbox_app, name="outbox")
 app.add_typer(scheduled_app, name="scheduled")
 app.add_typer(parked_app, name="parked")
 app.add_typer(dead_app, name="dead")
+app.add_typer(spark_app, name="spark")
 
 
 @app.command()

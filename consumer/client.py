@@ -20,6 +20,7 @@ from ..protocol.errors import (
     HandlerTypeError,
     InvalidRequestError,
 )
+from ..protocol.groups import GroupStart
 from ..protocol.ids import check_name
 from ..protocol.reading.instants import GroupBegin, group_start
 from ..protocol.routing import ConsumeStrategy
@@ -35,6 +36,7 @@ from .dispatches import Calls, Dispatches
 from .handling.handlers import BatchHandler, Handler
 from .handling.stream import Stream
 from .handling.workers import Workers
+from .manifest_file import PREFIX, manifest_start
 from .membership import Membership
 from .owned import Owned
 from .rebalance import PartitionsCallback, Rebalance, check_callbacks
@@ -110,7 +112,8 @@ class Consumer(Resident, Owned, Taking[V]):
         tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default.  What `keylane group set`
             has stored for the group counts more than `on_failure`, `tries_max` and `handler_backoff`.
         start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
-            consumer is open; or an instant, as a datetime with a time zone, or "-1h".  A group that exists ignores it.
+            consumer is open; an instant, as a datetime with a time zone, or "-1h"; or "manifest:DIR": where the backfill
+            in that folder ended, with nothing twice and nothing between.  A group that exists ignores it.
         tags: only messages with one of these tags; others count as handled, and brokers leave out batches without any.
         filter: only messages with these properties, as {"country": "DE"}, or those for which a plain function of a message
             returns True.  If it raises, that is a failed try of the message.  All members of a group need the same
@@ -180,7 +183,9 @@ class Consumer(Resident, Owned, Taking[V]):
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name
-        self._begins_at = start
+        self._begins_at: GroupBegin | GroupStart | None = start
+        if isinstance(start, str) and start.startswith(PREFIX):
+            self._begins_at = manifest_start(start, subject=self._subject)
         self._given = _environment
         self._make_parts(wait_s)
         self._clear()

@@ -160,7 +160,7 @@ class Membership:
         if (
             self._start is not None
             and not self._group_id
-            and joined.start not in {None, self._start}
+            and joined.start not in {None, self._start.stored}
         ):
             log.info(
                 "group %s of %s exists, and began at %s; start=%s is for a new group",

@@ -30,6 +30,7 @@ from .limits import (
     UNTOLD_MAX,
 )
 from .parked.failing import FailingMessage
+from .reprocess.holds import HoldView
 from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
 
 Count = Annotated[int, Meta(ge=0)]
@@ -486,6 +487,8 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     partition."""
     forgotten_token: int = 0
     """The highest token of deleted groups that the partition refuses."""
+    holds: tuple[HoldView, ...] = ()
+    """What jobs hold against retention; left out of a page of partitions."""
 
 
 class TimeBound(enum.StrEnum):

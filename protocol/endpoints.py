@@ -28,7 +28,6 @@ from .control import (
     GroupDeletion,
     GroupList,
     GroupView,
-    Health,
     Heartbeat,
     HostPartition,
     Join,
@@ -47,6 +46,11 @@ from .control import (
     SwitchGroup,
 )
 from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
+from .http.any_server import HEALTH as HEALTH
+from .http.any_server import LIVE as LIVE
+from .http.any_server import METRICS as METRICS
+from .http.any_server import OPENAPI as OPENAPI
+from .http.any_server import READY as READY
 from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
 from .http.message_json import MessageObject
@@ -71,6 +75,7 @@ from .progress import (
 )
 from .queues import QueueList
 from .reading.bounds import AskBounds, BoundsList
+from .reprocess.holds import Held, SetHold
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
@@ -271,36 +276,6 @@ DELETE_GROUP = Endpoint(
     "Delete a consumer group; the metaserver completes it, and a repeat tells how far it is.",
 )
 
-# ── to any server ─────────────────────────────────────────────────────────────────────────────────────
-HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.READ, "Whether the server is ready.")
-
-LIVE = Endpoint("GET", "/health/live", None, Done, Rights.READ, "Answered while the server lives.")
-READY = Endpoint(
-    "GET",
-    "/health/ready",
-    None,
-    Health,
-    Rights.READ,
-    "Whether to send clients to the server; status 503, with the reason, if not.",
-)
-METRICS = Endpoint(
-    "GET",
-    "/metrics",
-    None,
-    str,
-    Rights.READ,
-    "Figures of the server in the text format of Prometheus.",
-    answered_as="text/plain; version=0.0.4; charset=utf-8",
-)
-OPENAPI = Endpoint(
-    "GET",
-    "/v1/openapi.json",
-    None,
-    dict,
-    Rights.READ,
-    "The calls of the server as an OpenAPI document.",
-)
-
 # ── to a metaserver: changes of partitions, the cluster as a whole ────────────────────────────────────
 RESHAPE = Endpoint(
     "POST",
@@ -450,6 +425,15 @@ FORGET_GROUP = Endpoint(
     "Forget a deleted consumer group: its progress goes, and its tokens are refused.",
     idempotent=True,
 )
+HOLD = Endpoint(
+    "POST",
+    "/v1/partitions/{id}/holds",
+    SetHold,
+    Held,
+    Rights.CONSUME,
+    "Hold messages of a partition against retention for a job, renew that, or end it.",
+    idempotent=True,
+)
 DROP_PARTITION = Endpoint(
     "POST",
     "/v1/partitions/{id}/drop",
@@ -590,6 +574,7 @@ BROKER: tuple[Endpoint[Any], ...] = (
     SET_CURSOR,
     KNOW_GROUPS,
     FORGET_GROUP,
+    HOLD,
     DROP_PARTITION,
     HEALTH,
     LIVE,

@@ -72,6 +72,8 @@ class Kind(enum.IntEnum):
     """Partitions were dropped with their subject: the broker hosts them no longer, and never again."""
     PARKED = 10
     """Changes of what a consumer group has set aside on the partition."""
+    HOLD = 11
+    """A job holds messages of the partition against retention, or does no longer."""
 
 
 class Compression(enum.IntEnum):

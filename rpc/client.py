@@ -78,6 +78,7 @@ from ..protocol.progress import (
 )
 from ..protocol.queues import QueueList
 from ..protocol.reading.bounds import AskBounds, BoundsList
+from ..protocol.reprocess.holds import Held, SetHold
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledPage
 from ..protocol.verification import Verification
@@ -484,6 +485,10 @@ class BrokerClient:
     async def forget_group(self, partition_id: int, body: ForgetGroup) -> ForgottenGroup:
         """Have a partition forget a deleted consumer group."""
         return await self._control(endpoints.FORGET_GROUP, body, id=partition_id)
+
+    async def hold(self, partition_id: int, body: SetHold) -> Held:
+        """Hold messages of a partition against retention, renew that, or end it."""
+        return await self._control(endpoints.HOLD, body, id=partition_id)
 
     async def drop_partition(self, partition_id: int, body: DropPartition) -> Done:
         """Have the broker drop a partition of a deleted subject."""

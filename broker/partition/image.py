@@ -11,12 +11,13 @@
      body_crcs: [[crc, …], …],
      groups_told,
      forgotten: [[name, token], …],
-     message_bytes_max]                             msgpack; later fields come last
+     message_bytes_max,
+     holds: [[job, from_offset, ttl_ms], …]]        msgpack; later fields come last
 
 A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any, and behind them, if there
 are any, [[offset, crashes], …] of begun suspects.  `removed_unread` is written only if it is not 0, or these are.  The array
-ends behind the last of `static`, `producers_all`, `body_crcs`, `groups_told`, `forgotten` and `message_bytes_max` that is not
-its default.  `producers_before` and `producers_all` are written in parts only:
+ends behind the last of `static`, `producers_all`, `body_crcs`, `groups_told`, `forgotten`, `message_bytes_max` and `holds` that
+is not its default.  `producers_before` and `producers_all` are written in parts only:
 a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
 checksums of the remembered batches, by producer in the order of `producers`.
 
@@ -40,6 +41,7 @@ from ...protocol.routing import OrderStrategy, Partition, PartitionState
 from .appends import CRC_UNKNOWN, ProducerState, StoredBatch
 from .parked import Parked
 from .partition import Group, HostedPartition, Lost
+from .records import HoldBody
 
 
 class _GroupImage(msgspec.Struct, frozen=True, array_like=True):
@@ -104,6 +106,10 @@ class _LimitedImage(_ForgottenImage, frozen=True, array_like=True):
     message_bytes_max: int = 0
 
 
+class _HeldImage(_LimitedImage, frozen=True, array_like=True):
+    holds: list[HoldBody] = []
+
+
 class Part(NamedTuple):
     """The share of a partition's producers in an image: those after the first `before`, of `total`."""
 
@@ -112,7 +118,7 @@ class Part(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_LimitedImage).decode
+_decode = msgspec.msgpack.Decoder(_HeldImage).decode
 _strings: dict[str, str] = {}
 """Names of subjects and broker groups, each as one object: many partitions share few names."""
 STRINGS_MAX = 10_000
@@ -172,15 +178,15 @@ def _kind(
     """The shortest image type that has every field which is not its default; its last fields are filled in."""
     static = hosted.facts.static
     before, total = part or (0, 0)
-    limit = hosted.facts.message_bytes_max
-    told = hosted.groups_told or bool(hosted.forgotten) or bool(limit)
+    limit, holds = hosted.facts.message_bytes_max, list(hosted.holds.values())
+    told = hosted.groups_told or bool(hosted.forgotten or limit or holds)
     if not producers and part is None and not told:
         return partial(_StaticImage, static=True) if static else _Image
     as_part = partial(_PartImage, static=static, producers_before=before, producers_all=total)
     if not producers and not told:
         return as_part
     body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
-    if hosted.forgotten or limit:
+    if hosted.forgotten or limit or holds:
         forgotten = partial(
             _ForgottenImage,
             **as_part.keywords,
@@ -188,9 +194,10 @@ def _kind(
             groups_told=hosted.groups_told,
             forgotten=list(hosted.forgotten.items()),
         )
-        if not limit:
+        if not limit and not holds:
             return forgotten
-        return partial(_LimitedImage, **forgotten.keywords, message_bytes_max=limit)
+        limited = partial(_LimitedImage, **forgotten.keywords, message_bytes_max=limit)
+        return partial(_HeldImage, **limited.keywords, holds=holds) if holds else limited
     if hosted.groups_told:
         return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
     return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)
@@ -262,23 +269,29 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         partition.producers[number] = ProducerState(epoch, following, batches)
     for row in decoded.groups:
         name = _shared(row.name)
-        group = partition.groups[name] = Group(name)
-        group.lock.fence = group.durable_fence = row.fence
-        group.lock.session = row.session
-        group.acked = AckedOffsets(row.cursor, row.ranges)
-        group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
-        group.removed_unread = row.removed_unread
-        group.attempts, group.suspects.begun = dict(row.attempts), dict(row.begun)
-        if row.parked:
-            group.parked = _parked_of(partition_id, row.parked)
-        group.kept = True
+        partition.groups[name] = _group_of(partition_id, name, row)
     partition.groups_told = decoded.groups_told
     partition.forgotten = dict(decoded.forgotten)
+    partition.holds = {hold.job: hold for hold in decoded.holds}
     partition.lost = tuple(Lost(*row) for row in decoded.lost)
     partition.fences_lost = decoded.fences_lost
     return partition, Part(
         decoded.producers_before, max(decoded.producers_all, len(partition.producers))
     )
+
+
+def _group_of(partition_id: int, name: str, row: _GroupImage) -> Group:
+    group = Group(name)
+    group.lock.fence = group.durable_fence = row.fence
+    group.lock.session = row.session
+    group.acked = AckedOffsets(row.cursor, row.ranges)
+    group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
+    group.removed_unread = row.removed_unread
+    group.attempts, group.suspects.begun = dict(row.attempts), dict(row.begun)
+    if row.parked:
+        group.parked = _parked_of(partition_id, row.parked)
+    group.kept = True
+    return group
 
 
 def _parked_of(partition_id: int, image: bytes) -> Parked:

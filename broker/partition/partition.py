@@ -40,7 +40,7 @@ from .appends import Duplicate, ProducerState, after_append, decide_append, forg
 from .in_flight import InFlight
 from .parked import Parked
 from .pull_lock import PullLock, raise_fence
-from .records import CursorBody, FenceBody, ForgetBody, ParkedBody
+from .records import CursorBody, FenceBody, ForgetBody, HoldBody, ParkedBody
 from .suspects import Begun, Suspects
 
 ATTEMPTS_MAX = 1_000
@@ -220,7 +220,7 @@ class HostedPartition:
 
     __slots__ = (
         "__weakref__", "appended_at_ms", "clashed", "ended", "facts", "fences_lost", "first_offset", "forgotten", "groups",
-        "groups_told", "lost", "next_offset", "partition_id", "producers", "readable_offset", "sealed",
+        "groups_told", "holds", "lost", "next_offset", "partition_id", "producers", "readable_offset", "sealed",
     )  # fmt: skip
 
     def __init__(self, facts: HostPartition) -> None:
@@ -244,6 +244,8 @@ class HostedPartition:
         """The metaserver has told every consumer group of the subject, durably."""
         self.forgotten: dict[str, int] = {}
         """Deleted group → the highest of its tokens, which are refused; the latest deletion is last."""
+        self.holds: dict[str, HoldBody] = {}
+        """Job → what it holds against retention; `store/holds.py` knows which have expired."""
         self.lost: tuple[Lost, ...] = ()
         """Lost ranges, in order.  A partition that has any takes no appends, and reads stop before them."""
         self.fences_lost = False
@@ -473,6 +475,13 @@ class HostedPartition:
             parked.apply(change, at_ms=body.at_ms, acked=group.acked)
         group.durable_cursor, group.durable_ranges = group.acked.cursor, group.acked.ranges
         group.kept = True
+
+    def apply_hold(self, body: HoldBody) -> Callable[[], None]:
+        """Set or end a job's hold; returns a function that undoes it."""
+        before = self.holds
+        others = {job: hold for job, hold in before.items() if job != body.job}
+        self.holds = {**others, body.job: body} if body.ttl_ms else others
+        return partial(setattr, self, "holds", before)
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:

@@ -6,6 +6,7 @@
                token: the fence when it was written; the last three fields are written only if they are not 0 and empty
     FORGET     [group, token]
     PARKED     [group, token, at_ms, [change, …]]    changes as in protocol/parked/changes.py
+    HOLD       [job, from_offset, ttl_ms]        ttl_ms 0: the hold has ended
     DROPPED    [[[first id, one past the last id], …], {subject: highest partition id}]
     SEAL       empty; base_offset is the partition's end
     TOLD       empty
@@ -67,6 +68,14 @@ class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
     token: int
 
 
+class HoldBody(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A job holds the messages from `from_offset` on against retention, for `ttl_ms`; 0: no longer."""
+
+    job: str
+    from_offset: int
+    ttl_ms: int
+
+
 class DroppedBody(msgspec.Struct, frozen=True, array_like=True):
     """Partitions that were dropped with their subjects."""
 
@@ -76,7 +85,9 @@ class DroppedBody(msgspec.Struct, frozen=True, array_like=True):
     """Name of a deleted subject → its highest partition id."""
 
 
-Body = HostPartition | FenceBody | CursorBody | ForgetBody | DroppedBody | ParkedBody | None
+Body = (
+    HostPartition | FenceBody | CursorBody | ForgetBody | DroppedBody | ParkedBody | HoldBody | None
+)
 
 _DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
     Kind.PARTITION: msgspec.msgpack.Decoder(HostPartition),
@@ -85,6 +96,7 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
     Kind.FORGET: msgspec.msgpack.Decoder(ForgetBody),
     Kind.DROPPED: msgspec.msgpack.Decoder(DroppedBody),
     Kind.PARKED: msgspec.msgpack.Decoder(ParkedBody),
+    Kind.HOLD: msgspec.msgpack.Decoder(HoldBody),
 }
 WITHOUT_BODY = frozenset({Kind.SEAL, Kind.TOLD})
 _KINDS = {
@@ -94,6 +106,7 @@ _KINDS = {
     ForgetBody: Kind.FORGET,
     DroppedBody: Kind.DROPPED,
     ParkedBody: Kind.PARKED,
+    HoldBody: Kind.HOLD,
 }
 
 

@@ -9,6 +9,7 @@ Invariants
     First offsets rise before segments are removed, so a read of a removed offset is answered with the first offset.
     First offsets rise only when every record that must be written before the removal is durable.
     Messages stay until the metaserver has told the groups of their partition, unless the subject's retention is TIME.
+    Messages that a job holds stay, whatever the subject's retention.
     Segments are removed only when a metaserver has accepted a report of this opening and does not refuse the folder.
     The index forgets last.  After a crash in between, a start corrects it by the beginning of the log.
     After partitions were dropped, the oldest segments without a message of a hosted partition go at any age.
@@ -96,6 +97,8 @@ class Cleaning:
         """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never told."""
         self._untold: list[int] = []
         """Such partitions, as the present check has found them."""
+        self._held: list[int] = []
+        """Partitions of which jobs hold messages that no group needs, as the present check has found them."""
 
     def adopt(self, settings: BrokerSettings) -> None:
         """Remove messages by the limits of these settings from now on."""
@@ -161,7 +164,7 @@ class Cleaning:
 
     async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
         self._firsts.grouped.clear()
-        self._untold = []
+        self._untold, self._held = [], []
         floor = await self._floor(wanted, list(self._store.state.partitions))
         self.untold = tuple(self._untold[:UNTOLD_MAX])
         allowed = self._allowed(segments, wanted, floor)
@@ -183,6 +186,8 @@ class Cleaning:
         self.problem = ""
         if allowed < wanted:
             why = f"a consumer group has not acked position {floor}"
+            if self._held:
+                why = f"jobs hold messages of {_named(self._held)}"
             if self._untold:
                 why = (
                     f"the metaserver has not told which consumer groups read {_named(self._untold)}"
@@ -271,15 +276,18 @@ class Cleaning:
             cursors = [
                 (partition.partition_id, cursor)
                 for partition in slice_
-                if partition.facts.retention is not Retention.TIME
-                and (cursor := self._needed_from(partition)) < partition.readable_offset
+                if (cursor := self._needed_from(partition)) < partition.readable_offset
             ]
             for partition_id, position in await self._run_read(self._first_needed, cursors):
                 if position >= wanted:
                     continue
                 floor = position if floor is None else min(floor, position)
                 partition = self._store.state.partitions.get(partition_id)
-                if partition is not None and not partition.groups_told:
+                if partition is None:
+                    continue
+                if self._needed_from(partition) < self._groups_need(partition):
+                    self._held.append(partition_id)
+                elif not partition.groups_told:
                     self._untold.append(partition_id)
         return floor
 
@@ -300,7 +308,15 @@ class Cleaning:
         self._vacant, self._dropped_version = vacant, version
 
     def _needed_from(self, partition: HostedPartition) -> int:
+        """The first offset that a group needs or a job holds."""
+        needed = self._groups_need(partition)
+        held = self._store.holds.needed_from(partition)
+        return needed if held is None else min(needed, max(held, partition.first_offset))
+
+    def _groups_need(self, partition: HostedPartition) -> int:
         """The first offset that a group needs; the partition's first offset if its groups were never told."""
+        if partition.facts.retention is Retention.TIME:
+            return partition.readable_offset
         if not partition.groups_told:
             return partition.first_offset
         cursors = (group.needed_from for group in partition.groups.values())

@@ -34,6 +34,7 @@ from ..partition.records import (
     DroppedBody,
     FenceBody,
     ForgetBody,
+    HoldBody,
     ParkedBody,
     decode_body,
 )
@@ -164,6 +165,7 @@ class Replay:
         known.groups_told |= restored.groups_told
         for name, token in restored.forgotten.items():
             known.forgotten[name] = max(token, known.forgotten.get(name, 0))
+        known.holds = restored.holds
         known.first_offset = max(known.first_offset, restored.first_offset)
         for name, group in restored.groups.items():
             self._fence(known, FenceBody(name, group.lock.fence, group.lock.session))
@@ -197,6 +199,8 @@ class Replay:
                 self._fence(partition, said)
             case ForgetBody():
                 partition.apply_forget(said)
+            case HoldBody():
+                partition.apply_hold(said)
             case ParkedBody():
                 partition.apply_parked(said)
             case CursorBody():

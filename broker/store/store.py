@@ -39,6 +39,7 @@ from ..storage.snapshot import Snapshots
 from .carry_over import CarryOver
 from .first_offsets import FirstOffsets
 from .group_commit import Entry, GroupCommit, RunBlocking
+from .holds import MessageHolds
 from .index_damage import IndexDamage
 from .opening import open_state
 from .snapshotter import Snapshotter
@@ -111,6 +112,7 @@ class Store:
         )
         self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
         self.firsts = FirstOffsets(state, save=self.save_progress)
+        self.holds = MessageHolds(state, self.commit, self.firsts, clock=clock)
         self.fence_floor = 0
         """Tokens up to this one are refused: they were granted before an operator accepted this data folder."""
         self._wake: Callable[[int], None] = lambda _partition_id: None

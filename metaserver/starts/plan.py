@@ -2,29 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ...protocol.errors import InvalidRequestError
+from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.groups import GroupStart, StartAt
 from ...protocol.progress import ResetGroup, ResetTo
 from ..resets.cursors import PartitionOffsets, new_cursors
 
 
 def check_start(start: GroupStart) -> None:
-    """Raise InvalidRequestError unless a time goes with TIME, and only with it."""
-    if (start.at is StartAt.TIME) != (start.at_ms is not None):
-        raise InvalidRequestError("at_ms goes with at = time, and only with it")
+    """Raise InvalidRequestError unless a time and cursors go with the starts that have them, and only with these."""
+    if (start.at in {StartAt.TIME, StartAt.CURSORS}) != (start.at_ms is not None):
+        raise InvalidRequestError("at_ms goes with at = time or cursors, and only with them")
+    if (start.at is StartAt.CURSORS) != bool(start.cursors):
+        raise InvalidRequestError("cursors go with at = cursors, and only with it")
 
 
 def start_cursors(
-    start: GroupStart, parts: Sequence[PartitionOffsets], *, static: bool
+    start: GroupStart,
+    parts: Sequence[PartitionOffsets],
+    *,
+    static: bool,
+    expired: Mapping[int, int | None] | None = None,
 ) -> dict[int, int]:
     """
     Return partition id → first offset that the group reads; empty: each partition from its first message.
 
     A group whose tokens brokers have seen is none of the new ones: the database lost it.  It goes on where it was.
+
+    Args:
+        expired: partitions whose data is gone → where they ended.
+
+    Raises:
+        PartitionUnknownError: cursors name a partition that the subject never had.
+        OffsetOutOfRangeError: messages behind a cursor are gone, or a cursor is behind the end.
     """
     if start.at is StartAt.EARLIEST or any(part.fence for part in parts):
         return {}
+    if start.at is StartAt.CURSORS:
+        return _continued(start.cursors or {}, parts, expired or {}, static=static)
     ask = ResetGroup(to=ResetTo(start.at.value), at_ms=start.at_ms)
     return new_cursors(ask, parts, static=static)
+
+
+def _continued(
+    cursors: Mapping[int, int],
+    parts: Sequence[PartitionOffsets],
+    expired: Mapping[int, int | None],
+    *,
+    static: bool,
+) -> dict[int, int]:
+    """As `start_cursors`, of a group that goes on where a backfill ended: nothing may be missing in between."""
+    for partition_id, cursor in sorted(cursors.items()):
+        if partition_id in expired and cursor != expired[partition_id]:
+            raise OffsetOutOfRangeError(
+                f"partition {partition_id} has expired, and the messages from offset {cursor} on with it",
+                partition_id=partition_id,
+                offset=cursor,
+            )
+    later = [part for part in parts if part.partition.partition_id > max(cursors)]
+    for part in later:
+        if part.first_offset and part.partition.partition_id not in cursors:
+            raise OffsetOutOfRangeError(
+                f"retention has removed the first messages of partition {part.partition.partition_id}, which was opened "
+                "after the backfill was planned",
+                partition_id=part.partition.partition_id,
+                offset=0,
+                first_offset=part.first_offset,
+                next_offset=part.next_offset,
+            )
+    named = {number: cursor for number, cursor in cursors.items() if number not in expired}
+    if not named:
+        return {}
+    return new_cursors(ResetGroup(to=ResetTo.CURSORS, cursors=named), parts, static=static)

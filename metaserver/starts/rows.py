@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -43,6 +43,8 @@ class StartScope:
     partitions: tuple[Partition, ...] = ()
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
+    expired: Mapping[int, int | None] = field(default_factory=dict)
+    """Partition id → its end, of those whose data is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,12 @@ class PendingStart:
     """None: the broker is silent."""
 
 
+_expired = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
+    partitions.c.subject_id == sa.bindparam("of_subject"),
+    partitions.c.state == PartitionState.EXPIRED,
+)
+
+
 def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     """
     Return what a group's creation needs.
@@ -78,7 +86,9 @@ def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     known = connection.execute(chosen).one_or_none()
     if known is None:
         selected, left_out = settable_partitions(connection, row.subject_id)
-        return StartScope(subject=row, partitions=selected, left_out=left_out)
+        gone = connection.execute(_expired, {"of_subject": row.subject_id})
+        expired = {each.partition_id: each.end_offset for each in gone}
+        return StartScope(subject=row, partitions=selected, left_out=left_out, expired=expired)
     if known.deleting:
         raise GroupDeletedError(
             f"consumer group {group!r} is being deleted; it can be made when its brokers have forgotten it",

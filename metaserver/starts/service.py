@@ -95,7 +95,7 @@ class StartService:
             await asyncio.sleep(pause_ms / 1000)
             await self.begin(subject, group, ask)
             stored = await self._stored(subject, group)
-        if stored.start != ask.start or stored.strategy != ask.strategy:
+        if stored.start != ask.start.stored or stored.strategy != ask.strategy:
             raise GroupExistsError(
                 f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at {stored.start}",
                 stored=f"{stored.strategy}, {stored.start}",
@@ -124,7 +124,9 @@ class StartService:
                     await self._tell(await self._database.read(pending_of, scope.group_id))
                 return
             parts = await self._read_offsets(scope, group, ask)
-            cursors = start_cursors(ask.start, parts, static=scope.subject.static)
+            cursors = start_cursors(
+                ask.start, parts, static=scope.subject.static, expired=scope.expired
+            )
             fence = max((part.fence for part in parts), default=0)
             if fence:
                 log.warning(

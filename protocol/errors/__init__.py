@@ -40,6 +40,7 @@
     │   ├── GroupExistsError, PolicyInvalidError, SuspendedClientsError    settings of a consumer group
     │   ├── ResetCanceledError, ResetForwardError          a reset that was canceled, or cannot be
     │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
+    │   ├── ManifestError, JobChangedError                 a folder of reprocessed messages
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
     │   └── LeaseLostError                                 raised by the client: another session owns the partition
@@ -65,7 +66,7 @@
     │   └── DataFolderError            not writable, in use, or another broker's
     ├── AddressError                   port in use, or no port
     │   └── HostError                  not a loopback address
-    ├── JavaMissingError, SparkProcessError
+    ├── JavaMissingError, SparkProcessError, JobFailedError
     ├── NotStreamableError, CheckpointMismatchError, StreamDataLostError    a stream of Spark ends
     ├── StoryError, StoryStuckError, ConditionNotMetError, ProgramFailedError, RealWorldError   a test in virtual time
     ├── InputError, InputUnfinishedError   a command's input cannot be read; not every line of it is stored
@@ -96,6 +97,7 @@ from .ranges import *  # noqa: F403 - the rest of the tree
 from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
+from .reprocess import *  # noqa: F403 - the rest of the tree
 from .scheduled import *  # noqa: F403 - the rest of the tree
 from .sink import *  # noqa: F403 - the rest of the tree
 from .streaming import *  # noqa: F403 - the rest of the tree

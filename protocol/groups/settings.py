@@ -9,9 +9,11 @@ import enum
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from ..backoff import PAUSE_MS_MAX
 from ..progress import AtMs
+from ..progress import Offset as Cursor
 from ..routing import ConsumeStrategy
 
 TRIES_MAX_MAX = 1_000_000
@@ -31,11 +33,16 @@ class FailurePolicy(enum.StrEnum):
 
 
 class StartAt(enum.StrEnum):
-    """Where a new group begins: the first message, behind the last one, or the first one at or after a time."""
+    """
+    Where a new group begins: the first message, behind the last one, or the first one at or after a time.
+
+    CURSORS names an offset in each partition, as where a backfill has ended.
+    """
 
     EARLIEST = "earliest"
     LATEST = "latest"
     TIME = "time"
+    CURSORS = "cursors"
 
 
 class GroupStart(Struct, frozen=True, kw_only=True):
@@ -43,9 +50,19 @@ class GroupStart(Struct, frozen=True, kw_only=True):
 
     at: StartAt = StartAt.EARLIEST
     at_ms: AtMs | None = None
-    """For TIME: milliseconds since 1970, by the brokers' calendars."""
+    """For TIME: milliseconds since 1970, by the brokers' calendars.  For CURSORS: when they were taken, by any calendar;
+    it tells one backfill from another."""
+    cursors: dict[int, Cursor] | None = None
+    """For CURSORS: partition id → first offset; a partition that is not named is read from its first message."""
+
+    @property
+    def stored(self) -> GroupStart:
+        """As the metaserver stores it and tells it: without the cursors."""
+        return replace(self, cursors=None)
 
     def __str__(self) -> str:
+        if self.at is StartAt.CURSORS:
+            return f"the end of the backfill planned {self.at_ms} ms since 1970"
         return self.at.value if self.at_ms is None else f"{self.at_ms} ms since 1970"
 
 

@@ -74,15 +74,15 @@ def read_instant(text: str, *, now_ms: int) -> int:
     return instant_ms(given, now_ms=now_ms)
 
 
-def group_start(given: GroupBegin | None, *, now_ms: int) -> GroupStart | None:
+def group_start(given: GroupBegin | GroupStart | None, *, now_ms: int) -> GroupStart | None:
     """
     Where a new group begins; None if nothing is said.
 
     Raises:
         ConfigError: neither a word nor an instant that has passed.
     """
-    if given is None:
-        return None
+    if given is None or isinstance(given, GroupStart):
+        return given
     if not isinstance(given, str | datetime | timedelta):
         raise ConfigError(f"start must be 'earliest', 'latest' or an instant, not {given!r:.40}")
     if given in {StartAt.EARLIEST, StartAt.LATEST}:

@@ -11,7 +11,13 @@ import pytest
 
 from keylane.broker.partition.appends import CRC_UNKNOWN, ProducerState, StoredBatch
 from keylane.broker.partition.image import image_of, partition_of
-from keylane.broker.partition.records import DroppedBody, ForgetBody, decode_body, encode_body
+from keylane.broker.partition.records import (
+    DroppedBody,
+    ForgetBody,
+    HoldBody,
+    decode_body,
+    encode_body,
+)
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import SequenceReusedError
 from keylane.protocol.record import HEADER_BYTES, Header, Kind, read_record
@@ -138,6 +144,7 @@ def test_numbers_of_record_kinds_never_change():
         "FORGET": 8,
         "DROPPED": 9,
         "PARKED": 10,
+        "HOLD": 11,
     }
 
 
@@ -146,10 +153,11 @@ def test_numbers_of_record_kinds_never_change():
     [
         ("forget", ForgetBody("billing", 5)),
         ("dropped", DroppedBody([(7, 8), (11, 13)], {"orders": 12})),
+        ("hold", HoldBody("backfill-3", 1_200, 600_000)),
     ],
 )
-def test_records_of_deletions_have_their_bytes_and_read_back(
-    name: str, body: ForgetBody | DroppedBody
+def test_records_of_deletions_and_holds_have_their_bytes_and_read_back(
+    name: str, body: ForgetBody | DroppedBody | HoldBody
 ):
     golden = bytes.fromhex(json.loads((HERE / "deletions_v1.json").read_text())[name])
     assert encode_body(7, body) == golden

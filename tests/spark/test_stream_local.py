@@ -13,8 +13,8 @@ from pyspark.errors import StreamingQueryException
 from keylane import Producer
 from keylane.protocol.errors import CheckpointMismatchError, ConfigError
 from keylane.protocol.operations import OperationKind, Reshape
+from keylane.spark import register
 from keylane.spark.failure import error_in
-from keylane.spark.source import register
 from keylane.spark.streaming.lag import QueryLag, StreamLag
 from support.cluster import eventually
 

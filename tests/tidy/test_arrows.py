@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "spark": {"protocol", "rpc", "arrow"},
     "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
     "checker": {"protocol"},
-    "cli": {"protocol", "rpc", "checker", *PROGRAMS},
+    "cli": {"protocol", "rpc", "arrow", "checker", *PROGRAMS},
     "migrations": set(),
     "sync": {"protocol", "rpc", "producer", "consumer"},  # for programs without an event loop
     # clusters in memory for users' tests: all that a cluster is made of, and its clients
@@ -48,6 +48,8 @@ MACHINE = [
     "testing/*.py",  # names data folders, which lie in memory
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
+    "spark/reprocess/folder.py",  # the files of a job's output
+    "consumer/manifest_file.py",  # which a group goes on behind
     "spark/session.py",  # PySpark takes its settings from the environment
 ]
 

@@ -76,6 +76,7 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands/parked": set(),
     "cli/commands/scheduled": set(),
     "cli/commands/queue": set(),
+    "cli/commands/spark": set(),
     "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
     "testing/machines": set(),
     "protocol/codecs": {"protocol/errors"},
@@ -84,6 +85,7 @@ LAYERS: dict[str, set[str]] = {
     "protocol/http": {"protocol/errors"},
     "protocol/parked": set(),
     "protocol/reading": {"protocol/errors", "protocol/groups"},
+    "protocol/reprocess": {"protocol/errors", "protocol/groups"},
     "protocol/scheduled": {"protocol/errors"},
 }
 

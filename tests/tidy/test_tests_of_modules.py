@@ -15,6 +15,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/clients/test_parked.py": "parked",
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
+        "integration/retention/test_holds.py": "holds",
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
@@ -73,6 +74,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "cli/commands/scheduled": {"integration/brokers/test_scheduled_ends.py": "app messages"},
     "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
+    "cli/commands/spark": {"spark/test_reprocess_command.py": "app reprocess"},
+    "spark/reprocess": {"spark/test_reprocess.py": "folder holding run worker"},
     "cli/commands/subject": {"acceptance/test_cli.py": "app describe"},
     "cli/demo": {
         "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
@@ -85,6 +88,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "consumer": {
         "integration/consumers/test_consumer.py": "client",
+        "spark/test_reprocess.py": "manifest_file",
         "integration/consumers/test_control.py": "owned",
         "integration/consumers/test_taking_many.py": "taking",
         "integration/reading/test_broadcast.py": "broadcast",
@@ -179,13 +183,13 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked ranges reading refusals scheduled sink streaming testing",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked ranges reading refusals reprocess scheduled sink streaming testing",
     },
     "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
-        "unit/protocol/test_endpoints.py": "endpoint openapi",
+        "unit/protocol/test_endpoints.py": "any_server endpoint openapi",
     },
     "rpc/operating": {"integration/hosts/test_operating.py": "probes"},
     "rpc": {

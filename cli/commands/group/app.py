@@ -91,8 +91,9 @@ def group_create(
     start: Annotated[
         str,
         typer.Option(
-            metavar="earliest|latest|AGO|TIME",
-            help="Where it begins. AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone.",
+            metavar="earliest|latest|AGO|TIME|manifest:DIR",
+            help="Where it begins. AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; "
+            "manifest:DIR is where the backfill in that folder ended.",
         ),
     ] = "earliest",
     strategy: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from ....admin import Admin, GroupSettings, ResetTo
+from ....consumer.manifest_file import PREFIX, manifest_start
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError
 from ....protocol.groups import FailurePolicy
@@ -25,6 +26,21 @@ async def create_group(
     strategy: ConsumeStrategy,
 ) -> None:
     """Make a group that begins at `start`, and show its settings."""
+    if start.startswith(PREFIX):
+        begins = manifest_start(start, subject=subject)
+        await change(
+            meta,
+            output,
+            lambda admin: admin.create_group(
+                subject,
+                group,
+                start=begins.at,
+                at_ms=begins.at_ms,
+                cursors=begins.cursors,
+                consume_strategy=strategy,
+            ),
+        )
+        return
     target, offset, at_ms = parse_target(start, now_ms=SystemClock.wall_ms())
     if offset is not None or target not in {ResetTo.EARLIEST, ResetTo.LATEST, ResetTo.TIME}:
         raise ConfigError("a group starts at earliest, latest or a time; an offset needs a reset")

@@ -115,6 +115,11 @@ async def describe_subject(meta: str, output: OutputFormat, *, subject: str) -> 
     for partition in described.partitions:
         if partition.problem:
             show_line(f"offsets unknown: {partition.problem}")
+        for hold in partition.holds:
+            show_line(
+                f"partition {partition.partition_id}: job {hold.job} holds messages from offset {hold.from_offset} on, "
+                f"for {hold.left_ms // 1000} s more unless it renews that"
+            )
 
 
 def _cells(partition: Partition | PartitionDescription) -> Sequence[object]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from keylane.metaserver.resets.cursors import PartitionOffsets
 from keylane.metaserver.starts.plan import check_start, start_cursors
-from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+)
 from keylane.protocol.groups import GroupStart, StartAt
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.routing import Partition, PartitionState
@@ -67,3 +73,55 @@ def test_time_goes_with_a_start_at_a_time(start: GroupStart):
         check_start(start)
     check_start(AT_TIME)
     check_start(LATEST)
+
+
+def behind(**cursors: int) -> GroupStart:
+    """A start at the cursors p1=…, p2=…."""
+    named = {int(name[1:]): cursor for name, cursor in cursors.items()}
+    return GroupStart(at=StartAt.CURSORS, at_ms=5, cursors=named)
+
+
+def first(number: int, *, parents: tuple[int, ...] = (), first_offset: int = 0) -> PartitionOffsets:
+    return replace(offsets(number, parents=parents), first_offset=first_offset)
+
+
+def test_start_behind_a_backfill_goes_on_at_its_ends():
+    """A parent that was read half has its rest read; children that came later begin at their first message."""
+    parts = [offsets(1), first(2, parents=(1,))]
+    assert start_cursors(behind(p1=40), parts, static=False) == {1: 40, 2: 0}
+    assert start_cursors(behind(p1=100), parts, static=False) == {1: 100, 2: 0}
+    assert start_cursors(behind(p1=100, p2=7), parts, static=True) == {1: 100, 2: 7}
+
+
+def test_start_behind_a_backfill_leaves_out_what_expired_when_it_was_read_to_its_end():
+    parts = [first(2, parents=(1,))]
+    cursors = start_cursors(behind(p1=100, p2=7), parts, static=False, expired={1: 100})
+    assert cursors == {2: 7}
+    assert start_cursors(behind(p1=100), parts, static=False, expired={1: 100}) == {}
+
+
+@pytest.mark.parametrize(
+    ("start", "parts", "expired"),
+    [
+        (behind(p1=5), [offsets(1)], {}),
+        (behind(p1=101), [offsets(1)], {}),
+        (behind(p1=40), [first(2, parents=(1,))], {1: 100}),
+        (behind(p1=100), [offsets(1), first(2, parents=(1,), first_offset=3)], {}),
+    ],
+    ids=["removed", "behind the end", "expired", "removed from a child"],
+)
+def test_start_behind_a_backfill_is_refused_when_messages_between_are_gone(start, parts, expired):
+    with pytest.raises(OffsetOutOfRangeError):
+        start_cursors(start, parts, static=False, expired=expired)
+
+
+def test_start_behind_a_backfill_is_refused_when_it_names_a_strange_partition():
+    with pytest.raises(PartitionUnknownError):
+        start_cursors(behind(p9=5), [offsets(1)], static=False)
+    for start in (
+        GroupStart(at=StartAt.CURSORS, at_ms=5),
+        GroupStart(at=StartAt.CURSORS, cursors={1: 2}),
+        GroupStart(cursors={1: 2}),
+    ):
+        with pytest.raises(InvalidRequestError):
+            check_start(start)

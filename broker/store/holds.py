@@ -1,0 +1,143 @@
+"""Holds of jobs on partitions: durable without a time, with their ends in memory.
+
+    POST /v1/partitions/{id}/holds ─▶ HOLD [job, from, ttl_ms]    ttl_ms 0: ended
+    a renewal                      ─▶ no record, only a later end
+
+Invariants
+    Retention removes no message from `from_offset` on while the hold has not expired; whatever the subject's retention.
+    A hold ends at most its ttl after it was set or renewed, and at most its ttl after the broker's start: ends are
+    instants of the boot clock, and a hold that was read from the log is counted from the start of the broker.
+    A hold is set only on messages that are there: first offsets that are decided rise before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...protocol.clock import Clock
+from ...protocol.errors import OffsetOutOfRangeError, OverloadedError
+from ...protocol.ids import check_name
+from ...protocol.reprocess.holds import HOLDS_PER_PARTITION_MAX, Held, HoldView, SetHold
+from ..partition.partition import HostedPartition
+from ..partition.records import HoldBody, encode_body
+from ..partition.state import BrokerState
+from .first_offsets import FirstOffsets
+from .group_commit import Entry, GroupCommit
+
+
+class MessageHolds:
+    """The holds of a store's partitions."""
+
+    def __init__(
+        self, state: BrokerState, commit: GroupCommit, firsts: FirstOffsets, *, clock: Clock
+    ) -> None:
+        self._state = state
+        self._commit = commit
+        self._firsts = firsts
+        self._clock = clock
+        self._opened_ms = clock.boot_ms()
+        self._ends_ms: dict[tuple[int, str], int] = {}
+        """(partition id, job) → boot time at which the hold expires; of holds that were set since the start."""
+
+    def set(self, partition: HostedPartition, ask: SetHold) -> asyncio.Future[None]:
+        """
+        Set, renew or end a hold.
+
+        Returns:
+            A future that is resolved when the hold, or its end, is durable.
+
+        Raises:
+            OffsetOutOfRangeError: retention has removed messages from the offset on, or it is behind the end.
+            OverloadedError: the partition has HOLDS_PER_PARTITION_MAX holds.
+            InvalidNameError, BrokerReadOnlyError: nothing was changed.
+        """
+        check_name("job", ask.job)
+        self._firsts.rise(partition.partition_id)
+        if not ask.ttl_ms:
+            return self._end(partition, ask.job)
+        if not partition.first_offset <= ask.from_offset <= partition.readable_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {ask.from_offset} of partition {partition.partition_id} cannot be held: "
+                f"[{partition.first_offset}, {partition.readable_offset}) is stored",
+                partition_id=partition.partition_id,
+                offset=ask.from_offset,
+                first_offset=partition.first_offset,
+                next_offset=partition.readable_offset,
+            )
+        others = [view for view in self.views(partition) if view.job != ask.job]
+        if len(others) >= HOLDS_PER_PARTITION_MAX:
+            raise OverloadedError(
+                f"partition {partition.partition_id} is held by {len(others)} jobs already",
+                limit=HOLDS_PER_PARTITION_MAX,
+            )
+        body = HoldBody(ask.job, ask.from_offset, ask.ttl_ms)
+        if partition.holds.get(ask.job) == body:
+            self._begin(partition, body)
+            return self._commit.flushed()
+        self._end_expired(partition)
+        written = self._write(partition, body)
+        # Retention may be about to decide without the hold.
+        self._firsts.grouped.add(partition.partition_id)
+        self._begin(partition, body)
+        return written
+
+    def answer(self, partition: HostedPartition) -> Held:
+        """What the call is answered with."""
+        return Held(
+            partition_id=partition.partition_id,
+            first_offset=partition.first_offset,
+            next_offset=partition.readable_offset,
+            holds=self.views(partition),
+        )
+
+    def views(self, partition: HostedPartition) -> tuple[HoldView, ...]:
+        """The holds that have not expired, by job."""
+        return tuple(
+            HoldView(
+                job=body.job, from_offset=body.from_offset, ttl_ms=body.ttl_ms, left_ms=left_ms
+            )
+            for body in sorted(partition.holds.values())
+            if (left_ms := self._left_ms(partition, body)) > 0
+        )
+
+    def needed_from(self, partition: HostedPartition) -> int | None:
+        """The first offset that is held, or None.  Holds that have expired are ended, so that a restart finds none."""
+        if not partition.holds:
+            return None
+        self._end_expired(partition)
+        return min((view.from_offset for view in self.views(partition)), default=None)
+
+    def _left_ms(self, partition: HostedPartition, body: HoldBody) -> int:
+        ends_ms = self._ends_ms.get((partition.partition_id, body.job))
+        if ends_ms is None:
+            ends_ms = self._opened_ms + body.ttl_ms
+        return ends_ms - self._clock.boot_ms()
+
+    def _begin(self, partition: HostedPartition, body: HoldBody) -> None:
+        self._ends_ms[partition.partition_id, body.job] = self._clock.boot_ms() + body.ttl_ms
+
+    def _end(self, partition: HostedPartition, job: str) -> asyncio.Future[None]:
+        if job not in partition.holds:
+            return self._commit.flushed()
+        ended = self._write(partition, HoldBody(job, 0, 0))
+        self._ends_ms.pop((partition.partition_id, job), None)
+        return ended
+
+    def _end_expired(self, partition: HostedPartition) -> None:
+        live = {view.job for view in self.views(partition)}
+        for job in [job for job in partition.holds if job not in live]:
+            # The record is not waited for: without it a restart finds the hold again, for its ttl.
+            self._end(partition, job).add_done_callback(_heard)
+
+    def _write(self, partition: HostedPartition, body: HoldBody) -> asyncio.Future[None]:
+        record = encode_body(partition.partition_id, body)
+        self._commit.check_room(len(record), own=True)
+        self._state.touch(partition)
+        undo = partition.apply_hold(body)
+        entry = Entry(record, partition_id=partition.partition_id, undo=undo)
+        return self._commit.submit(entry)
+
+
+def _heard(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,1 @@
+"""`keylane spark`: work on subjects with Spark."""

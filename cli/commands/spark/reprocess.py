@@ -1,0 +1,214 @@
+"""`keylane spark reprocess`: plans, runs and compares a job, with a progress bar for each partition."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....protocol.clock import SystemClock
+from ....protocol.errors import ConfigError, KeylaneError
+from ....protocol.text import counted
+from ...options import OutputFormat
+from ...screen import make_table, show_error, show_json, show_line, show_table
+
+if TYPE_CHECKING:
+    from ....arrow.selection import ReadOptions
+    from ....spark.reprocess.folder import OutputFolder
+    from ....spark.reprocess.job import Job
+    from ....spark.reprocess.run import JobPlan
+
+PARQUET = "parquet:"
+POLL_SECONDS = 0.3
+DIFFERENCES_SHOWN = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line says."""
+
+    meta: str
+    source: str
+    to: str
+    job: str
+    start: str
+    end: str
+    name: str
+    plan: bool
+    compare: str
+    handover_ms: int
+
+
+def reprocess(output: OutputFormat, asked: Asked) -> int:
+    """Do what is asked; returns the exit status: 0, 1 after an error, 2 if outputs that are compared differ."""
+    from ....spark.failure import error_in
+
+    try:
+        return _reprocess(output, asked)
+    except KeylaneError as error:
+        show_error(error, output)
+    except Exception as error:
+        ours = error_in(str(error))
+        if ours is None:
+            raise
+        show_error(ours, output)
+    return 1
+
+
+def _reprocess(output: OutputFormat, asked: Asked) -> int:
+    from ....protocol.ids import check_name
+    from ....spark.options import parse_options
+    from ....spark.reprocess.folder import OutputFolder
+    from ....spark.reprocess.job import load_job
+    from ....spark.reprocess.run import plan_job
+
+    if not asked.to.startswith(PARQUET) or asked.to == PARQUET:
+        raise ConfigError(f"--to is parquet:DIR, not {asked.to!r:.80}", to="parquet:DIR")
+    sys.path.insert(0, "")  # as for `python -m`: a job beside the user is found
+    job = load_job(asked.job, name=asked.name)
+    check_name("job", job.name)
+    folder = OutputFolder(asked.to.removeprefix(PARQUET))
+    options = parse_options(
+        {
+            "meta": asked.meta,
+            "subject": asked.source,
+            "start": asked.start,
+            "end": asked.end,
+            "columns": "partition,offset,key,value,timestamp,properties",
+        },
+        now_ms=SystemClock.wall_ms(),
+    )
+    if len(options.subjects) != 1:
+        raise ConfigError("--from is one subject", subject=asked.source)
+    if asked.plan:
+        _show_plan(output, plan_job(job, options, folder))
+        return 0
+    _run(output, asked, job, options, folder)
+    return _compare(output, OutputFolder(asked.compare), folder) if asked.compare else 0
+
+
+def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
+    cores = os.cpu_count() or 1
+    facts = {
+        "rows": plan.rows,
+        "mb": round(plan.size_bytes / 1e6, 1),
+        "tasks": plan.tasks,
+        "minutes": round(plan.minutes(cores), 1),
+    }
+    left = Counter[int]()
+    for piece in plan.missing:
+        left[piece.partition_id] += piece.rows
+    if output is OutputFormat.JSON:
+        show_json({**facts, "ranges": plan.manifest.ranges, "missing_rows": dict(left)})
+        return
+    rows = [
+        (each.partition_id, each.start, each.end, each.end - each.start, left[each.partition_id])
+        for each in plan.manifest.ranges
+    ]
+    title = f"{plan.manifest.job} of {plan.manifest.subject}, {plan.manifest.code}"
+    show_table(make_table(title, ("id#", "start#", "end#", "rows#", "missing rows#"), rows))
+    show_line(
+        f"to do: {facts['rows']} rows, {facts['mb']} MB, {facts['tasks']} tasks, about {facts['minutes']} minutes "
+        f"with {cores} cores; their messages are held against retention meanwhile"
+    )
+
+
+def _run(
+    output: OutputFormat, asked: Asked, job: Job, options: ReadOptions, folder: OutputFolder
+) -> None:
+    from ....spark.reprocess.run import run_job
+    from ....spark.session import local_session
+    from ...java import find_java
+
+    spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
+    with _bars(folder, shown=output is OutputFormat.TABLE) as begin:
+        manifest = run_job(
+            spark, job, options, folder, handover_ms=asked.handover_ms, planned=begin
+        )
+    if output is OutputFormat.JSON:
+        show_json(manifest)
+        return
+    show_line(
+        f"{manifest.job}: {manifest.rows_in} messages of {manifest.subject} made {manifest.rows_out} rows in "
+        f"{len(manifest.pieces)} pieces, by {manifest.code}"
+    )
+    show_line(f"a group goes on behind them with --start manifest:{folder.path}")
+
+
+@contextmanager
+def _bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], None]]:
+    """A bar for each partition, which the files in the folder move; gives a function that begins them with a plan."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    ended = threading.Event()
+    with Progress(*columns, disable=not shown) as progress:
+        bars: dict[int, object] = {}
+
+        def begin(plan: JobPlan) -> None:
+            for each in plan.manifest.ranges:
+                bars[each.partition_id] = progress.add_task(
+                    f"partition {each.partition_id}", total=each.end - each.start
+                )
+
+        def move() -> None:
+            done = Counter[int]()
+            for partition_id, rows in folder.done_ranges():
+                done[partition_id] += rows
+            for partition_id, bar in list(bars.items()):
+                progress.update(bar, completed=done[partition_id])  # type: ignore[arg-type]
+
+        def follow() -> None:
+            while not ended.wait(POLL_SECONDS):
+                move()
+
+        follower = threading.Thread(target=follow, name="progress", daemon=True)
+        follower.start()
+        try:
+            yield begin
+        finally:
+            ended.set()
+            follower.join()
+            move()
+
+
+def _compare(output: OutputFormat, old: OutputFolder, new: OutputFolder) -> int:
+    from ....spark.reprocess.run import compare_outputs
+
+    unlike = compare_outputs(old, new)
+    if output is OutputFormat.JSON:
+        show_json(
+            [
+                {
+                    "partition_id": each.partition_id,
+                    "key": _text(each.key),
+                    "first_offset": each.first_offset,
+                    "rows": each.rows,
+                }
+                for each in unlike
+            ]
+        )
+    elif not unlike:
+        show_line(f"the output is that of {old.path}")
+    else:
+        rows = [
+            (each.partition_id, _text(each.key), each.first_offset, each.rows)
+            for each in unlike[:DIFFERENCES_SHOWN]
+        ]
+        title = f"{counted(len(unlike), 'key')} with other rows than in {old.path}"
+        show_table(make_table(title, ("id#", "key", "first offset#", "rows#"), rows))
+    return 2 if unlike else 0
+
+
+def _text(key: object) -> str:
+    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)

@@ -1,0 +1,38 @@
+"""What goes wrong when messages are reprocessed.  Pure."""
+
+from __future__ import annotations
+
+from .base import Detail, KeylaneError
+from .refusals import RefusedError
+
+
+class ManifestError(RefusedError):
+    """A manifest of reprocessed messages is missing, damaged, not complete, or of another subject."""
+
+    code = 1320
+    summary = "there is no usable manifest"
+    hint = (
+        "Run `keylane spark reprocess` again with the same arguments: it finishes what is missing."
+    )
+    path = Detail(str)
+
+
+class JobChangedError(RefusedError):
+    """The folder has the output of other code, of another subject or of other ranges."""
+
+    code = 1321
+    summary = "the folder has the output of another job"
+    hint = "Choose a new folder, and compare the two with --compare."
+    path = Detail(str)
+
+
+class JobFailedError(KeylaneError):
+    """The function of a job cannot be used, has raised, or has given something that is no table."""
+
+    code = 1322
+    summary = "the job failed"
+    hint = "Mend the function; pieces that are done stay, and the same command goes on behind them."
+    job = Detail(str)
+    partition_id = Detail(int)
+    start = Detail(int)
+    """The first offset of the piece in which it failed."""

@@ -1,0 +1,35 @@
+"""The control calls that every server of the cluster answers.  Pure."""
+
+from __future__ import annotations
+
+from ..control import Done, Health
+from .endpoint import Endpoint, Rights
+
+HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.READ, "Whether the server is ready.")
+
+LIVE = Endpoint("GET", "/health/live", None, Done, Rights.READ, "Answered while the server lives.")
+READY = Endpoint(
+    "GET",
+    "/health/ready",
+    None,
+    Health,
+    Rights.READ,
+    "Whether to send clients to the server; status 503, with the reason, if not.",
+)
+METRICS = Endpoint(
+    "GET",
+    "/metrics",
+    None,
+    str,
+    Rights.READ,
+    "Figures of the server in the text format of Prometheus.",
+    answered_as="text/plain; version=0.0.4; charset=utf-8",
+)
+OPENAPI = Endpoint(
+    "GET",
+    "/v1/openapi.json",
+    None,
+    dict,
+    Rights.READ,
+    "The calls of the server as an OpenAPI document.",
+)

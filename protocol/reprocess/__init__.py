@@ -1,0 +1,1 @@
+"""What a job that reprocesses messages asks of brokers, and leaves behind."""

@@ -1,0 +1,1 @@
+"""Reprocesses fixed ranges of a subject by a versioned job."""

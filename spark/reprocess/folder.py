@@ -1,0 +1,99 @@
+"""The folder of the output: Parquet files of pieces, each with its facts in its footer, and the manifest.  Files.
+
+    DIR/part-<partition>-<start>-<end>.parquet     rows of a piece; the footer has its facts, so both appear together
+    DIR/_keylane/plan.json                         the manifest without pieces: the ranges, fixed when the job begins
+    DIR/_keylane/manifest.json                     the manifest, written once every piece is there
+    DIR/_keylane/unfinished/                       files that are being written; readers of Parquet leave `_keylane` out
+
+Invariants
+    A file appears under its name only when it is whole and on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...protocol.errors import ManifestError
+from ...protocol.reprocess.manifest import JobPiece, Manifest, decode_manifest, encode_manifest
+
+FACTS = b"keylane.piece"
+PLAN, MANIFEST = "plan.json", "manifest.json"
+
+
+class OutputFolder:
+    """A folder that the driver and every worker see under the same path."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).absolute()
+        self._own = self.path / "_keylane"
+
+    def read(self, name: str) -> Manifest | None:
+        """The plan or the manifest; None if there is none.  Raises ManifestError."""
+        path = self._own / name
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ManifestError(f"{path}: {error.strerror}", path=str(path)) from None
+        return decode_manifest(data, where=str(path))
+
+    def write(self, name: str, manifest: Manifest) -> None:
+        """Write the plan or the manifest, in one step."""
+        unfinished = self._unfinished()
+        unfinished.write_bytes(encode_manifest(manifest))
+        self._finish(unfinished, self._own / name)
+
+    def write_piece(self, piece: JobPiece, rows: pa.Table, code: str) -> None:
+        """Write the rows of a piece with its facts, in one step; a second writer of the same piece changes nothing."""
+        facts = msgspec.json.encode((code, piece))
+        unfinished = self._unfinished()
+        pq.write_table(
+            rows.replace_schema_metadata({**(rows.schema.metadata or {}), FACTS: facts}), unfinished
+        )
+        self._finish(unfinished, self.path / piece.file)
+
+    def pieces(self, code: str) -> list[JobPiece]:
+        """The pieces that are done by this code, by partition and offset."""
+        done = []
+        for path in self.path.glob("part-*.parquet"):
+            facts = (pq.read_schema(path).metadata or {}).get(FACTS)
+            if facts is None:
+                continue
+            by, piece = msgspec.json.decode(facts, type=tuple[str, JobPiece])
+            if by == code and piece.file == path.name:
+                done.append(piece)
+        return sorted(done, key=lambda piece: (piece.partition_id, piece.start))
+
+    def rows_of(self, piece: JobPiece) -> pa.Table:
+        """The rows of a piece."""
+        return pq.read_table(self.path / piece.file).replace_schema_metadata(None)
+
+    def done_ranges(self) -> Iterator[tuple[int, int]]:
+        """(partition id, messages) of each piece that is there, by the names of the files."""
+        for path in self.path.glob("part-*.parquet"):
+            _, partition_id, start, end = path.stem.split("-")
+            yield int(partition_id), int(end) - int(start)
+
+    def _unfinished(self) -> Path:
+        folder = self._own / "unfinished"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / uuid.uuid4().hex
+
+    @staticmethod
+    def _finish(unfinished: Path, path: Path) -> None:
+        with unfinished.open("rb") as written:
+            os.fsync(written.fileno())
+        unfinished.replace(path)
+
+
+def piece_file(partition_id: int, start: int, end: int) -> str:
+    """The name of the file of a piece; the order of names is the order of offsets."""
+    return f"part-{partition_id:010d}-{start:016d}-{end:016d}.parquet"

@@ -1,0 +1,111 @@
+"""What a task of a job does: reads the missing pieces of one partition, calls the function, writes its rows.
+
+Invariants
+    A task reads its pieces in the order of offsets, and the function gets each piece as one table, in order.
+    A piece has the same rows whenever it is done again, if the function gives the same rows for the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ...arrow.planner import PlannedRange
+from ...arrow.schema import arrow_schema
+from ...arrow.selection import ReadOptions
+from ...arrow.task_reader import read_task
+from ...protocol.errors import JobFailedError, KeylaneError
+from ...protocol.reprocess.manifest import JobPiece
+from ..failure import readable_errors
+from .digest import table_digest
+from .folder import OutputFolder, piece_file
+from .job import Job, JobFunction
+
+REPLAY = "replay"
+"""The column that names the job in each row."""
+DONE_SCHEMA = "partition_id long, rows long"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTask:
+    """The missing pieces of one partition, in their order."""
+
+    options: ReadOptions
+    pieces: tuple[PlannedRange, ...]
+    folder: str
+
+
+def task_runner(
+    job: Job, tasks: Sequence[JobTask]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for `mapInArrow` over the numbers of tasks."""
+
+    def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                task = tasks[number]
+                with readable_errors():
+                    rows = sum(run_piece(job, task, piece) for piece in task.pieces)
+                yield pa.RecordBatch.from_pydict(
+                    {"partition_id": [task.pieces[0].partition_id], "rows": [rows]}
+                )
+
+    return run
+
+
+def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
+    """
+    Read a piece, call the function and store its rows; returns how many.
+
+    Raises:
+        JobFailedError: the function raised, or gave something that is no table.
+        KeylaneError: what reading raises.
+    """
+    read = list(read_task(task.options, [planned]))
+    rows = called(
+        job.name,
+        job.function,
+        pa.Table.from_batches(read, arrow_schema(task.options.columns)),
+        planned,
+    )
+    marked = rows.drop_columns([REPLAY]) if REPLAY in rows.column_names else rows
+    name = pa.repeat(pa.scalar(job.name, pa.string()), rows.num_rows)
+    marked = marked.append_column(REPLAY, name)
+    piece = JobPiece(
+        partition_id=planned.partition_id,
+        start=planned.start,
+        end=planned.end,
+        rows=rows.num_rows,
+        digest=table_digest(rows),
+        file=piece_file(planned.partition_id, planned.start, planned.end),
+    )
+    OutputFolder(task.folder).write_piece(piece, marked, job.code)
+    return piece.rows
+
+
+def called(name: str, function: JobFunction, rows: pa.Table, planned: PlannedRange) -> pa.Table:
+    """The table that the function gives.  Raises JobFailedError."""
+    where = f"[{planned.start}, {planned.end}) of partition {planned.partition_id}"
+    details = {"job": name, "partition_id": planned.partition_id, "start": planned.start}
+    try:
+        given = function(rows)
+    except KeylaneError:
+        raise
+    except Exception as error:
+        raise JobFailedError(
+            f"job {name} at {where}: {type(error).__name__}: {error}", **details
+        ) from error
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if not isinstance(given, pa.Table):
+        raise JobFailedError(
+            f"job {name} at {where} gave {type(given).__name__}, not a pyarrow.Table", **details
+        )
+    return given
+
+
+def cut(planned: PlannedRange, start: int, end: int) -> PlannedRange:
+    """A part of a planned range."""
+    return replace(planned, start=start, end=end)

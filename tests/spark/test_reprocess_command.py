@@ -1,0 +1,74 @@
+"""`keylane spark reprocess` as an operator types it: plans, runs, does nothing again, compares."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from keylane import Producer
+from keylane.cli.main import app
+from support.cluster import Cluster
+
+COUNT = 300
+SOURCE = """
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def keep(rows: pa.Table) -> pa.Table:
+    return rows
+
+
+def drop(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.not_equal(rows["value"], pa.scalar(b"7", pa.binary())))
+"""
+
+
+async def fill(cluster: Cluster) -> None:
+    await cluster.create("orders", partitions=2)
+    async with Producer(cluster.meta) as producer:
+        for number in range(COUNT):
+            await producer.send("orders", b"%d" % number, key=b"k%d" % (number % 5))
+
+
+def test_command_plans_runs_once_and_compares(
+    spark, file_cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The running session is used, as by a program that has one."""
+    asyncio.run(fill(file_cluster))
+    (tmp_path / "job_of_the_command.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    runner = CliRunner()
+
+    def command(function: str, folder: str, *more: str, status: int = 0):
+        arguments = ["spark", "reprocess", "--from", "orders", "--meta", file_cluster.meta]
+        arguments += [
+            "--to",
+            f"parquet:{tmp_path / folder}",
+            "--job",
+            f"job_of_the_command:{function}",
+        ]
+        done = runner.invoke(app, [*arguments, *more], catch_exceptions=False)
+        assert done.exit_code == status, done.output
+        return done.stdout
+
+    planned = command("keep", "one", "--plan")
+    assert f"to do: {COUNT} rows" in planned
+    assert not (tmp_path / "one").exists()
+    shown = command("keep", "one")
+    assert f"{COUNT} messages of orders made {COUNT} rows in 2 pieces" in shown
+    assert "--start manifest:" in shown
+    again = json.loads(command("keep", "one", "--output", "json"))
+    assert sum(piece["rows"] for piece in again["pieces"]) == COUNT
+    assert json.loads(command("keep", "one", "--plan", "--output", "json"))["rows"] == 0
+    command("drop", "one", status=1)
+    old = str(tmp_path / "one")
+    text = command("drop", "two", "--compare", old, status=2)
+    assert "1 key with other rows" in text
+    assert "k2" in text
+    with pytest.raises(AssertionError, match="parquet:DIR"):
+        command("keep", "x", "--to", "orders")
