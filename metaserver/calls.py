@@ -14,6 +14,7 @@ from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .operations.driver import OperationDriver
+from .publications.service import PublicationService
 from .removals.service import RemovalService
 from .resets.live import LiveResets
 from .starts.service import StartService
@@ -30,6 +31,7 @@ def control_routes(
     *,
     removals: RemovalService,
     starts: StartService,
+    publications: PublicationService,
 ) -> list[ControlRoute]:
     """One route for each of `endpoints.METASERVER`."""
     return [
@@ -47,6 +49,14 @@ def control_routes(
         ControlRoute(
             endpoints.DELETE_GROUP,
             lambda body, params: removals.delete_group(params["subject"], params["group"], body),
+        ),
+        ControlRoute(
+            endpoints.HIDE_SUBJECT,
+            lambda body, params: publications.hide(params["subject"], body),
+        ),
+        ControlRoute(
+            endpoints.PUBLISH_SUBJECT,
+            lambda body, params: publications.publish(params["subject"], body),
         ),
         ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
         ControlRoute(endpoints.VERIFY, lambda _body, _: verify_service.verify()),

@@ -68,6 +68,7 @@ from .progress import (
     ResetGroup,
     SetCursor,
 )
+from .publications import HideSubject, Publication, PublishSubject
 from .queues import QueueList
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
@@ -297,6 +298,24 @@ SET_SUBJECT = Endpoint(
     OperationList,
     Rights.ADMINISTER,
     "Change settings of a subject, or only plan it; the metaserver completes it.",
+)
+HIDE_SUBJECT = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/hidden",
+    HideSubject,
+    SubjectView,
+    Rights.ADMINISTER,
+    "Create a hidden subject, to be published in this one; a repeat changes nothing.",
+    idempotent=True,
+)
+PUBLISH_SUBJECT = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/publish",
+    PublishSubject,
+    Publication,
+    Rights.ADMINISTER,
+    "Publish a hidden subject; the metaserver completes it, and a repeat tells how far it is.",
+    idempotent=True,
 )
 CANCEL_OPERATION = Endpoint(
     "POST",
@@ -532,6 +551,8 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     HEALTH,
     RESHAPE,
     SET_SUBJECT,
+    HIDE_SUBJECT,
+    PUBLISH_SUBJECT,
     CANCEL_OPERATION,
     OPERATIONS,
     HISTORY,

@@ -29,6 +29,8 @@ class OperationKind(enum.StrEnum):
     MOVE = "move"
     EVACUATE = "evacuate"
     SET = "set"
+    PUBLISH = "publish"
+    """Requested by PublishSubject: the partitions of a hidden subject, which have messages, continue all open ones."""
     CREATE = "create"
     """Never requested: the cleanup after a failed creation, of partitions that a silent broker may host."""
 

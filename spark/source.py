@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from ..protocol.errors import ConfigError
 from .failure import readable_errors
 from .options import parse_options
 from .schema import spark_schema
+from .writing.batch_writer import KeylaneBatchWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,8 +53,6 @@ class KeylaneSource(DataSource):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        with readable_errors():
-            self._read_options = parse_options(options)
         self._plan: list[PlannedRange] | None = None
 
     @classmethod
@@ -75,6 +75,16 @@ class KeylaneSource(DataSource):
                     f"{', '.join(self._read_options.columns)}, and the schema has {', '.join(names)}"
                 )
         return KeylaneReader(self._read_options, self._snapshot())
+
+    @cached_property
+    def _read_options(self) -> ReadOptions:
+        with readable_errors():
+            return parse_options(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> KeylaneBatchWriter:
+        """A writer of one job, whose hidden subject is made."""
+        with readable_errors():
+            return KeylaneBatchWriter.begin(self.options, schema, overwrite=overwrite)
 
     def _snapshot(self) -> list[PlannedRange]:
         if self._plan is None:

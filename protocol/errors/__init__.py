@@ -38,6 +38,8 @@
     │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
     │   ├── GroupExistsError, PolicyInvalidError, SuspendedClientsError    settings of a consumer group
     │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
+    │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError    hidden subjects
+    │   ├── RowsDifferError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
     │   └── LeaseLostError                                 raised by the client: another session owns the partition
@@ -87,6 +89,7 @@ from .groups import *  # noqa: F403 - the rest of the tree
 from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .parked import *  # noqa: F403 - the rest of the tree
+from .publications import *  # noqa: F403 - the rest of the tree
 from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError

@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "arrow": {"protocol", "rpc"},  # columns of batches and readers of ranges, without Spark
     **{program: {"protocol", "rpc"} for program in PROGRAMS},
     "consumer": {"protocol", "rpc", "arrow"},
-    "spark": {"protocol", "rpc", "arrow"},
+    "spark": {"protocol", "rpc", "arrow", "producer"},  # it writes by the producer's columns
     "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
     "checker": {"protocol"},
     "cli": {"protocol", "rpc", "checker", *PROGRAMS},
