@@ -28,6 +28,7 @@ from ..protocol.operations import (
 )
 from ..protocol.parked import FailingMessage, Failure, ParkState
 from ..protocol.progress import CursorView, GroupReset, ResetTo
+from ..protocol.publications import Publication
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification
@@ -77,6 +78,7 @@ __all__ = [
     "PartitionHistory",
     "PartitionProgress",
     "PartitionState",
+    "Publication",
     "RefusedBroker",
     "ResetTo",
     "Retention",

@@ -49,6 +49,7 @@ from .arguments import checked
 from .group_resets import reset_group
 from .groups import GroupCalls
 from .parked import ParkedCalls
+from .publications import PublicationCalls
 from .scheduled import ScheduledCalls
 from .undrained import UndrainedCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
@@ -56,7 +57,7 @@ from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescripti
 POLL_MS = 100
 
 
-class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls):
+class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, PublicationCalls):
     """
     Administers a cluster.
 
@@ -154,9 +155,10 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls):
         )
         return await self._meta.create_subject(body)
 
-    async def list_subjects(self) -> list[SubjectSummary]:
-        """Every subject, by name."""
-        return (await self._meta.subjects()).subjects
+    async def list_subjects(self, *, hidden: bool = False) -> list[SubjectSummary]:
+        """Every subject, by name; hidden ones only with `hidden`."""
+        listed = (await self._meta.subjects()).subjects
+        return [each for each in listed if hidden or not each.hidden_for]
 
     async def describe_subject(self, subject: str) -> SubjectDescription:
         """

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from ..protocol.control import SubjectView
-from ..protocol.errors import SubjectUnknownError
 from ..protocol.ids import check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX
+from ..protocol.operations import ROUTE_FINAL
 from ..protocol.publications import HideSubject, Publication, PublishSubject
 from .arguments import checked
 from .calls import ClusterCalls
+
+POLL_MS = 100
 
 
 class PublicationCalls(ClusterCalls):
@@ -55,17 +58,18 @@ class PublicationCalls(ClusterCalls):
         *,
         replace: bool = False,
         starts: Mapping[str, Mapping[int, int]] | None = None,
+        wait: bool = True,
     ) -> Publication:
         """
         Publish a hidden subject in `subject`, with one change of its route; again changes nothing and says how far it is.
 
-        What is stored in `subject` stays before the messages of the hidden one.  The operation of the answer is done soon,
-        `await admin.wait(operation_id)` waits for it; it is 0 if nothing is left to do.
+        What is stored in `subject` stays before the messages of the hidden one.  Cancelled while it waits, it goes on.
 
         Args:
             replace: delete what is stored in `subject`: the hidden subject takes its name.
             starts: with `replace`, for each consumer group of `subject` the first offset that it has not handled in each
                 partition of the hidden subject, by partition id.
+            wait: return when the route has changed, not at once.
 
         Raises:
             SubjectUnknownError, SubjectDeletedError, PublishTargetError
@@ -76,16 +80,8 @@ class PublicationCalls(ClusterCalls):
         check_name("subject", hidden)
         placed = {group: dict(offsets) for group, offsets in (starts or {}).items()}
         body = checked(PublishSubject, {"target": subject, "replace": replace, "starts": placed})
-        return await self._meta.publish_subject(hidden, body)
-
-    async def hidden_subjects(self) -> dict[str, str]:
-        """Hidden subject → the subject that it is to be published in."""
-        listed = (await self._meta.subjects()).subjects
-        return {each.subject: each.hidden_for for each in listed if each.hidden_for}
-
-    async def is_hidden(self, subject: str) -> bool:
-        """Whether a subject exists and is hidden.  Raises SubjectUnknownError."""
-        for each in (await self._meta.subjects()).subjects:
-            if each.subject == subject:
-                return bool(each.hidden_for)
-        raise SubjectUnknownError(subject=subject)
+        answer = await self._meta.publish_subject(hidden, body)
+        while wait and answer.state not in ROUTE_FINAL:
+            await asyncio.sleep(POLL_MS / 1000)
+            answer = await self._meta.publish_subject(hidden, body)
+        return answer

@@ -33,6 +33,7 @@ from .failure import readable_errors
 from .options import parse_options
 from .schema import spark_schema
 from .writing.batch_writer import KeylaneBatchWriter
+from .writing.stream_writer import KeylaneStreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,6 +86,11 @@ class KeylaneSource(DataSource):
         """A writer of one job, whose hidden subject is made."""
         with readable_errors():
             return KeylaneBatchWriter.begin(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KeylaneStreamWriter:
+        """A writer of the micro-batches of one query."""
+        with readable_errors():
+            return KeylaneStreamWriter.begin(self.options, schema, overwrite=overwrite)
 
     def _snapshot(self) -> list[PlannedRange]:
         if self._plan is None:

@@ -42,7 +42,7 @@ class PublishGroupsError(RefusedError):
 
     code = 1313
     summary = "consumer groups have no position in the new messages"
-    hint = "Write the rows with their source (option `source`), say where the groups begin (--groups), or delete them."
+    hint = "Give each group its first unhandled offset in each new partition (Admin.publish_subject, starts), or delete it."
     subject = Detail(str)
     groups = Detail(str)
     """Their names, with commas."""

@@ -8,12 +8,11 @@ abort()    driver   the hidden subject is deleted
 
 from __future__ import annotations
 
-import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,12 +21,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
 from ...protocol.publications import hidden_name
-from ...rpc.http_network import HttpNetwork
 from ...rpc.network import Network
 from ..failure import readable_errors
 from .guard import guarded_columns
 from .hidden import HiddenSubject
 from .job import TaskReport, WriteOptions, check_job, parse_write_options
+from .running import run_with_network
 from .schema import check_columns
 from .task import write_task
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql.types import StructType
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -76,7 +73,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         check_columns(schema)
         guarded_columns(schema.names, options.order)
         writer = cls(options, job=secrets.token_hex(8), started_at_ns=SystemClock.wall_ns())
-        _run(writer._make)
+        run_with_network(writer._make)
         return writer
 
     async def _make(self, network: Network) -> None:
@@ -101,7 +98,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             )
 
         with readable_errors():
-            return TaskDone(_run(work))
+            return TaskDone(run_with_network(work))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what the tasks have written; a repeat changes nothing."""
@@ -120,7 +117,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             await subject.publish()
 
         with readable_errors():
-            _run(work)
+            run_with_network(work)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete what the tasks have written."""
@@ -129,17 +126,4 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             await HiddenSubject(network, self.options, self.hidden).delete()
 
         with readable_errors():
-            _run(work)
-
-
-def _run(work: Callable[[Network], Awaitable[T]]) -> T:
-    """Run a piece of work with a network of its own."""
-
-    async def run() -> T:
-        network = HttpNetwork()
-        try:
-            return await work(network)
-        finally:
-            await network.close()
-
-    return asyncio.run(run())
+            run_with_network(work)
