@@ -87,7 +87,9 @@ class KeylaneSource(DataSource):
         with readable_errors():
             return KeylaneBatchWriter.begin(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> KeylaneStreamWriter:
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> KeylaneStreamWriter:
         """A writer of the micro-batches of one query."""
         with readable_errors():
             return KeylaneStreamWriter.begin(self.options, schema, overwrite=overwrite)

@@ -11,12 +11,13 @@
      body_crcs: [[crc, …], …],
      groups_told,
      forgotten: [[name, token], …],
-     message_bytes_max]                             msgpack; later fields come last
+     message_bytes_max,
+     hidden]                                        msgpack; later fields come last
 
 A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any, and behind them, if there
 are any, [[offset, crashes], …] of begun suspects.  `removed_unread` is written only if it is not 0, or these are.  The array
-ends behind the last of `static`, `producers_all`, `body_crcs`, `groups_told`, `forgotten` and `message_bytes_max` that is not
-its default.  `producers_before` and `producers_all` are written in parts only:
+ends behind the last of `static`, `producers_all`, `body_crcs`, `groups_told`, `forgotten`, `message_bytes_max` and `hidden` that is
+not its default.  `producers_before` and `producers_all` are written in parts only:
 a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
 checksums of the remembered batches, by producer in the order of `producers`.
 
@@ -104,6 +105,10 @@ class _LimitedImage(_ForgottenImage, frozen=True, array_like=True):
     message_bytes_max: int = 0
 
 
+class _HiddenImage(_LimitedImage, frozen=True, array_like=True):
+    hidden: str = ""
+
+
 class Part(NamedTuple):
     """The share of a partition's producers in an image: those after the first `before`, of `total`."""
 
@@ -112,7 +117,7 @@ class Part(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_LimitedImage).decode
+_decode = msgspec.msgpack.Decoder(_HiddenImage).decode
 _strings: dict[str, str] = {}
 """Names of subjects and broker groups, each as one object: many partitions share few names."""
 STRINGS_MAX = 10_000
@@ -173,14 +178,15 @@ def _kind(
     static = hosted.facts.static
     before, total = part or (0, 0)
     limit = hosted.facts.message_bytes_max
-    told = hosted.groups_told or bool(hosted.forgotten) or bool(limit)
+    hidden = hosted.facts.hidden
+    told = hosted.groups_told or bool(hosted.forgotten) or bool(limit) or bool(hidden)
     if not producers and part is None and not told:
         return partial(_StaticImage, static=True) if static else _Image
     as_part = partial(_PartImage, static=static, producers_before=before, producers_all=total)
     if not producers and not told:
         return as_part
     body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
-    if hosted.forgotten or limit:
+    if hosted.forgotten or limit or hidden:
         forgotten = partial(
             _ForgottenImage,
             **as_part.keywords,
@@ -188,9 +194,10 @@ def _kind(
             groups_told=hosted.groups_told,
             forgotten=list(hosted.forgotten.items()),
         )
-        if not limit:
+        if not limit and not hidden:
             return forgotten
-        return partial(_LimitedImage, **forgotten.keywords, message_bytes_max=limit)
+        limited = partial(_LimitedImage, **forgotten.keywords, message_bytes_max=limit)
+        return partial(_HiddenImage, **limited.keywords, hidden=hidden) if hidden else limited
     if hosted.groups_told:
         return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
     return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)
@@ -250,6 +257,7 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         retention=decoded.retention,
         static=decoded.static,
         message_bytes_max=decoded.message_bytes_max,
+        hidden=_shared(decoded.hidden),
     )
     partition = HostedPartition(facts)
     partition.first_offset = decoded.first_offset
