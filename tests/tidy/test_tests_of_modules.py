@@ -13,6 +13,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "admin": {
         "integration/clients/test_admin.py": "calls client",
         "integration/clients/test_parked.py": "parked",
+        "integration/writing/test_written_tasks.py": "publications",
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
     },
@@ -71,7 +72,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "cli/commands/scheduled": {"integration/brokers/test_scheduled_ends.py": "app messages"},
     "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
-    "cli/commands/subject": {"acceptance/test_cli.py": "app describe"},
+    "cli/commands/subject": {
+        "acceptance/test_cli.py": "app describe",
+        "integration/writing/test_publish_cli.py": "publish",
+    },
     "cli/demo": {
         "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
     },
@@ -120,6 +124,14 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "metaserver/operations": {
         "unit/metaserver/cluster/test_losses.py": "plan_inputs",
+    },
+    "metaserver/publications": {
+        "integration/writing/test_written_tasks.py": "service",
+        "unit/metaserver/publications/test_publishing.py": "hiding",
+    },
+    "spark/writing": {
+        "integration/writing/test_written_tasks.py": "hidden lanes task",
+        "spark/test_writing_local.py": "batch_writer running schema stream_writer",
     },
     "metaserver/rebuild": {
         "integration/rebuild/test_meta_rebuild.py": "service",
