@@ -12,6 +12,7 @@ from .protocol.errors.groups import *
 from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.parked import *
+from .protocol.errors.publications import *
 from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.scheduled import *
@@ -29,6 +30,7 @@ __all__ = [
     "BrokerReadOnlyError",
     "ClosedError",
     "CodecError",
+    "CommitUnknownError",
     "ConditionNotMetError",
     "ConfigError",
     "CorruptBatchError",
@@ -109,6 +111,9 @@ __all__ = [
     "PolicyInvalidError",
     "ProducerFencedError",
     "ProgramFailedError",
+    "PublishGroupsError",
+    "PublishOutdatedError",
+    "PublishTargetError",
     "QueueFullError",
     "QueueUnknownError",
     "ReadFilterError",
@@ -117,7 +122,10 @@ __all__ = [
     "RequestTooSlowError",
     "ResetUnfinishedError",
     "RetryRule",
+    "RowOrderError",
+    "RowsDifferError",
     "RowsGivenUpError",
+    "RowsInvalidError",
     "RowsRefusedError",
     "ScheduleFullError",
     "ScheduledUnknownError",
@@ -136,6 +144,7 @@ __all__ = [
     "StrategyMismatchError",
     "SubjectDeletedError",
     "SubjectExistsError",
+    "SubjectHiddenError",
     "SubjectNotStaticError",
     "SubjectUnknownError",
     "SuspendedClientsError",

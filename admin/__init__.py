@@ -22,13 +22,13 @@ from ..protocol.operations import (
     OperationState,
     OperationView,
     PartitionHistory,
+    Publication,
     StepAction,
     StepView,
     SubjectHistory,
 )
 from ..protocol.parked import FailingMessage, Failure, ParkState
 from ..protocol.progress import CursorView, GroupReset, ResetTo
-from ..protocol.publications import Publication
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from ..protocol.control import SubjectView
 from ..protocol.ids import check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX
-from ..protocol.operations import ROUTE_FINAL
-from ..protocol.publications import HideSubject, Publication, PublishSubject
+from ..protocol.operations import ROUTE_FINAL, HideSubject, Publication, PublishSubject
 from .arguments import checked
 from .calls import ClusterCalls
 

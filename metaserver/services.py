@@ -110,10 +110,9 @@ def services_of(
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
     )
-    health = partial(_health, database, catalogue)
     verify = VerifyService(database, network)
     routes = control_routes(
-        catalogue, groups, health, operations, verify, resets,
+        catalogue, groups, partial(_health, database, catalogue), operations, verify, resets,
         removals=removals, starts=starts, publications=publications,
     )  # fmt: skip
     return Services(

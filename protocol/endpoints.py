@@ -53,8 +53,11 @@ from .http.message_json import MessageObject
 from .http.posted import CONTENT_TYPE, JSON, KEY_HEADER, NDJSON, RAW
 from .operations import (
     Cordon,
+    HideSubject,
     OperationList,
     OperationView,
+    Publication,
+    PublishSubject,
     Reshape,
     SetSubject,
     SubjectHistory,
@@ -68,7 +71,6 @@ from .progress import (
     ResetGroup,
     SetCursor,
 )
-from .publications import HideSubject, Publication, PublishSubject
 from .queues import QueueList
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage

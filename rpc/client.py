@@ -60,8 +60,11 @@ from ..protocol.http.endpoint import Endpoint
 from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import (
     Cordon,
+    HideSubject,
     OperationList,
     OperationView,
+    Publication,
+    PublishSubject,
     Reshape,
     SetSubject,
     SubjectHistory,
@@ -75,7 +78,6 @@ from ..protocol.progress import (
     ResetGroup,
     SetCursor,
 )
-from ..protocol.publications import HideSubject, Publication, PublishSubject
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledPage

@@ -264,10 +264,8 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     partition.next_offset = partition.readable_offset = decoded.next_offset
     partition.appended_at_ms = decoded.appended_at_ms
     partition.sealed = partition.ended = decoded.sealed
-    crcs = iter(decoded.body_crcs)
-    for number, epoch, following, latest in decoded.producers:
-        batches = _batches(latest, next(crcs, []))
-        partition.producers[number] = ProducerState(epoch, following, batches)
+    partition.fences_lost = decoded.fences_lost
+    partition.producers = _producers(decoded)
     for row in decoded.groups:
         name = _shared(row.name)
         group = partition.groups[name] = Group(name)
@@ -283,7 +281,6 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     partition.groups_told = decoded.groups_told
     partition.forgotten = dict(decoded.forgotten)
     partition.lost = tuple(Lost(*row) for row in decoded.lost)
-    partition.fences_lost = decoded.fences_lost
     return partition, Part(
         decoded.producers_before, max(decoded.producers_all, len(partition.producers))
     )
@@ -309,3 +306,11 @@ def _shared(text: str) -> str:
     if len(_strings) >= STRINGS_MAX:
         _strings.clear()
     return _strings.setdefault(text, text)
+
+
+def _producers(decoded: _SummedImage) -> dict[int, ProducerState]:
+    crcs = iter(decoded.body_crcs)
+    return {
+        number: ProducerState(epoch, following, _batches(latest, next(crcs, [])))
+        for number, epoch, following, latest in decoded.producers
+    }

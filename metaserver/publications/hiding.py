@@ -22,7 +22,7 @@ from ...protocol.errors import (
     SubjectUnknownError,
 )
 from ...protocol.ids import check_name, partition_name
-from ...protocol.publications import HideSubject
+from ...protocol.operations import HideSubject
 from ...protocol.routing import OrderStrategy, PartitionState, split_ranges
 from ..cluster.brokers import lock_brokers, writable_groups
 from ..cluster.lost_database import check_not_lost

@@ -27,8 +27,7 @@ from ...protocol.errors import (
     SubjectUnknownError,
 )
 from ...protocol.ids import check_name
-from ...protocol.operations import OperationKind, OperationState, StepAction
-from ...protocol.publications import PublishSubject
+from ...protocol.operations import OperationKind, OperationState, PublishSubject, StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..cluster.lost_database import check_not_lost

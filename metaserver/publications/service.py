@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ...protocol.control import SubjectView
 from ...protocol.ids import Subject
-from ...protocol.publications import HideSubject, Publication, PublishSubject
+from ...protocol.operations import HideSubject, Publication, PublishSubject
 from ..catalogue.service import Catalogue
 from ..operations.driver import OperationDriver
 from ..settings import MetaserverSettings

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
-from ...protocol.publications import hidden_name
+from ...protocol.operations import hidden_name
 from ...rpc.network import Network
 from ..failure import readable_errors
 from .guard import guarded_columns

@@ -23,8 +23,13 @@ from ...protocol.errors import (
     SubjectDeletedError,
     SubjectUnknownError,
 )
-from ...protocol.operations import ROUTE_FINAL, OperationState
-from ...protocol.publications import HideSubject, Publication, PublishSubject
+from ...protocol.operations import (
+    ROUTE_FINAL,
+    HideSubject,
+    OperationState,
+    Publication,
+    PublishSubject,
+)
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
 from .job import WriteOptions

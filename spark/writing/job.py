@@ -37,7 +37,7 @@ class WriteOptions:
 
         meta        host:port of a metaserver, several by comma                            required
         subject     the subject to write to                                                required
-        partitions  create the subject with so many partitions if it does not exist        it must exist
+        partitions  create the subject with this many partitions if it does not exist        it must exist
         order       auto: rows with columns partition (or queue) and offset have to rise   auto
                     required: they have to be there; none: they are not looked at
         hidden      name of the hidden subject that a batch job fills                      SUBJECT.hidden-<id>

@@ -180,7 +180,7 @@ async def test_rows_that_cannot_be_sent_are_named(file_cluster):
 
 
 async def test_hidden_subject_has_no_consumers_and_is_listed_only_when_asked_for(file_cluster):
-    """Nobody subscribes to unfinished rows by accident."""
+    """No consumer subscribes to unfinished rows by accident."""
     work = Job(file_cluster.meta, "seen", "a", partitions=1)
     await work.subject.make()
     async with Admin(file_cluster.meta) as admin:

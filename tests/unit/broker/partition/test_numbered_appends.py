@@ -81,7 +81,7 @@ def test_other_rows_under_a_taken_number_are_refused(header: Header):
         decide_append(after(3), header)
 
 
-def test_nothing_more_is_stored_after_other_rows():
+def test_later_batches_are_refused_after_other_rows():
     """What follows in flight would be stored behind the rows of the first attempt."""
     with pytest.raises(SequenceReusedError):
         decide_append(after(3), numbered(6), clashed=True)

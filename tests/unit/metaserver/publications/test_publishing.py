@@ -34,8 +34,13 @@ from keylane.protocol.errors import (
     SubjectHiddenError,
     SubjectUnknownError,
 )
-from keylane.protocol.operations import OperationKind, OperationState, Reshape
-from keylane.protocol.publications import HideSubject, PublishSubject
+from keylane.protocol.operations import (
+    HideSubject,
+    OperationKind,
+    OperationState,
+    PublishSubject,
+    Reshape,
+)
 from keylane.protocol.routing import PartitionState
 from support.sql.rows import Rows
 
@@ -137,7 +142,7 @@ def test_hidden_subject_takes_the_name_when_there_is_no_target():
 
 
 def test_hidden_subject_has_no_groups_no_operations_and_no_namesake(published):
-    """Nobody subscribes to a hidden subject by accident, and its partitions are those that publishing expects."""
+    """No consumer subscribes to a hidden subject by accident, and its partitions are those that publishing expects."""
     published.hide()
     with pytest.raises(SubjectHiddenError):
         published.join(H)
