@@ -180,7 +180,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked reading refusals scheduled sink testing",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked publications reading refusals scheduled sink testing",
     },
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
