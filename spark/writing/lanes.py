@@ -160,14 +160,14 @@ class TaskSender:
 
         async def ask() -> list[Partition]:
             route = await self._ask()
-            found = [
+            children = [
                 each
                 for each in route.partitions
                 if sealed.partition_id in each.parents and each.state in _READABLE
             ]
-            if not found:
+            if not children:
                 raise StaleRouteError(partition_id=sealed.partition_id)
-            return found
+            return children
 
         return await self.trying(ask)
 

@@ -105,7 +105,7 @@ def test_publication_opens_the_hidden_partitions_behind_the_sealed_ones_of_the_t
     published.drive(operation_id)
     assert published.open() == hidden
     assert published.route().version == version + 1
-    assert {one.state for one in published.route().partitions} == {
+    assert {each.state for each in published.route().partitions} == {
         PartitionState.OPEN,
         PartitionState.SEALED,
     }
@@ -229,9 +229,9 @@ def test_static_queues_continue_their_logic_offsets_when_published():
     published.hide()
     published.drive(published.publish())
     opened = {
-        one.partition_id: (one.queue, one.logic_start)
-        for one in published.route().partitions
-        if one.state is PartitionState.OPEN
+        each.partition_id: (each.queue, each.logic_start)
+        for each in published.route().partitions
+        if each.state is PartitionState.OPEN
     }
     assert opened == {3: (0, 100), 4: (1, 100)}
 
@@ -249,7 +249,7 @@ def test_replaced_subject_drops_its_older_partitions_when_the_route_changes(publ
     assert {each.last_id for each in dropped} == {min(hidden) - 1}
     published.run(note_removed, {each.key: 0 for each in dropped})
     assert set(published.open()) == hidden
-    assert {one.partition_id for one in published.route().partitions} == hidden
+    assert {each.partition_id for each in published.route().partitions} == hidden
 
 
 def test_groups_of_a_replaced_subject_begin_where_they_are_placed(published):
@@ -266,8 +266,8 @@ def test_groups_of_a_replaced_subject_begin_where_they_are_placed(published):
     operation_id = published.publish(replace=True, starts={"g": {3: 5, 4: 7}})
     published.drive(operation_id)
     pending = published.run(pending_starts, limit=10)
-    assert {one.partition_id: one.cursor for one in pending} == {3: 5, 4: 7}
-    assert len({one.token for one in pending}) == 2
+    assert {each.partition_id: each.cursor for each in pending} == {3: 5, 4: 7}
+    assert len({each.token for each in pending}) == 2
     published.join()
     published.run(note_started, group_id, pending)
     assert not published.run(lambda connection: connection.execute(sa.select(starts)).all())
