@@ -1,6 +1,6 @@
 """Sends the rows of one task: a lane for each partition, in numbered batches that brokers know again.
 
-    Rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, path), sequence = number of the row ─▶ broker
+    rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, path), sequence = number of the row ─▶ broker
                        │ sealed: rows that it has not stored
                        └▶ lanes of its children, numbered anew
 
@@ -45,7 +45,7 @@ from ...protocol.routing import Partition, PartitionState, Route
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Channel, Network
 from .job import producer_id
-from .rows import Body, Rows
+from .rows import Body, RowColumns
 
 CALL_TIMEOUT_MS = 10_000
 QUEUE_MAX = 16
@@ -124,7 +124,7 @@ class TaskSender:
         self._lanes.append(made)
         return made
 
-    async def put(self, rows: Rows) -> None:
+    async def put(self, rows: RowColumns) -> None:
         """Take the next rows; returns when there is room for more."""
         spread(rows, self._roots)
         for lane in list(self._lanes):
@@ -182,7 +182,7 @@ class TaskSender:
             await broker.close()
 
 
-def spread(rows: Rows, lanes: Iterable[Lane]) -> None:
+def spread(rows: RowColumns, lanes: Iterable[Lane]) -> None:
     """Give each lane its rows, in order."""
     whole = list(lanes)
     if len(whole) == 1 and whole[0].takes_all:
@@ -200,7 +200,7 @@ class _Batch:
 
     __slots__ = ("count", "data", "rows", "sequence")
 
-    def __init__(self, rows: Rows, data: bytes, sequence: int) -> None:
+    def __init__(self, rows: RowColumns, data: bytes, sequence: int) -> None:
         self.rows, self.data, self.sequence = rows, data, sequence
         self.count = len(rows)
 
@@ -223,8 +223,8 @@ class Lane:
         self._producer_id = producer_id(*sender.identity, *self._path)
         self._sequence = 0
         self._digest = 0
-        self._rest: Rows | None = None
-        """Rows that make no whole batch yet."""
+        self._rest: RowColumns | None = None
+        """RowColumns that make no whole batch yet."""
         self._batches: deque[_Batch] = deque()
         """Not answered, the oldest first."""
         self._sent = 0
@@ -238,7 +238,7 @@ class Lane:
         return self.bounds == (self._partition.range_start, self._partition.range_end) == (0, 1024)
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: RowColumns) -> None:
         """Take the next rows."""
         if self._children is not None:
             spread(rows, self._children)

@@ -1,6 +1,6 @@
 """Rows of a task as columns of bytes: checked, hashed, cut into batches that are the same each time.  No Python object a row.
 
-    record batch ─▶ Rows: keys, values, properties, times, logical partitions ─take─▶ rows of a lane ─cut─▶ bodies of batches
+    record batch ─▶ rows: keys, values, properties, times, logical partitions ─take─▶ rows of a lane ─cut─▶ bodies of batches
 
 Invariants
     Where batches are cut depends on the rows alone, not on the record batches in which Spark gives them: a repeated task
@@ -35,7 +35,7 @@ I64: TypeAlias = npt.NDArray[np.int64]
 U16: TypeAlias = npt.NDArray[np.uint16]
 
 
-class Rows:
+class RowColumns:
     """Some rows, in order.  Arrays are of the type large_binary; None: no row has a key, properties, a time."""
 
     __slots__ = ("keys", "logical", "properties", "times", "values")
@@ -50,13 +50,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.logical)
 
-    def take(self, rows: npt.NDArray[np.intp]) -> Rows:
+    def take(self, rows: npt.NDArray[np.intp]) -> RowColumns:
         """These rows, in their order."""
         # `pa.array(rows)` would import pandas where it is installed.
         indices = pa.Array.from_buffers(
             pa.int64(), len(rows), [None, pa.py_buffer(rows.astype(np.int64))]
         )
-        return Rows(
+        return RowColumns(
             None if self.keys is None else self.keys.take(indices),
             self.values.take(indices),
             None if self.properties is None else self.properties.take(indices),
@@ -64,9 +64,9 @@ class Rows:
             self.logical[rows],
         )
 
-    def part(self, start: int, end: int) -> Rows:
+    def part(self, start: int, end: int) -> RowColumns:
         """The rows [start, end)."""
-        return Rows(
+        return RowColumns(
             None if self.keys is None else self.keys[start:end],
             self.values[start:end],
             None if self.properties is None else self.properties[start:end],
@@ -74,7 +74,7 @@ class Rows:
             self.logical[start:end],
         )
 
-    def followed_by(self, other: Rows) -> Rows:
+    def followed_by(self, other: RowColumns) -> RowColumns:
         """These rows and then the other ones, which have the same columns."""
         if not len(self):
             return other
@@ -82,7 +82,7 @@ class Rows:
         def joined(first: Any, second: Any) -> Any:
             return None if first is None else pa.concat_arrays([first, second])
 
-        return Rows(
+        return RowColumns(
             joined(self.keys, other.keys),
             joined(self.values, other.values),
             joined(self.properties, other.properties),
@@ -114,7 +114,9 @@ class Body:
 
     __slots__ = ("count", "data", "digest", "first_ns", "last_ns")
 
-    def __init__(self, rows: Rows, start: int, end: int, *, sent_at_ns: int, before: int) -> None:
+    def __init__(
+        self, rows: RowColumns, start: int, end: int, *, sent_at_ns: int, before: int
+    ) -> None:
         """
         Of the rows [start, end).
 
@@ -165,7 +167,7 @@ class RowReader:
         self.row = 0
         """The number of the next row."""
 
-    def read(self, batch: pa.RecordBatch) -> Rows:
+    def read(self, batch: pa.RecordBatch) -> RowColumns:
         """
         The rows of a record batch.
 
@@ -180,7 +182,7 @@ class RowReader:
         packed = self._packed(columns["properties"]) if "properties" in columns else None
         times = self._times(columns["timestamp"]) if "timestamp" in columns else None
         self._check_sizes(values, keys, packed)
-        rows = Rows(keys, values, packed, times, self._logical(keys, len(values)))
+        rows = RowColumns(keys, values, packed, times, self._logical(keys, len(values)))
         self.row += len(rows)
         return rows
 

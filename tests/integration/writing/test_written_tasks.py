@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 import pyarrow as pa
 import pytest
@@ -37,6 +38,12 @@ def rows(task: int, count: int, *, chunk: int = 700, start: int = 0) -> Iterator
         keys = [b"" if n % 10 == 0 else b"%d/%d" % (task, n % KEYS) for n in numbers]
         values = [b"%d:%d:" % (task, n) + b"v" * (n % 300) for n in numbers]
         yield pa.record_batch({"key": keys, "value": values})
+
+
+def cut_off(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The first seven record batches, and an error."""
+    yield from islice(batches, 7)
+    raise RuntimeError("the task fails")
 
 
 class Job:
@@ -201,7 +208,8 @@ async def test_replayed_rows_are_stored_once_through_a_resize(file_cluster):
     await file_cluster.create("live", partitions=2)
     async with Admin(file_cluster.meta) as admin:
         work = Job(file_cluster.meta, "live", "stream")
-        await work.attempt(0, rows(0, 5_000), to="live")
+        with pytest.raises(RuntimeError):
+            await work.attempt(0, cut_off(rows(0, 8_000)), to="live")
         for partitions in (3, 2):
             await admin.wait(await admin.resize("live", partitions))
             reports = await asyncio.gather(

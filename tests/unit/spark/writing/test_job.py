@@ -69,7 +69,10 @@ def test_job_has_as_many_messages_as_its_tasks_have_rows():
 
 def test_two_tasks_with_rows_of_one_key_are_refused():
     """They run at the same time.  Tasks with other logical partitions of the source keep the order of each key."""
-    one, two = TaskReport(task=0, sources={"1": 0b0110}), TaskReport(task=1, sources={"1": 0b1000})
-    assert check_job([one, two], {}) == 0
+    first, second = (
+        TaskReport(task=0, sources={"1": 0b0110}),
+        TaskReport(task=1, sources={"1": 0b1000}),
+    )
+    assert check_job([first, second], {}) == 0
     with pytest.raises(RowOrderError):
-        check_job([one, two, TaskReport(task=2, sources={"1": 0b1100})], {})
+        check_job([first, second, TaskReport(task=2, sources={"1": 0b1100})], {})

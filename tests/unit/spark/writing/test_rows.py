@@ -13,7 +13,7 @@ from keylane.protocol.errors import RowsInvalidError
 from keylane.protocol.limits import LOGICAL_PARTITIONS
 from keylane.protocol.message import pack_properties
 from keylane.protocol.routing import logical_partition
-from keylane.spark.writing.rows import BATCH_BYTES, BATCH_ROWS, Body, RowReader, Rows
+from keylane.spark.writing.rows import BATCH_BYTES, BATCH_ROWS, Body, RowColumns, RowReader
 
 
 def reader() -> RowReader:
@@ -94,11 +94,11 @@ def test_rows_without_key_go_to_the_same_partitions_each_time():
 
 
 def test_batch_has_at_most_its_number_of_rows():
-    """Rows without bytes end a batch by their number."""
+    """RowColumns without bytes end a batch by their number."""
     rows = reader().read(pa.record_batch({"value": [b""] * (BATCH_ROWS + 1)}))
     assert list(rows.cut(last=False)) == [(0, BATCH_ROWS)]
     assert list(rows.cut(last=True)) == [(0, BATCH_ROWS), (BATCH_ROWS, BATCH_ROWS + 1)]
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowColumns)
 
 
 @pytest.mark.parametrize(
