@@ -12,6 +12,7 @@ from .protocol.errors.groups import *
 from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.parked import *
+from .protocol.errors.publications import *
 from .protocol.errors.ranges import *
 from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
@@ -33,6 +34,7 @@ __all__ = [
     "CheckpointMismatchError",
     "ClosedError",
     "CodecError",
+    "CommitUnknownError",
     "ConditionNotMetError",
     "ConfigError",
     "CorruptBatchError",
@@ -119,6 +121,9 @@ __all__ = [
     "PolicyInvalidError",
     "ProducerFencedError",
     "ProgramFailedError",
+    "PublishGroupsError",
+    "PublishOutdatedError",
+    "PublishTargetError",
     "QueueFullError",
     "QueueUnknownError",
     "RangeUnreadableError",
@@ -130,7 +135,10 @@ __all__ = [
     "ResetForwardError",
     "ResetUnfinishedError",
     "RetryRule",
+    "RowOrderError",
+    "RowsDifferError",
     "RowsGivenUpError",
+    "RowsInvalidError",
     "RowsRefusedError",
     "ScheduleFullError",
     "ScheduledUnknownError",
@@ -151,6 +159,7 @@ __all__ = [
     "StreamDataLostError",
     "SubjectDeletedError",
     "SubjectExistsError",
+    "SubjectHiddenError",
     "SubjectNotStaticError",
     "SubjectUnknownError",
     "SuspendedClientsError",

@@ -50,6 +50,7 @@ from .group_resets import reset_group
 from .groups import GroupCalls
 from .holds import HoldCalls
 from .parked import ParkedCalls
+from .publications import PublicationCalls
 from .scheduled import ScheduledCalls
 from .undrained import UndrainedCalls
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
@@ -57,7 +58,7 @@ from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescripti
 POLL_MS = 100
 
 
-class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls):
+class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, PublicationCalls):
     """
     Administers a cluster.
 
@@ -65,7 +66,6 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls):
             await admin.create_subject("orders", partitions=4)
             operation = await admin.resize("orders", 6)
             await admin.wait(operation)
-            print(await admin.lag("orders", "billing"))
 
     Entering the block connects to nothing, unless it has a `wait_s`; each call connects to what it needs.  An admin
     works in the event loop and the process in which it was opened.
@@ -155,9 +155,10 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls):
         )
         return await self._meta.create_subject(body)
 
-    async def list_subjects(self) -> list[SubjectSummary]:
-        """Every subject, by name."""
-        return (await self._meta.subjects()).subjects
+    async def list_subjects(self, *, hidden: bool = False) -> list[SubjectSummary]:
+        """Every subject, by name; hidden ones only with `hidden`."""
+        listed = (await self._meta.subjects()).subjects
+        return [each for each in listed if hidden or not each.hidden_for]
 
     async def describe_subject(self, subject: str) -> SubjectDescription:
         """

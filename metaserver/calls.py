@@ -15,6 +15,7 @@ from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .operations.driver import OperationDriver
+from .publications.service import PublicationService
 from .removals.service import RemovalService
 from .resets.live import LiveResets
 from .starts.service import StartService
@@ -31,6 +32,7 @@ def control_routes(
     *,
     removals: RemovalService,
     starts: StartService,
+    publications: PublicationService,
 ) -> list[ControlRoute]:
     """One route for each of `endpoints.METASERVER`."""
     return [
@@ -48,6 +50,14 @@ def control_routes(
         ControlRoute(
             endpoints.DELETE_GROUP,
             lambda body, params: removals.delete_group(params["subject"], params["group"], body),
+        ),
+        ControlRoute(
+            endpoints.HIDE_SUBJECT,
+            lambda body, params: publications.hide(params["subject"], body),
+        ),
+        ControlRoute(
+            endpoints.PUBLISH_SUBJECT,
+            lambda body, params: publications.publish(params["subject"], body),
         ),
         ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
         *probe_routes(health),

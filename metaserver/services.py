@@ -20,6 +20,7 @@ from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .operations.driver import OperationDriver
+from .publications.service import PublicationService
 from .removals.service import RemovalService
 from .resets.live import LiveResets
 from .resets.service import ResetService
@@ -87,6 +88,9 @@ def services_of(
         database, network, settings, catalogue=catalogue, groups=groups, driver=driver, rng=rng,
         after_step=after_step,
     )  # fmt: skip
+    publications = PublicationService(
+        database, settings, catalogue=catalogue, operations=operations, after_step=after_step
+    )
     removals = RemovalService(
         database, network, catalogue=catalogue, groups=groups, after_step=after_step
     )
@@ -106,11 +110,11 @@ def services_of(
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
     )
-    health = partial(_health, database, catalogue)
     verify = VerifyService(database, network)
     routes = control_routes(
-        catalogue, groups, health, operations, verify, resets, removals=removals, starts=starts
-    )
+        catalogue, groups, partial(_health, database, catalogue), operations, verify, resets,
+        removals=removals, starts=starts, publications=publications,
+    )  # fmt: skip
     return Services(
         catalogue=catalogue,
         groups=groups,

@@ -141,9 +141,12 @@ def join_columns(
     values: bytes | memoryview,
     *,
     count: int,
+    property_lengths: bytes | None = None,
+    properties: bytes | memoryview = b"",
 ) -> bytes:
-    """The body of `count` messages without properties, from columns that have the bytes of the layout already."""
-    return b"".join((sent_at_ns, key_lengths, value_lengths, bytes(4 * count), keys, values))
+    """The body of `count` messages, from columns that have the bytes of the layout already; None: without properties."""
+    lengths = bytes(4 * count) if property_lengths is None else property_lengths
+    return b"".join((sent_at_ns, key_lengths, value_lengths, lengths, keys, values, properties))
 
 
 def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:

@@ -203,6 +203,8 @@ class SubjectSummary(Struct, frozen=True, kw_only=True):
     route_version: int
     problem: str = ""
     """Why its creation failed.  Such a subject has no open partition, and its name may be used again."""
+    hidden_for: str = ""
+    """The subject that it is to be published in; "": it is not hidden."""
 
 
 class SubjectList(Struct, frozen=True, kw_only=True):
@@ -421,6 +423,8 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """As in KnowGroups; goes with `groups`."""
     message_bytes_max: Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)] = 0
     """The subject's limit of one message, if it is lower than MESSAGE_BYTES_MAX; 0: it is not."""
+    hidden: str = ""
+    """The hidden subject that the partition was made for.  A lost database: it was published if its parents are sealed."""
 
 
 def hosted_limit(message_bytes_max: int) -> int:

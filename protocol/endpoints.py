@@ -46,19 +46,22 @@ from .control import (
     SwitchGroup,
 )
 from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
-from .http.any_server import HEALTH as HEALTH
-from .http.any_server import LIVE as LIVE
-from .http.any_server import METRICS as METRICS
-from .http.any_server import OPENAPI as OPENAPI
-from .http.any_server import READY as READY
+from .http.any_server import HEALTH as HEALTH  # noqa: PLC0414 - exported
+from .http.any_server import LIVE as LIVE  # noqa: PLC0414 - exported
+from .http.any_server import METRICS as METRICS  # noqa: PLC0414 - exported
+from .http.any_server import OPENAPI as OPENAPI  # noqa: PLC0414 - exported
+from .http.any_server import READY as READY  # noqa: PLC0414 - exported
 from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
 from .http.message_json import MessageObject
 from .http.posted import CONTENT_TYPE, JSON, KEY_HEADER, NDJSON, RAW
 from .operations import (
     Cordon,
+    HideSubject,
     OperationList,
     OperationView,
+    Publication,
+    PublishSubject,
     Reshape,
     SetSubject,
     SubjectHistory,
@@ -292,6 +295,24 @@ SET_SUBJECT = Endpoint(
     OperationList,
     Rights.ADMINISTER,
     "Change settings of a subject, or only plan it; the metaserver completes it.",
+)
+HIDE_SUBJECT = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/hidden",
+    HideSubject,
+    SubjectView,
+    Rights.ADMINISTER,
+    "Create a hidden subject, to be published in this one; a repeat changes nothing.",
+    idempotent=True,
+)
+PUBLISH_SUBJECT = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/publish",
+    PublishSubject,
+    Publication,
+    Rights.ADMINISTER,
+    "Publish a hidden subject; the metaserver completes it, and a repeat tells how far it is.",
+    idempotent=True,
 )
 CANCEL_OPERATION = Endpoint(
     "POST",
@@ -556,6 +577,8 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     READY,
     RESHAPE,
     SET_SUBJECT,
+    HIDE_SUBJECT,
+    PUBLISH_SUBJECT,
     CANCEL_OPERATION,
     OPERATIONS,
     HISTORY,

@@ -76,6 +76,11 @@ class Kind(enum.IntEnum):
     """A job holds messages of the partition against retention, or does no longer."""
 
 
+FLAG_NUMBERED = 1
+"""In a batch of messages: its producer numbers the rows of its source, and `producer_epoch` is a digest of all of them up to
+the end of the batch; see `broker/partition/appends.py`."""
+
+
 class Compression(enum.IntEnum):
     """How keys, values and properties of a batch are packed.  A number never gets another meaning."""
 
@@ -139,6 +144,7 @@ def encode_record(
     producer_id: int = 0,
     producer_epoch: int = 0,
     sequence: int = 0,
+    flags: int = 0,
 ) -> bytes:
     """
     Header and body as bytes, with both checksums.
@@ -156,7 +162,7 @@ def encode_record(
         VERSION,
         kind,
         compression,
-        0,
+        flags,
         crc32c.crc32c(body),
         count,
         partition_id,

@@ -60,8 +60,11 @@ from ..protocol.http.endpoint import Endpoint
 from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import (
     Cordon,
+    HideSubject,
     OperationList,
     OperationView,
+    Publication,
+    PublishSubject,
     Reshape,
     SetSubject,
     SubjectHistory,
@@ -234,6 +237,14 @@ class MetaClient:
     async def set_subject(self, subject: str, body: SetSubject) -> OperationList:
         """Begin to change settings of a subject, or plan it."""
         return await self._call(endpoints.SET_SUBJECT, body, subject=subject)
+
+    async def hide_subject(self, subject: str, body: HideSubject) -> SubjectView:
+        """Create a hidden subject; again changes nothing."""
+        return await self._call(endpoints.HIDE_SUBJECT, body, timeout_ms=15_000, subject=subject)
+
+    async def publish_subject(self, hidden: str, body: PublishSubject) -> Publication:
+        """Publish a hidden subject, or ask how far it is."""
+        return await self._call(endpoints.PUBLISH_SUBJECT, body, timeout_ms=15_000, subject=hidden)
 
     async def cancel_operation(self, operation_id: int) -> OperationView:
         """Undo an operation of which nothing is sealed yet."""

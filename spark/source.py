@@ -38,6 +38,8 @@ from .streaming.limits import LIMITED
 from .streaming.reader import KeylaneStreamReader
 from .streaming.settings import StreamSettings, stream_settings
 from .travel import travelling
+from .writing.batch_writer import KeylaneBatchWriter
+from .writing.stream_writer import KeylaneStreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -100,6 +102,18 @@ class KeylaneSource(DataSource):
         except KeylaneError as error:
             settings = StreamSettings(refused=error)
         return KeylaneStreamReader(options, settings, read_task)
+
+    def writer(self, schema: StructType, overwrite: bool) -> KeylaneBatchWriter:
+        """A writer of one job, whose hidden subject is made."""
+        with readable_errors():
+            return KeylaneBatchWriter.begin(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> KeylaneStreamWriter:
+        """A writer of the micro-batches of one query."""
+        with readable_errors():
+            return KeylaneStreamWriter.begin(self.options, schema, overwrite=overwrite)
 
     def _check_streamable(self, options: ReadOptions) -> None:
         """Raises NotStreamableError: only a stream has this option, and it cannot have it."""

@@ -6,6 +6,7 @@
     higher epoch              begins at 0 again         lower epoch         refuse
 
     no producer (id 0)        store, and remember nothing
+    numbered rows             store; sequence < next: a remembered batch of another digest: refuse, else duplicate
     an idempotency key        its first batch: store    the same epoch and count: duplicate, else refuse
                               sequence > 0: as above, and an unknown key is a gap: refuse
 
@@ -18,6 +19,11 @@ Invariants
 A repeat has the bytes of the first try.  So a batch that is a part of a remembered batch, or spans several, is no
 repeat.  A batch older than all remembered batches is none either, because a producer has at most BATCHES_IN_FLIGHT_MAX
 unanswered batches.
+
+Numbered rows (FLAG_NUMBERED) are a task's rows that are written again from the first one on when the task is repeated.  So
+a batch below the next sequence is stored, however old it is, unless the rows are others: a remembered batch that ends where
+this one ends has a digest of all rows up to there, in the place of the epoch.  Then the repeated task is not the same one,
+and as with two producers of one id nothing more is stored under it.
 
 An idempotency key (`protocol/http/idempotency.py`) has a producer id of its own, and one batch on a partition, whose epoch
 is a digest of its messages.  Of the remembered ids, keys are forgotten before producers.
@@ -38,10 +44,12 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import KEYED_IDS, MAX_I64, NO_PRODUCER
 from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
-from ...protocol.record import Header
+from ...protocol.record import FLAG_NUMBERED, Header
 
 REMEMBERED_BATCHES = BATCHES_IN_FLIGHT_MAX
 """Batches of a producer that the broker remembers.  A repeat of one is answered with the offset of the first try."""
+OFFSET_UNKNOWN = -1
+"""The offset of a repeated batch of numbered rows that is older than all remembered batches."""
 CRC_UNKNOWN = -1
 """The checksum of a batch whose state was written before checksums were kept.  Only sequence and count are compared."""
 
@@ -53,7 +61,7 @@ class StoredBatch(NamedTuple):
     message_count: int
     base_offset: int
     body_crc: int = CRC_UNKNOWN
-    """The producer's checksum of the body, which the broker never changes."""
+    """The producer's checksum of the body, which the broker never changes; of numbered rows their digest."""
 
     def is_repeated_by(self, header: Header) -> bool:
         """True if the batch of `header` is a repeat of this batch."""
@@ -103,6 +111,8 @@ def decide_append(
         return _decide_keyed(producer, header)
     if header.producer_id == NO_PRODUCER:
         return None
+    if header.flags & FLAG_NUMBERED:
+        return _decide_numbered(producer, header, clashed=clashed)
     if sequence + header.count > MAX_I64:
         raise InvalidRequestError("the sequence is too large", sequence=sequence)
     expected = 0
@@ -121,6 +131,30 @@ def decide_append(
         for batch in producer.latest:
             if batch.is_repeated_by(header):
                 return Duplicate(batch.base_offset)
+    raise SequenceReusedError(sequence=sequence, count=header.count, expected=expected)
+
+
+def _decide_numbered(
+    producer: ProducerState | None, header: Header, *, clashed: bool
+) -> Duplicate | None:
+    """Decide on a batch of numbered rows; the epoch is their digest and fences nothing."""
+    sequence, end = header.sequence, header.sequence + header.count
+    if end > MAX_I64:
+        raise InvalidRequestError("the sequence is too large", sequence=sequence)
+    expected = 0 if producer is None else producer.next_sequence
+    if sequence > expected:
+        raise SequenceGapError(expected=expected, sequence=sequence, count=header.count)
+    if sequence == expected and not clashed:
+        return None
+    if producer is not None and end <= expected and not clashed:
+        for batch in producer.latest:
+            if batch.sequence == sequence and (batch.message_count, batch.body_crc) == (
+                header.count,
+                header.producer_epoch,
+            ):
+                return Duplicate(batch.base_offset)
+        if end <= producer.latest[0].sequence:
+            return Duplicate(OFFSET_UNKNOWN)
     raise SequenceReusedError(sequence=sequence, count=header.count, expected=expected)
 
 
@@ -148,9 +182,13 @@ def after_append(
     producer: ProducerState | None, header: Header, *, base_offset: int
 ) -> ProducerState:
     """The producer's state once the batch is stored at `base_offset`."""
-    stored = StoredBatch(header.sequence, header.count, base_offset, header.body_crc)
-    if producer is None or header.producer_epoch != producer.epoch:
+    numbered = bool(header.flags & FLAG_NUMBERED)
+    epoch, crc = (
+        (0, header.producer_epoch) if numbered else (header.producer_epoch, header.body_crc)
+    )
+    stored = StoredBatch(header.sequence, header.count, base_offset, crc)
+    if producer is None or epoch != producer.epoch:
         latest: tuple[StoredBatch, ...] = (stored,)
     else:
         latest = (*producer.latest[1 - REMEMBERED_BATCHES :], stored)
-    return ProducerState(header.producer_epoch, header.sequence + header.count, latest)
+    return ProducerState(epoch, header.sequence + header.count, latest)

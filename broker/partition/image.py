@@ -12,12 +12,13 @@
      groups_told,
      forgotten: [[name, token], …],
      message_bytes_max,
-     holds: [[job, from_offset, ttl_ms], …]]        msgpack; later fields come last
+     holds: [[job, from_offset, ttl_ms], …],
+     hidden]                                        msgpack; later fields come last
 
 A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any, and behind them, if there
 are any, [[offset, crashes], …] of begun suspects.  `removed_unread` is written only if it is not 0, or these are.  The array
-ends behind the last of `static`, `producers_all`, `body_crcs`, `groups_told`, `forgotten`, `message_bytes_max` and `holds` that
-is not its default.  `producers_before` and `producers_all` are written in parts only:
+ends behind the last of `static`, `producers_all`, `body_crcs`, `groups_told`, `forgotten`, `message_bytes_max`, `holds` and
+`hidden` that is not its default.  `producers_before` and `producers_all` are written in parts only:
 a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
 checksums of the remembered batches, by producer in the order of `producers`.
 
@@ -110,6 +111,10 @@ class _HeldImage(_LimitedImage, frozen=True, array_like=True):
     holds: list[HoldBody] = []
 
 
+class _HiddenImage(_HeldImage, frozen=True, array_like=True):
+    hidden: str = ""
+
+
 class Part(NamedTuple):
     """The share of a partition's producers in an image: those after the first `before`, of `total`."""
 
@@ -118,7 +123,7 @@ class Part(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_HeldImage).decode
+_decode = msgspec.msgpack.Decoder(_HiddenImage).decode
 _strings: dict[str, str] = {}
 """Names of subjects and broker groups, each as one object: many partitions share few names."""
 STRINGS_MAX = 10_000
@@ -179,14 +184,15 @@ def _kind(
     static = hosted.facts.static
     before, total = part or (0, 0)
     limit, holds = hosted.facts.message_bytes_max, list(hosted.holds.values())
-    told = hosted.groups_told or bool(hosted.forgotten or limit or holds)
+    hidden = hosted.facts.hidden
+    told = hosted.groups_told or bool(hosted.forgotten or limit or holds or hidden)
     if not producers and part is None and not told:
         return partial(_StaticImage, static=True) if static else _Image
     as_part = partial(_PartImage, static=static, producers_before=before, producers_all=total)
     if not producers and not told:
         return as_part
     body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
-    if hosted.forgotten or limit or holds:
+    if hosted.forgotten or limit or holds or hidden:
         forgotten = partial(
             _ForgottenImage,
             **as_part.keywords,
@@ -194,10 +200,13 @@ def _kind(
             groups_told=hosted.groups_told,
             forgotten=list(hosted.forgotten.items()),
         )
-        if not limit and not holds:
+        if not limit and not holds and not hidden:
             return forgotten
         limited = partial(_LimitedImage, **forgotten.keywords, message_bytes_max=limit)
-        return partial(_HeldImage, **limited.keywords, holds=holds) if holds else limited
+        if not holds and not hidden:
+            return limited
+        held = partial(_HeldImage, **limited.keywords, holds=holds)
+        return partial(_HiddenImage, **held.keywords, hidden=hidden) if hidden else held
     if hosted.groups_told:
         return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
     return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)
@@ -257,16 +266,15 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         retention=decoded.retention,
         static=decoded.static,
         message_bytes_max=decoded.message_bytes_max,
+        hidden=_shared(decoded.hidden),
     )
     partition = HostedPartition(facts)
     partition.first_offset = decoded.first_offset
     partition.next_offset = partition.readable_offset = decoded.next_offset
     partition.appended_at_ms = decoded.appended_at_ms
     partition.sealed = partition.ended = decoded.sealed
-    crcs = iter(decoded.body_crcs)
-    for number, epoch, following, latest in decoded.producers:
-        batches = _batches(latest, next(crcs, []))
-        partition.producers[number] = ProducerState(epoch, following, batches)
+    partition.fences_lost = decoded.fences_lost
+    partition.producers = _producers(decoded)
     for row in decoded.groups:
         name = _shared(row.name)
         partition.groups[name] = _group_of(partition_id, name, row)
@@ -274,7 +282,6 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     partition.forgotten = dict(decoded.forgotten)
     partition.holds = {hold.job: hold for hold in decoded.holds}
     partition.lost = tuple(Lost(*row) for row in decoded.lost)
-    partition.fences_lost = decoded.fences_lost
     return partition, Part(
         decoded.producers_before, max(decoded.producers_all, len(partition.producers))
     )
@@ -314,3 +321,11 @@ def _shared(text: str) -> str:
     if len(_strings) >= STRINGS_MAX:
         _strings.clear()
     return _strings.setdefault(text, text)
+
+
+def _producers(decoded: _SummedImage) -> dict[int, ProducerState]:
+    crcs = iter(decoded.body_crcs)
+    return {
+        number: ProducerState(epoch, following, _batches(latest, next(crcs, [])))
+        for number, epoch, following, latest in decoded.producers
+    }

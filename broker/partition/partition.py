@@ -568,11 +568,7 @@ def _same_facts(facts: HostPartition, other: HostPartition) -> bool:
     """True if the facts agree in each field that both give; an earlier metaserver may have given fewer fields."""
     said = {facts.order_strategy, other.order_strategy} - {None}
     counts = {facts.partitions_wanted, other.partitions_wanted} - {0}
-    same = (facts.subject, facts.partition, facts.static, facts.message_bytes_max) == (
-        other.subject,
-        other.partition,
-        other.static,
-        other.message_bytes_max,
-    )
+    exact = ("subject", "partition", "static", "message_bytes_max", "hidden")
+    same = all(getattr(facts, name) == getattr(other, name) for name in exact)
     kept = {facts.retention, other.retention} - {None}
     return same and len(said) <= 1 and len(counts) <= 1 and len(kept) <= 1

@@ -30,6 +30,7 @@ _creation = (
     .where(subjects.c.subject_id == sa.bindparam("of_subject"), subjects.c.route_version == 0)
     .with_for_update()
 )
+_not_hidden = _creation.where(subjects.c.hidden_for == "")
 _planned = (
     sa.select(
         partitions,
@@ -49,10 +50,11 @@ def plan_creation_anew(connection: Connection, subject_id: int) -> bool:
     Plan those partitions of a creation on other brokers whose brokers are silent or take no writes.
 
     Returns:
-        Whether the plan has changed.  It has not if all brokers are available, if no other is, or if the subject is open.
+        Whether the plan has changed.  It has not if all brokers are available, if no other is, or if the subject is open
+        or hidden: the partitions of a hidden one have names and parents of its target.
     """
     lock_brokers(connection)
-    subject = connection.execute(_creation, {"of_subject": subject_id}).one_or_none()
+    subject = connection.execute(_not_hidden, {"of_subject": subject_id}).one_or_none()
     if subject is None:
         return False
     rows = connection.execute(_planned, {"of_subject": subject_id}).all()

@@ -268,7 +268,7 @@ class Catalogue:
             plan_subject, ask, subjects_max=self._settings.subjects_max
         )
         if row.route_version == 0:
-            await self._complete(row)
+            await self.complete(row)
         return await self.subject(row.name)
 
     async def auto_create(self, name: str, ask: AutoCreate) -> SubjectView:
@@ -298,7 +298,7 @@ class Catalogue:
         except SubjectExistsError:  # another call is creating it, with other settings
             row = await self._database.read(find_subject, name)
             if row is not None:
-                await self._complete(row)
+                await self.complete(row)
             return await self.subject(name)
         log.info("subject %s was created by its first message", name)
         return view
@@ -312,15 +312,17 @@ class Catalogue:
         """
         for row in await self._database.read(planned_subjects):
             try:
-                await self._complete(row)
+                await self.complete(row)
             except CreationFailedError as error:
                 log.warning("%s", error.message)
             except KeylaneError as error:
                 log.info("%s", error.message)
 
-    async def _complete(self, row: SubjectRow) -> None:
+    async def complete(self, row: SubjectRow) -> None:
         """
         Have every planned partition hosted, on another broker if its own is silent, and open the subject.
+
+        A hidden subject waits for its brokers.
 
         Raises:
             NotEnoughBrokersError: a broker did not host its partitions, and no other is available.
@@ -390,14 +392,16 @@ class Catalogue:
             return f"broker group {partition.broker_group!r} is silent"
         # PLANNED is a state of the metaserver only: for the broker the partition is OPEN.
         body = HostPartition(
-            subject=row.name,
+            subject=row.hosted_name,
             partition=replace(partition, state=PartitionState.OPEN),
             order_strategy=row.order_strategy,
             partitions_wanted=row.partitions_wanted,
             retention=row.retention,
             static=row.static,
-            groups=(),  # no group exists before the subject is open
+            # No group exists before the subject is open; those of a target are told when it is published.
+            groups=None if row.hidden_for else (),
             message_bytes_max=hosted_limit(row.message_bytes_max),
+            hidden=row.name if row.hidden_for else "",
         )
         async with slots:
             try:

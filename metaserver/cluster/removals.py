@@ -58,7 +58,7 @@ class PendingRemoval:
     subject: str
     group: str
     last_id: int
-    """The highest partition id of the subject."""
+    """The highest partition id that the subject has had; of one that was replaced, the highest that is dropped."""
     broker_group: str
     address: str | None
     """None: the broker is silent."""
@@ -85,9 +85,19 @@ def plan_removals(
 
 
 _of_all = partitions.alias("of_all")
+_to_drop = removals.alias("to_drop")
 _last_id = (
     sa.select(sa.func.max(_of_all.c.partition_id))
-    .where(_of_all.c.subject_id == subjects.c.subject_id)
+    .where(
+        _of_all.c.subject_id == subjects.c.subject_id,
+        # A subject that was replaced goes on in partitions with higher ids.
+        sa.or_(
+            subjects.c.deleting,
+            sa.exists().where(
+                _to_drop.c.partition_id == _of_all.c.partition_id, _to_drop.c.group_id == WHOLE
+            ),
+        ),
+    )
     .correlate(subjects)
     .scalar_subquery()
 )
@@ -217,6 +227,8 @@ def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> 
     connection.execute(sa.delete(operations).where(operations.c.subject_id == subject_id))
     for table in (partition_parents, heard):
         connection.execute(sa.delete(table).where(table.c.partition_id.in_(mine)))
+    # Of hidden subjects that were to be published in this one.
+    connection.execute(sa.delete(partition_parents).where(partition_parents.c.parent_id.in_(mine)))
     for table in (partitions, subjects):
         connection.execute(sa.delete(table).where(table.c.subject_id == subject_id))
     rows = [

@@ -30,3 +30,10 @@ class SubjectRow:
     tokens_above: int = 0
     """Every token of its deleted groups is at most this."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
+    hidden_for: str = ""
+    """The subject that its messages are to be published in; "": it is not hidden."""
+
+    @property
+    def hosted_name(self) -> str:
+        """The subject that brokers have its partitions for: publishing changes nothing at them."""
+        return self.hidden_for or self.name

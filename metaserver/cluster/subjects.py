@@ -21,6 +21,7 @@ from ...protocol.errors import (
     StrategyMismatchError,
     SubjectDeletedError,
     SubjectExistsError,
+    SubjectHiddenError,
     SubjectUnknownError,
 )
 from ...protocol.ids import RouteVersion, Subject, check_name, partition_name
@@ -76,6 +77,7 @@ def _subject_row(row: sa.Row[Any]) -> SubjectRow:
         deleting=row.deleting,
         tokens_above=row.tokens_above,
         message_bytes_max=row.message_bytes_max,
+        hidden_for=row.hidden_for,
     )
 
 
@@ -108,6 +110,16 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
     elif row.problem:
         raise CreationFailedError(row.problem, subject=name)
     raise SubjectUnknownError(subject=name)
+
+
+def check_not_hidden(row: SubjectRow) -> None:
+    """Raises SubjectHiddenError: the subject is hidden."""
+    if row.hidden_for:
+        raise SubjectHiddenError(
+            f"subject {row.name!r} is hidden until it is published in {row.hidden_for!r}",
+            subject=row.name,
+            target=row.hidden_for,
+        )
 
 
 def check_not_deleted(connection: Connection, name: str) -> bool:
@@ -169,6 +181,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         _insert_planned(connection, row, named, hosts)
     if row.deleting:
         raise being_deleted(connection, row.subject_id, row.name)
+    check_not_hidden(row)
     _check_settings(row, ask)
     return row
 
@@ -344,7 +357,7 @@ def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
 
 
 def subject_summaries(connection: Connection) -> list[SubjectSummary]:
-    """Return all open subjects, and those whose creation has failed, by name.  Raises DatabaseEmptyError."""
+    """Return all open subjects, hidden ones too, and those whose creation has failed, by name.  Raises DatabaseEmptyError."""
     check_not_lost(connection)
     count = (
         sa.select(sa.func.count())
@@ -362,6 +375,7 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
             subjects.c.route_version,
             subjects.c.problem,
             subjects.c.deleting,
+            subjects.c.hidden_for,
             count,
         )
         .where(sa.or_(subjects.c.route_version > 0, subjects.c.problem != ""))
@@ -374,6 +388,7 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
             partitions=row.partitions,
             route_version=row.route_version,
             problem="it is being deleted" if row.deleting else row.problem,
+            hidden_for=row.hidden_for,
         )
         for row in connection.execute(chosen)
     ]

@@ -10,6 +10,7 @@ from ...protocol.groups import GroupStart
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.rows import SubjectRow
+from ..cluster.subjects import check_not_hidden
 from ..sql.dialect import insert_new
 from ..sql.schema import accepted_folders, groups
 
@@ -30,8 +31,10 @@ def insert_group(
     Insert a group; does nothing if there is one of this name.
 
     Raises:
+        SubjectHiddenError: the subject is hidden.
         OverloadedError: the subject has as many groups as it may have.
     """
+    check_not_hidden(subject)
     count = sa.select(sa.func.count()).where(groups.c.subject_id == subject.subject_id)
     if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
         raise OverloadedError(

@@ -40,6 +40,7 @@ from ...protocol.operations import (
     SetSubject,
     SubjectHistory,
 )
+from ...protocol.progress import KnowGroups
 from ...protocol.routing import Partition, PartitionState
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
@@ -235,6 +236,20 @@ class OperationDriver:
         """Every partition a subject ever had.  Raises SubjectUnknownError."""
         return await self._database.read(subject_history, subject)
 
+    @property
+    def driver_id(self) -> str:
+        """The id under which operations are claimed."""
+        return self._driver
+
+    async def drive(self, operation_id: int) -> OperationView | None:
+        """Drive a journaled operation, unless it is done, and return it; None if it was deleted with its subject."""
+        views = await self._database.read(operation_views, [operation_id])
+        if views and views[0].state is OperationState.PLAN:
+            self._after_step("planned")
+        if views and RULES[views[0].state].after is not None:
+            self._drive_soon(operation_id)
+        return await self._explained(views[0]) if views else None
+
     # ── driving ───────────────────────────────────────────────────────────────────────────────────────
     async def resume(self) -> None:
         """Drive the operations that have no driver and can continue.  Raises StorageError."""
@@ -352,6 +367,16 @@ class OperationDriver:
                 if rule.asks is Ask.SEAL:
                     status = await broker.seal(partition.partition_id, empty=canceled)
                     return partition.partition_id, status.next_offset
+                if operation.publishes:  # a broker hosts no partition anew that has messages
+                    await broker.know_groups(
+                        partition.partition_id,
+                        KnowGroups(
+                            groups=tuple(name for _, name in operation.groups),
+                            complete=True,
+                            tokens_above=operation.tokens_above,
+                        ),
+                    )
+                    return partition.partition_id, None
                 facts = replace(partition, state=PartitionState.OPEN)
                 await broker.host_partition(
                     HostPartition(

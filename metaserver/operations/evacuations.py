@@ -33,7 +33,7 @@ from ...protocol.routing import OrderStrategy, PartitionState
 from ..cluster.brokers import broker_alive, writable_groups
 from ..cluster.losses import read_losses
 from ..cluster.rows import SubjectRow
-from ..cluster.subjects import find_subject
+from ..cluster.subjects import check_not_hidden, find_subject
 from ..sql.schema import drained, groups, operations, partitions, steps, subjects
 from .plan import NOTHING, plan_evacuation
 from .plan_inputs import (
@@ -101,6 +101,9 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     for name in connection.execute(concerned).scalars().all():
         subject = find_subject(connection, name, lock=True)
         assert subject is not None
+        if subject.hidden_for:
+            plans.append(_hidden(ask, subject))
+            continue
         running = running_operation(connection, subject.subject_id)
         if running is not None or subject.route_version == 0:
             plans.append(_not_free(connection, ask, subject, running or 0))
@@ -172,6 +175,15 @@ def continue_without(connection: Connection, operation_id: int, ask: Reshape) ->
     )
     given_up = sa.and_(steps.c.operation_id == operation_id, steps.c.partition_id.in_(there))
     connection.execute(sa.update(steps).where(given_up).values(given_up=True))
+
+
+def _hidden(ask: Reshape, subject: SubjectRow) -> PlannedOperation:
+    """The part of an evacuation that concerns a hidden subject: it does not move.  Raises SubjectHiddenError."""
+    if not (ask.without_source or ask.accept_loss):
+        check_not_hidden(subject)
+    problem = f"it is hidden until it is published in {subject.hidden_for!r}; delete it"
+    busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
+    return PlannedOperation(subject=subject, plan=NOTHING, busy=busy)
 
 
 def _not_free(

@@ -21,12 +21,13 @@ from ...protocol.control import Retention
 from ...protocol.errors import OperationForwardError, OperationUnknownError
 from ...protocol.ids import MAX_I64, Subject
 from ...protocol.limits import MESSAGE_BYTES_MAX
-from ...protocol.operations import OperationState, StepAction
-from ...protocol.routing import OrderStrategy, Partition, route_table
+from ...protocol.operations import OperationKind, OperationState, StepAction
+from ...protocol.routing import OrderStrategy, Partition, PartitionState, route_table
 from ..cluster.heard import store_heard, unheard_children
 from ..cluster.losses import lose_partitions, refuse_folders
 from ..cluster.partitions import BY_ID, read_partitions
 from ..cluster.queues import set_logic_starts
+from ..cluster.removals import plan_removals
 from ..cluster.subjects import read_route
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
@@ -79,6 +80,10 @@ class Operation:
     """Whether the subject gets the settings of this operation when the route changes."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
     """As `order_strategy`."""
+    publishes: bool = False
+    """The children have messages: they are a hidden subject's."""
+    replaces: bool = False
+    """Older partitions expire when the route changes, and brokers drop them."""
 
 
 _claimed = (
@@ -143,6 +148,8 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
             row.new_order_strategy or row.new_retention or row.new_message_bytes_max
         ),
         message_bytes_max=row.new_message_bytes_max or row.message_bytes_max,
+        publishes=row.kind == OperationKind.PUBLISH,
+        replaces=row.replaces,
     )
 
 
@@ -373,8 +380,10 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     # These children open although their silent brokers do not know every group.  The brokers must never serve them.
     untold = [step.partition_id for step in operation.pending if step.ask is Ask.TELL]
     refuse_folders(connection, untold)
-    if operation.static:
+    if operation.static and not operation.replaces:
         set_logic_starts(connection, children)
+    if operation.replaces:
+        _expire_older(connection, operation.subject_id, children)
     here = {"of_subject": operation.subject_id}
     connection.execute(_route_raised, here)
     if operation.changes_settings:
@@ -389,6 +398,17 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     route_table(
         read_route(connection, operation.subject)
     )  # raises unless each LP has one open partition
+
+
+def _expire_older(connection: Connection, subject_id: int, children: Collection[int]) -> None:
+    """Expire every other partition of a subject, and journal that brokers drop them."""
+    older = sa.and_(
+        partitions.c.subject_id == subject_id,
+        partitions.c.partition_id.not_in(children),
+        partitions.c.state != PartitionState.EXPIRED,
+    )
+    plan_removals(connection, older)
+    connection.execute(sa.update(partitions).where(older).values(state=PartitionState.EXPIRED))
 
 
 def release_operation(

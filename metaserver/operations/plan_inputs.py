@@ -18,7 +18,7 @@ from ...protocol.operations import (
 )
 from ...protocol.routing import Partition, PartitionState
 from ..cluster.rows import SubjectRow
-from ..cluster.subjects import check_open, find_subject
+from ..cluster.subjects import check_not_hidden, check_open, find_subject
 from ..sql.schema import operations, partitions
 from .plan import OpenPartition, Plan
 
@@ -74,9 +74,11 @@ def free_subject(connection: Connection, name: str) -> SubjectRow:
     An open subject without a running operation, locked until the transaction ends.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, CreationFailedError, DatabaseEmptyError, OperationRunningError
+        InvalidNameError, SubjectUnknownError, CreationFailedError, DatabaseEmptyError, OperationRunningError,
+        SubjectHiddenError
     """
     row = check_open(connection, name, find_subject(connection, name, lock=True))
+    check_not_hidden(row)
     running = running_operation(connection, row.subject_id)
     if running is not None:
         raise OperationRunningError(subject=name, operation_id=running)

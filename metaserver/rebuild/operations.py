@@ -87,7 +87,8 @@ def operations(
     """
     statuses = {status.partition_id: status for status in hosted}
     opened: set[int] = {parent for row in rows.values() for parent in row.partition.parents}
-    opened |= {status.partition_id for status in hosted if is_used(status)}
+    # A hidden subject's partitions have messages before they are published; their parents are sealed by that.
+    opened |= {each.partition_id for each in hosted if is_used(each) and not _made_hidden(each)}
     fences: list[RebuiltOperation] = []
     running: dict[int, tuple[StepAction, bool]] = {}
     for parents, children in _generations(rows):
@@ -113,6 +114,10 @@ def operations(
     if not running:
         return fences, None
     return fences, RebuiltOperation(state=OperationState.SEAL, steps=running)
+
+
+def _made_hidden(status: PartitionStatus) -> bool:
+    return status.facts is not None and bool(status.facts.hidden)
 
 
 def _set_states(

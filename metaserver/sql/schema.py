@@ -191,7 +191,24 @@ subjects = Table(
         server_default="0",
         comment="every token of its deleted groups is at most this",
     ),
+    Column(
+        "hidden_for",
+        String(200),
+        nullable=False,
+        server_default="",
+        comment="its target, while it is hidden",
+    ),
     sqlite_autoincrement=True,  # an id is never given twice
+)
+
+publications = Table(
+    "publications",
+    metadata,
+    Column("hidden", String(200), primary_key=True),
+    Column("target", String(200), nullable=False),
+    Column("operation_id", BigInteger, nullable=False),
+    Column("replaces", Boolean, nullable=False),
+    comment="hidden subjects that were published, so that a repeat changes nothing",
 )
 
 partitions = Table(
@@ -247,6 +264,13 @@ operations = Table(
     Column("new_order_strategy", String(16), comment="of its subject, once the route has changed"),
     Column("new_retention", String(16), comment="of its subject, once the route has changed"),
     Column("new_message_bytes_max", Integer, comment="of its subject, once the route has changed"),
+    Column(
+        "replaces",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="older partitions expire once the route has changed",
+    ),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 

@@ -118,7 +118,7 @@ def _parents_overlap(index: Index) -> Iterator[str]:
         covered = 0
         for parent_id in partition.parents:
             parent = known.get(parent_id)
-            if parent is None or parent.subject_id != child.subject_id:
+            if parent is None or not _of_one_subject(index.after, parent, child):
                 yield f"partition {partition.partition_id}: parent {parent_id} is not of its subject"
                 continue
             start = max(partition.range_start, parent.partition.range_start)
@@ -131,6 +131,14 @@ def _parents_overlap(index: Index) -> Iterator[str]:
         subject = index.after.subjects.get(child.subject_id)
         if subject is not None and subject.static and partition.state in {OPEN, SEALED}:
             yield from broken_chain(known, partition)
+
+
+def _of_one_subject(view: SqlView, parent: PartitionView, child: PartitionView) -> bool:
+    """Whether parent and child are of one subject, or the child of a hidden one that is made for the parent's."""
+    if parent.subject_id == child.subject_id:
+        return True
+    known, hidden = view.subjects.get(parent.subject_id), view.subjects.get(child.subject_id)
+    return known is not None and hidden is not None and hidden.hidden_for == known.name
 
 
 def _hosted_as_known(index: Index) -> Iterator[str]:
@@ -167,7 +175,7 @@ def _differences(
 ) -> Iterator[tuple[str, object, object]]:
     """The facts that differ: (name, value in SQL, value at the broker)."""
     if status.facts is None:
-        known: dict[str, object] = {"subject": subject.name, "name": partition.name}
+        known: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
         hosted: dict[str, object] = {"subject": status.subject, "name": status.name}
     else:
         known, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject)
@@ -178,7 +186,7 @@ def _differences(
 
 def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
     return {
-        "subject": subject.name,
+        "subject": subject.hosted_name,
         "name": partition.name,
         "queue": partition.queue,
         "range": (partition.range_start, partition.range_end),

@@ -41,6 +41,8 @@
     │   ├── ResetCanceledError, ResetForwardError          a reset that was canceled, or cannot be
     │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
     │   ├── ManifestError, JobChangedError                 a folder of reprocessed messages
+    │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError    hidden subjects
+    │   ├── RowsDifferError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
     │   └── LeaseLostError                                 raised by the client: another session owns the partition
@@ -93,6 +95,7 @@ from .groups import *  # noqa: F403 - the rest of the tree
 from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .parked import *  # noqa: F403 - the rest of the tree
+from .publications import *  # noqa: F403 - the rest of the tree
 from .ranges import *  # noqa: F403 - the rest of the tree
 from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree

@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
     **{program: {"protocol", "rpc"} for program in PROGRAMS},
     "consumer": {"protocol", "rpc", "arrow"},
     "producer": {"protocol", "rpc", "arrow"},  # hashes a column of keys
-    "spark": {"protocol", "rpc", "arrow"},
+    "spark": {"protocol", "rpc", "arrow", "producer"},  # it writes by the producer's columns
     "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
     "checker": {"protocol"},
     "cli": {"protocol", "rpc", "arrow", "checker", *PROGRAMS},

@@ -38,6 +38,14 @@ LAYERS: dict[str, set[str]] = {
         "metaserver/resets",
         "metaserver/sql",
     },
+    "metaserver/publications": {
+        "metaserver/catalogue",
+        "metaserver/cluster",
+        "metaserver/groups",
+        "metaserver/operations",
+        "metaserver/sql",
+    },
+    "spark/writing": set(),
     "metaserver/retention": {"metaserver/catalogue", "metaserver/cluster", "metaserver/sql"},
     "metaserver/removals": {
         "metaserver/catalogue",

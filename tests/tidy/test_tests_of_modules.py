@@ -13,6 +13,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "admin": {
         "integration/clients/test_admin.py": "calls client",
         "integration/clients/test_parked.py": "parked",
+        "integration/writing/test_written_tasks.py": "publications",
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
         "integration/retention/test_holds.py": "holds",
@@ -76,7 +77,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
     "cli/commands/spark": {"spark/test_reprocess_command.py": "app reprocess"},
     "spark/reprocess": {"spark/test_reprocess.py": "folder holding run worker"},
-    "cli/commands/subject": {"acceptance/test_cli.py": "app describe"},
+    "cli/commands/subject": {
+        "acceptance/test_cli.py": "app describe",
+        "integration/writing/test_publish_cli.py": "publish",
+    },
     "cli/demo": {
         "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
     },
@@ -133,6 +137,11 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "metaserver/operations": {
         "unit/metaserver/cluster/test_losses.py": "plan_inputs",
     },
+    "metaserver/publications": {"integration/writing/test_written_tasks.py": "service"},
+    "spark/writing": {
+        "integration/writing/test_written_tasks.py": "hidden lanes task",
+        "spark/test_writing_local.py": "batch_writer running schema stream_writer",
+    },
     "metaserver/rebuild": {
         "integration/rebuild/test_meta_rebuild.py": "service",
         "unit/metaserver/rebuild/test_plan.py": "operations",
@@ -183,7 +192,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked ranges reading refusals reprocess scheduled sink streaming testing",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked publications ranges reading refusals reprocess scheduled sink streaming testing",
     },
     "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},

@@ -90,13 +90,44 @@ def subject_create(
 
 @subject_app.command("list")
 def subject_list(
-    meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE
+    *,
+    hidden: Annotated[
+        bool, typer.Option("--hidden", help="Hidden subjects too, with their targets.")
+    ] = False,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List all subjects."""
     from ...screen import run
     from .describe import list_subjects
 
-    run(output, list_subjects(meta, output))
+    run(output, list_subjects(meta, output, hidden=hidden))
+
+
+@subject_app.command("publish")
+def subject_publish(
+    hidden: Annotated[str, typer.Argument(metavar="HIDDEN", help="Name of the hidden subject.")],
+    subject: SubjectArgument,
+    *,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Delete what is stored in the subject: the hidden one takes its name."
+        ),
+    ] = False,
+    yes: YesOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Publish a hidden subject: its messages follow those of the subject, at once.  Again changes nothing."""
+    from ...screen import run
+    from ..deletion import confirm
+    from .publish import publish_subject
+
+    if replace:
+        confirm(f"Delete all messages that subject {subject} has now?", yes=yes)
+    run(output, publish_subject(meta, output, hidden, subject, replace=replace, wait=wait))
 
 
 @subject_app.command("describe")

@@ -81,10 +81,10 @@ def set_subject(
     change_partitions(meta, output, begin, planned=dry_run, wait=wait)
 
 
-async def list_subjects(meta: str, output: OutputFormat) -> None:
-    """Show all subjects."""
+async def list_subjects(meta: str, output: OutputFormat, *, hidden: bool = False) -> None:
+    """Show all subjects; hidden ones only with `hidden`."""
     async with open_admin(meta) as admin:
-        subjects = await admin.list_subjects()
+        subjects = await admin.list_subjects(hidden=hidden)
     if output is OutputFormat.JSON:
         show_json(subjects)
         return
@@ -95,6 +95,8 @@ async def list_subjects(meta: str, output: OutputFormat) -> None:
     columns = ("subject", "strategy", "partitions#", "route version#")
     show_table(make_table("subjects" if rows else "no subjects yet", columns, rows))
     for summary in subjects:
+        if summary.hidden_for:
+            show_line(f"{summary.subject}: hidden, to be published in {summary.hidden_for}")
         if summary.problem:
             show_line(f"{summary.subject}: {summary.problem}")
 

@@ -30,6 +30,7 @@ from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
+from keylane.metaserver.publications.service import PublicationService
 from keylane.metaserver.removals.service import RemovalService
 from keylane.metaserver.resets.live import LiveResets
 from keylane.metaserver.resets.service import ResetService
@@ -196,6 +197,13 @@ class MetaHost(Host):
             resetter,
             removals=removals,
             starts=starts,
+            publications=PublicationService(
+                database,
+                self._settings,
+                catalogue=catalogue,
+                operations=operations,
+                after_step=self._stepped,
+            ),
         )
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()

@@ -25,7 +25,10 @@ EVERY = {id(value): value for value in vars(endpoints).values() if isinstance(va
 
 def test_metaserver_serves_every_endpoint_of_its_table():
     routes = control_routes(
-        *(MagicMock() for _ in range(6)), removals=MagicMock(), starts=MagicMock()
+        *(MagicMock() for _ in range(6)),
+        removals=MagicMock(),
+        starts=MagicMock(),
+        publications=MagicMock(),
     )
     served = Counter((route.endpoint.method, route.endpoint.path) for route in routes)
     assert served == Counter((endpoint.method, endpoint.path) for endpoint in METASERVER)

@@ -62,6 +62,7 @@ def test_image_has_every_fact():
         OrderStrategy | None: OrderStrategy.STRICT,
         Retention | None: Retention.TIME,
         bool: True,
+        str: "h",
     }
     given = {}
     for field in msgspec.structs.fields(HostPartition):

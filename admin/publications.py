@@ -1,0 +1,86 @@
+"""Hidden subjects and their publication, as calls of an admin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from ..protocol.control import SubjectView
+from ..protocol.ids import check_name
+from ..protocol.limits import MESSAGE_BYTES_MAX
+from ..protocol.operations import ROUTE_FINAL, HideSubject, Publication, PublishSubject
+from .arguments import checked
+from .calls import ClusterCalls
+
+POLL_MS = 100
+
+
+class PublicationCalls(ClusterCalls):
+    """The calls of an admin that concern hidden subjects."""
+
+    async def hide_subject(
+        self,
+        subject: str,
+        hidden: str,
+        *,
+        partitions: int = 0,
+        static: bool = False,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> SubjectView:
+        """
+        Make a hidden subject, to be published in `subject`; again changes nothing.
+
+        Messages are sent to it and read by its name; it has no consumer groups, and `subjects()` leaves it out.
+
+        Args:
+            partitions: of a `subject` that does not exist; `static` and `message_bytes_max` are of it as well.  A hidden
+                subject beside an existing one has that one's ranges and settings.  0: `subject` must exist.
+
+        Raises:
+            SubjectUnknownError, SubjectDeletedError, NotEnoughBrokersError
+            PublishTargetError: `hidden` exists and is another subject, or was published.
+            OperationRunningError: the partitions of `subject` are being changed.
+        """
+        check_name("subject", subject)
+        fields = {
+            "partitions": partitions,
+            "static": static,
+            "message_bytes_max": message_bytes_max,
+        }
+        body = checked(HideSubject, {"hidden": hidden, **fields})
+        return await self._meta.hide_subject(subject, body)
+
+    async def publish_subject(
+        self,
+        hidden: str,
+        subject: str,
+        *,
+        replace: bool = False,
+        starts: Mapping[str, Mapping[int, int]] | None = None,
+        wait: bool = True,
+    ) -> Publication:
+        """
+        Publish a hidden subject in `subject`, with one change of its route; again changes nothing and says how far it is.
+
+        What is stored in `subject` stays before the messages of the hidden one.  Cancelled while it waits, it goes on.
+
+        Args:
+            replace: delete what is stored in `subject`: the hidden subject takes its name.
+            starts: with `replace`, for each consumer group of `subject` the first offset that it has not handled in each
+                partition of the hidden subject, by partition id.
+            wait: return when the route has changed, not at once.
+
+        Raises:
+            SubjectUnknownError, SubjectDeletedError, PublishTargetError
+            PublishOutdatedError: the partitions of `subject` have changed since the hidden subject was made.
+            OperationRunningError: they are being changed.
+            PublishGroupsError, GroupBusyError: a group of a subject that is replaced has no position, or live consumers.
+        """
+        check_name("subject", hidden)
+        placed = {group: dict(offsets) for group, offsets in (starts or {}).items()}
+        body = checked(PublishSubject, {"target": subject, "replace": replace, "starts": placed})
+        answer = await self._meta.publish_subject(hidden, body)
+        while wait and answer.state not in ROUTE_FINAL:
+            await asyncio.sleep(POLL_MS / 1000)
+            answer = await self._meta.publish_subject(hidden, body)
+        return answer

@@ -1,0 +1,186 @@
+"""Plans hidden subjects: partitions that are to continue the open ones of a target, if there is one.  SQL, synchronous.
+
+Invariants
+    Brokers host the partitions under the name of the target and with their parents: publishing changes nothing at brokers.
+    A hidden subject has the ranges, queues and settings of its target.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.control import Retention
+from ...protocol.errors import (
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    OverloadedError,
+    PublishTargetError,
+    SubjectUnknownError,
+)
+from ...protocol.ids import check_name, partition_name
+from ...protocol.operations import HideSubject
+from ...protocol.routing import OrderStrategy, PartitionState, split_ranges
+from ..cluster.brokers import lock_brokers, writable_groups
+from ..cluster.lost_database import check_not_lost
+from ..cluster.removals import being_deleted
+from ..cluster.rows import SubjectRow
+from ..cluster.subjects import find_subject
+from ..operations.plan_inputs import free_subject, open_partitions
+from ..sql.schema import partition_parents, partitions, publications, subjects
+
+
+def plan_hidden(
+    connection: Connection, target: str, ask: HideSubject, *, subjects_max: int
+) -> SubjectRow:
+    """
+    Store a hidden subject and its PLANNED partitions; does nothing if it exists.
+
+    Raises:
+        InvalidNameError, InvalidRequestError, SubjectDeletedError, CreationFailedError, DatabaseEmptyError
+        SubjectUnknownError: there is no target, and `ask` says no partitions for it.
+        PublishTargetError: the hidden subject's name is taken, or was published.
+        SubjectHiddenError: the target is hidden itself.
+        OperationRunningError: the target's partitions are being changed.
+        NotEnoughBrokersError, OverloadedError
+    """
+    check_name("subject", target)
+    check_name("subject", ask.hidden)
+    if ask.hidden == target:
+        raise InvalidRequestError("a hidden subject has another name than its target")
+    check_not_lost(connection)
+    lock_brokers(connection)
+    _check_unpublished(connection, ask.hidden, target)
+    known = find_subject(connection, ask.hidden)
+    if known is not None:
+        return _check_same(connection, known, target)
+    row = find_subject(connection, target)
+    if row is None and not ask.partitions:
+        raise SubjectUnknownError(
+            f"there is no subject {target!r}: create it, or say how many partitions it gets",
+            subject=target,
+        )
+    hosts = Counter(writable_groups(connection))
+    if not hosts:
+        raise NotEnoughBrokersError
+    count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
+    if count >= subjects_max:
+        raise OverloadedError("too many subjects", subjects=count, limit=subjects_max)
+    if row is None:
+        _insert_new(connection, target, ask, hosts)
+    else:
+        _insert_beside(connection, free_subject(connection, target), ask.hidden, hosts)
+    made = find_subject(connection, ask.hidden)
+    assert made is not None
+    return made
+
+
+def _check_unpublished(connection: Connection, hidden: str, target: str) -> None:
+    published = sa.select(publications.c.target).where(publications.c.hidden == hidden)
+    there = connection.execute(published).scalar_one_or_none()
+    if there is not None:
+        raise PublishTargetError(
+            f"{hidden!r} was published in {there!r} before; choose another name",
+            subject=hidden,
+            target=target,
+        )
+
+
+def _check_same(connection: Connection, known: SubjectRow, target: str) -> SubjectRow:
+    if known.deleting:
+        raise being_deleted(connection, known.subject_id, known.name)
+    if known.hidden_for != target:
+        what = f"made for {known.hidden_for!r}" if known.hidden_for else "not hidden"
+        raise PublishTargetError(
+            f"subject {known.name!r} exists and is {what}", subject=known.name, target=target
+        )
+    return known
+
+
+def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Counter[Any]) -> None:
+    """Insert a hidden subject whose target does not exist: it takes the name when it is published."""
+    subject_id = _insert_subject(
+        connection,
+        name=ask.hidden,
+        hidden_for=target,
+        order_strategy=OrderStrategy.STRICT,
+        partitions_wanted=ask.partitions,
+        partitions_named=ask.partitions,
+        retention=Retention.ACKED,
+        static=ask.static,
+        message_bytes_max=ask.message_bytes_max,
+    )
+    for number, bounds in enumerate(split_ranges(ask.partitions)):
+        _insert_partition(
+            connection, subject_id, partition_name(target, number), number, bounds, _next(hosts)
+        )
+
+
+def _insert_beside(
+    connection: Connection, row: SubjectRow, hidden: str, hosts: Counter[Any]
+) -> None:
+    """Insert a hidden subject with a partition for each open one of its target, as its child."""
+    subject_id = _insert_subject(
+        connection,
+        name=hidden,
+        hidden_for=row.name,
+        order_strategy=row.order_strategy,
+        partitions_wanted=row.partitions_wanted,
+        partitions_named=row.partitions_wanted + row.partitions_named,
+        retention=row.retention,
+        static=row.static,
+        message_bytes_max=row.message_bytes_max,
+    )
+    opened = open_partitions(connection, row)
+    for number, parent in enumerate(opened, row.partitions_named):
+        here = parent.broker_group if parent.broker_group in hosts else _next(hosts)
+        child = _insert_partition(
+            connection,
+            subject_id,
+            partition_name(row.name, number),
+            parent.queue if row.static else number,
+            (parent.range_start, parent.range_end),
+            here,
+        )
+        line = {"partition_id": child, "parent_id": parent.partition_id}
+        connection.execute(sa.insert(partition_parents), line)
+    named = row.partitions_named + len(opened)
+    here_row = subjects.c.subject_id == row.subject_id
+    connection.execute(sa.update(subjects).where(here_row).values(partitions_named=named))
+
+
+def _next(hosts: Counter[Any]) -> str:
+    """The broker group with the fewest partitions, which gets one more."""
+    group: str = min(hosts, key=lambda host: (hosts[host], host))
+    hosts[group] += 1
+    return group
+
+
+def _insert_subject(connection: Connection, **values: Any) -> int:
+    row = sa.insert(subjects).values(route_version=0, **values).returning(subjects.c.subject_id)
+    subject_id: int = connection.execute(row).scalar_one()
+    return subject_id
+
+
+def _insert_partition(
+    connection: Connection,
+    subject_id: int,
+    name: str,
+    queue: int,
+    bounds: tuple[int, int],
+    broker_group: str,
+) -> int:
+    row = sa.insert(partitions).values(
+        subject_id=subject_id,
+        name=name,
+        queue=queue,
+        range_start=bounds[0],
+        range_end=bounds[1],
+        broker_group=broker_group,
+        state=PartitionState.PLANNED,
+    )
+    partition_id: int = connection.execute(row.returning(partitions.c.partition_id)).scalar_one()
+    return partition_id

@@ -1,0 +1,86 @@
+"""Makes hidden subjects and publishes them.  Shell around SQL, the creation of subjects and the driver of operations.
+
+hide ─▶ planned ─▶ hosted, open ─▶ filled by clients ─▶ publish ─▶ an operation, or the name at once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...protocol.control import SubjectView
+from ...protocol.ids import Subject
+from ...protocol.operations import HideSubject, Publication, PublishSubject
+from ..catalogue.service import Catalogue
+from ..operations.driver import OperationDriver
+from ..settings import MetaserverSettings
+from ..sql.database import Database
+from .hiding import plan_hidden
+from .publishing import begin_publication
+
+
+class PublicationService:
+    """
+    Hidden subjects and their publications, over one database.
+
+    Args:
+        after_step: called with hidden when a hidden subject is planned, and with published when a publication is journaled.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: MetaserverSettings,
+        *,
+        catalogue: Catalogue,
+        operations: OperationDriver,
+        after_step: Callable[[str], None] = lambda _step: None,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._catalogue = catalogue
+        self._operations = operations
+        self._after_step = after_step
+
+    async def hide(self, target: str, ask: HideSubject) -> SubjectView:
+        """
+        Make a hidden subject and have its partitions hosted; a repeat continues.
+
+        Raises:
+            What `plan_hidden` and `Catalogue.complete` raise.
+        """
+        row = await self._database.write(
+            plan_hidden, target, ask, subjects_max=self._settings.subjects_max
+        )
+        self._after_step("hidden")
+        if row.route_version == 0:
+            await self._catalogue.complete(row)
+        return await self._catalogue.subject(ask.hidden)
+
+    async def publish(self, hidden: str, ask: PublishSubject) -> Publication:
+        """
+        Publish a hidden subject, or say how far it is.  Returns before the operation is done.
+
+        Raises:
+            What `begin_publication` raises; then nothing was changed.
+        """
+        operation_id = await self._database.write(
+            begin_publication,
+            hidden,
+            ask,
+            driver=self._operations.driver_id,
+            lease_ms=self._settings.operation_lease_ms,
+        )
+        self._after_step("published")
+        self._catalogue.wake([Subject(hidden), Subject(ask.target)])
+        if not operation_id:
+            return Publication(hidden=hidden, target=ask.target)
+        view = await self._operations.drive(operation_id)
+        if view is None:
+            return Publication(hidden=hidden, target=ask.target)
+        return Publication(
+            hidden=hidden,
+            target=ask.target,
+            operation_id=operation_id,
+            state=view.state,
+            problem=view.problem,
+        )

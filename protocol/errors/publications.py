@@ -1,0 +1,99 @@
+"""Refusals and failures of writes that become visible at once: hidden subjects, their publication, order guards.  Pure."""
+
+from __future__ import annotations
+
+from .base import Detail, RetryRule
+from .refusals import RefusedError
+
+
+class SubjectHiddenError(RefusedError):
+    """The subject is hidden: it has no consumer groups, and its partitions are not changed, before it is published."""
+
+    code = 1310
+    summary = "the subject is hidden"
+    hint = "Publish it (keylane subject publish HIDDEN NAME), or delete it (keylane subject delete HIDDEN)."
+    subject = Detail(str)
+    target = Detail(str)
+    """The subject that its messages become messages of."""
+
+
+class PublishTargetError(RefusedError):
+    """The subject cannot be published under this name: it is not hidden, or was made for another subject."""
+
+    code = 1311
+    summary = "the subject cannot be published under this name"
+    hint = "keylane subject list --hidden shows hidden subjects, each with the subject that it was made for."
+    subject = Detail(str)
+    target = Detail(str)
+
+
+class PublishOutdatedError(RefusedError):
+    """The partitions of the target have changed since the hidden subject was made; nothing was published."""
+
+    code = 1312
+    summary = "the target has changed since the hidden subject was made"
+    hint = "Delete the hidden subject and write its messages again; do not resize or move the target meanwhile."
+    subject = Detail(str)
+    target = Detail(str)
+
+
+class PublishGroupsError(RefusedError):
+    """A subject is replaced, and it is not said where consumer groups of it go on."""
+
+    code = 1313
+    summary = "consumer groups have no position in the new messages"
+    hint = "Give each group its first unhandled offset in each new partition (Admin.publish_subject, starts), or delete it."
+    subject = Detail(str)
+    groups = Detail(str)
+    """Their names, with commas."""
+
+
+class RowsDifferError(RefusedError):
+    """A task of a write was run twice, and its rows were others the second time; nothing of the job is published."""
+
+    code = 1314
+    retry = RetryRule.NEVER
+    summary = "a repeated task gave other rows"
+    hint = (
+        "Make the rows of a task the same each time: read fixed ranges, and sort within each task "
+        "(sortWithinPartitions), for a shuffle delivers rows in any order."
+    )
+    task = Detail(int)
+    partition_id = Detail(int)
+
+
+class RowOrderError(RefusedError):
+    """Rows of one source do not rise by their offset: the write would change the order of a key."""
+
+    code = 1315
+    retry = RetryRule.NEVER
+    summary = "rows are not in the order of their source"
+    hint = (
+        "Restore it with keylane.spark.ordered(df), keep the columns partition and offset, or say that order does "
+        'not matter: option("order", "none").'
+    )
+    task = Detail(int)
+    row = Detail(int)
+    offset = Detail(int)
+
+
+class RowsInvalidError(RefusedError):
+    """Columns or values cannot be sent; nothing of the job is published."""
+
+    code = 1316
+    retry = RetryRule.NEVER
+    summary = "the rows cannot be sent"
+    hint = "Columns are value and, if wanted, key (bytes or text), properties (map of text) and timestamp."
+    column = Detail(str)
+    row = Detail(int)
+    task = Detail(int)
+
+
+class CommitUnknownError(RefusedError):
+    """The metaserver did not say whether a job is published."""
+
+    code = 1317
+    summary = "it is not known whether the job is published"
+    hint = "keylane subject publish HIDDEN NAME publishes it, or says that it is."
+    subject = Detail(str)
+    target = Detail(str)

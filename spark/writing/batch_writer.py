@@ -1,0 +1,129 @@
+"""`df.write.format("keylane")`: tasks fill a hidden subject, the driver's commit publishes it.  Needs pyspark.
+
+writer()   driver   the hidden subject is made
+write()    tasks    rows of the task, numbered; a retry or a second attempt stores nothing twice
+commit()   driver   as many messages as rows: published in the target, once
+abort()    driver   the hidden subject is deleted
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from ...protocol.clock import SystemClock
+from ...protocol.errors import ConfigError
+from ...protocol.operations import hidden_name
+from ...rpc.network import Network
+from ..failure import readable_errors
+from .guard import guarded_columns
+from .hidden import HiddenSubject
+from .job import TaskReport, WriteOptions, check_job, parse_write_options
+from .running import run_with_network
+from .schema import check_columns
+from .task import write_task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class TaskDone(WriterCommitMessage):
+    """What a successful attempt tells the driver."""
+
+    report: TaskReport
+
+
+class KeylaneBatchWriter(DataSourceArrowWriter):
+    """Writes one job.  It travels to the tasks and back to the driver as it is made."""
+
+    def __init__(self, options: WriteOptions, *, job: str, started_at_ns: int) -> None:
+        self.options = options
+        self.job = job
+        self.hidden = options.hidden or hidden_name(options.subject, job)
+        self._started_at_ns = started_at_ns
+
+    @classmethod
+    def begin(
+        cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool
+    ) -> KeylaneBatchWriter:
+        """
+        Check the options and the columns, and make the hidden subject.  Blocks.
+
+        Raises:
+            ConfigError, RowsInvalidError, RowOrderError: the write cannot work.
+            KeylaneError: what the metaserver answers.
+        """
+        options = parse_write_options(given)
+        if overwrite:
+            raise ConfigError(
+                'mode "overwrite" would delete what is stored, with the progress of consumers: use mode("append"); to '
+                'replace a subject, write with option("publish", "false") and option("hidden", NAME), look at it, then '
+                "keylane subject publish NAME SUBJECT --replace"
+            )
+        check_columns(schema)
+        guarded_columns(schema.names, options.order)
+        writer = cls(options, job=secrets.token_hex(8), started_at_ns=SystemClock.wall_ns())
+        run_with_network(writer._make)
+        return writer
+
+    async def _make(self, network: Network) -> None:
+        await HiddenSubject(network, self.options, self.hidden).make()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
+        """Write the rows of one task."""
+        context = TaskContext.get()
+        task = context.partitionId() if context is not None else 0
+
+        async def work(network: Network) -> TaskReport:
+            return await write_task(
+                network,
+                self.options,
+                self.hidden,
+                iter(iterator),
+                identity=("job", self.job, task),
+                task=task,
+                sent_at_ns=self._started_at_ns,
+                clock=SystemClock(),
+                rng=random.Random(),
+            )
+
+        with readable_errors():
+            return TaskDone(run_with_network(work))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks have written; a repeat changes nothing."""
+        reports = [each.report for each in messages if isinstance(each, TaskDone)]
+
+        async def work(network: Network) -> None:
+            subject = HiddenSubject(network, self.options, self.hidden)
+            rows = check_job(reports, await subject.stored())
+            if not self.options.publish:
+                return
+            if not rows and await subject.continues_target():
+                await (
+                    subject.delete()
+                )  # nothing to publish: the target's partitions need not change
+                return
+            await subject.publish()
+
+        with readable_errors():
+            run_with_network(work)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what the tasks have written."""
+
+        async def work(network: Network) -> None:
+            await HiddenSubject(network, self.options, self.hidden).delete()
+
+        with readable_errors():
+            run_with_network(work)

@@ -1,0 +1,114 @@
+"""Refuses rows whose offsets do not rise in their source partition: the order of their keys would be lost.  Pure.
+
+The columns `partition` (or `queue`) and `offset` (or `logic_offset`) say where a row was read; with several subjects
+`subject` as well.  Offsets have to rise within each source partition of a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...protocol.errors import RowOrderError
+from .job import Order
+
+PAIRS = (("partition", "offset"), ("queue", "logic_offset"), ("queue", "offset"))
+
+
+def guarded_columns(names: Sequence[str], order: Order) -> tuple[str, str] | None:
+    """
+    The columns to look at, None if there is nothing to look at.
+
+    Raises:
+        RowOrderError: they are not there and have to be.
+    """
+    if order == "none":
+        return None
+    for pair in PAIRS:
+        if set(pair) <= set(names):
+            return pair
+    if order == "required" or {"offset", "logic_offset"} & set(names):
+        raise RowOrderError(
+            f"the columns partition and offset are wanted, and there are {', '.join(names)}"
+        )
+    return None
+
+
+class OrderGuard:
+    """Looks at the rows of one task, in their order."""
+
+    def __init__(self, columns: tuple[str, str], *, task: int) -> None:
+        self._partition, self._offset = columns
+        self._task = task
+        self._latest: dict[str, int] = {}
+        self.sources: dict[str, int] = {}
+        """As in TaskReport."""
+
+    def look(self, batch: pa.RecordBatch, logical: npt.NDArray[np.uint16], first_row: int) -> None:
+        """
+        Look at the next rows.
+
+        Args:
+            logical: their logical partitions.
+            first_row: the number of the first one, for the error.
+
+        Raises:
+            RowOrderError
+        """
+        if not batch.num_rows:
+            return
+        names = batch.schema.names
+        offsets = self._numbers(batch, self._offset)
+        parts = self._numbers(batch, self._partition)
+        subjects = batch.column("subject").to_pylist() if "subject" in names else None
+        if subjects is not None and len(set(subjects)) > 1:
+            for subject in dict.fromkeys(subjects):
+                rows = np.flatnonzero(np.array([each == subject for each in subjects]))
+                self._look(
+                    f"{subject}/", parts[rows], offsets[rows], logical[rows], rows + first_row
+                )
+            return
+        prefix = "" if subjects is None else f"{subjects[0]}/"
+        self._look(prefix, parts, offsets, logical, np.arange(first_row, first_row + len(parts)))
+
+    def _look(self, prefix: str, parts: Any, offsets: Any, logical: Any, rows: Any) -> None:
+        order = np.argsort(parts, kind="stable")
+        parts, offsets, logical, rows = parts[order], offsets[order], logical[order], rows[order]
+        edges = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1, append=parts[-1] + 1))
+        falls = np.flatnonzero((np.diff(offsets) <= 0) & (np.diff(parts) == 0))
+        if len(falls):
+            at = int(falls[0]) + 1
+            raise self._wrong(prefix, int(parts[at]), int(rows[at]), int(offsets[at]))
+        for start, end in pairwise(edges.tolist()):
+            source = f"{prefix}{parts[start]}"
+            if int(offsets[start]) <= self._latest.get(source, -1):
+                raise self._wrong(prefix, int(parts[start]), int(rows[start]), int(offsets[start]))
+            self._latest[source] = int(offsets[end - 1])
+            bits = self.sources.get(source, 0)
+            for each in np.unique(logical[start:end]).tolist():
+                bits |= 1 << each
+            self.sources[source] = bits
+
+    def _numbers(self, batch: pa.RecordBatch, name: str) -> Any:
+        column = batch.column(name)
+        if column.null_count or not pa.types.is_integer(column.type):
+            raise RowOrderError(f"column {name} holds something else than whole numbers")
+        return column.to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def _wrong(self, prefix: str, partition: int, row: int, offset: int) -> RowOrderError:
+        return RowOrderError(
+            f"row {row} of task {self._task} has offset {offset} of {self._partition} {prefix}{partition}, after "
+            f"offset {self._latest_of(prefix, partition, offset)}",
+            task=self._task,
+            row=row,
+            offset=offset,
+        )
+
+    def _latest_of(self, prefix: str, partition: int, offset: int) -> str:
+        latest = self._latest.get(f"{prefix}{partition}")
+        return f"{latest}" if latest is not None and latest >= offset else f"{offset} or above"

@@ -1,0 +1,152 @@
+"""The hidden subject of a job: made, counted, published or deleted.  Network only.
+
+Each call is tried again until the metaserver answers, for the time that the options say: it may be started anew meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ...protocol.backoff import Backoff
+from ...protocol.clock import Clock, SystemClock
+from ...protocol.control import DeleteSubject, SubjectView
+from ...protocol.errors import (
+    CommitUnknownError,
+    KeylaneError,
+    NotSentError,
+    OperationRunningError,
+    PublishOutdatedError,
+    RetryRule,
+    SubjectDeletedError,
+    SubjectUnknownError,
+)
+from ...protocol.operations import (
+    ROUTE_FINAL,
+    HideSubject,
+    OperationState,
+    Publication,
+    PublishSubject,
+)
+from ...rpc.client import BrokerClient, MetaClient
+from ...rpc.network import Network
+from .job import WriteOptions
+
+T = TypeVar("T")
+POLL_S = 0.05
+_BACKOFF = Backoff()
+
+
+class HiddenSubject:
+    """The hidden subject `name` of a job."""
+
+    def __init__(
+        self,
+        network: Network,
+        options: WriteOptions,
+        name: str,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.name = name
+        self._network = network
+        self._options = options
+        self._meta = MetaClient(network, options.meta)
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.Random()
+
+    async def make(self) -> SubjectView:
+        """
+        Make it; again changes nothing.
+
+        Raises:
+            SubjectUnknownError: the target does not exist, and the options do not say to create it.
+            KeylaneError: what the metaserver answers, or that it does not answer.
+        """
+        ask = HideSubject(hidden=self.name, partitions=self._options.partitions)
+        return await self._trying(lambda: self._meta.hide_subject(self._options.subject, ask))
+
+    async def stored(self) -> dict[int, int]:
+        """Partition id → messages.  Raises UnreachableError if a broker does not answer."""
+
+        async def ask() -> dict[int, int]:
+            route = await self._meta.route(self.name)
+            counts = {}
+            for partition in route.partitions:
+                if partition.address is None:
+                    raise NotSentError(f"broker group {partition.broker_group} is not available")
+                broker = BrokerClient(self._network, partition.address)
+                try:
+                    status = await broker.partition(partition.partition_id)
+                finally:
+                    await broker.close()
+                counts[int(partition.partition_id)] = status.next_offset
+            return counts
+
+        return await self._trying(ask)
+
+    async def continues_target(self) -> bool:
+        """Whether the target exists: the partitions are children of its partitions."""
+        route = await self._trying(lambda: self._meta.route(self.name))
+        return any(partition.parents for partition in route.partitions)
+
+    async def publish(self, *, replace: bool = False) -> Publication:
+        """
+        Publish it, and wait until the route has changed; again changes nothing.
+
+        Raises:
+            CommitUnknownError: the metaserver has not answered in time.
+            PublishOutdatedError: the target's partitions were changed, or the publication was canceled.
+            KeylaneError: the metaserver's refusal; nothing is published.
+        """
+        ask = PublishSubject(target=self._options.subject, replace=replace)
+        until = self._clock.boot_ms() + self._options.timeout_ms
+        try:
+            while True:
+                answer = await self._trying(lambda: self._meta.publish_subject(self.name, ask))
+                if answer.state in ROUTE_FINAL:
+                    break
+                if self._clock.boot_ms() >= until:
+                    raise NotSentError(answer.problem or "its operation is not done yet")
+                await asyncio.sleep(POLL_S)
+        except KeylaneError as error:
+            if error.retry is RetryRule.NEVER:
+                raise
+            raise CommitUnknownError(
+                f"{self.name!r} may be published in {self._options.subject!r} or not: {error.message}",
+                subject=self.name,
+                target=self._options.subject,
+            ) from error
+        if answer.state is OperationState.CANCELED:
+            raise PublishOutdatedError(
+                f"the publication of {self.name!r} was canceled: its rows are not in "
+                f"{self._options.subject!r}, write them again",
+                subject=self.name,
+                target=self._options.subject,
+            )
+        return answer
+
+    async def delete(self) -> None:
+        """Delete it unless it is published or gone; a repeat changes nothing."""
+        try:
+            ask = DeleteSubject(force=True)
+            await self._trying(lambda: self._meta.delete_subject(self.name, ask))
+        except (SubjectUnknownError, SubjectDeletedError):
+            return
+
+    async def _trying(self, ask: Callable[[], Awaitable[T]]) -> T:
+        until = self._clock.boot_ms() + self._options.timeout_ms
+        pauses = _BACKOFF.pauses(self._rng)
+        while True:
+            try:
+                return await ask()
+            except KeylaneError as error:
+                passes = error.retry is not RetryRule.NEVER or isinstance(
+                    error, OperationRunningError
+                )
+                if not passes or self._clock.boot_ms() >= until:
+                    raise
+            await asyncio.sleep(pauses.next_ms() / 1000)

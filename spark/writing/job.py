@@ -1,0 +1,173 @@
+"""What a write is: its options, its tasks' reports, and whether a job may be published.  Pure.
+
+    tasks: rows ─▶ hidden subject;  each task ends with a TaskReport ─▶ driver: check_job ─▶ publish, once
+
+Invariants
+    A job is published only if the hidden subject has exactly the rows of one successful attempt of each task.
+    Of two tasks with rows of one source partition, none has a logical partition of the other: else a key's rows could be
+    stored in any order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import xxhash
+
+from ...protocol.address import addresses_of
+from ...protocol.errors import ConfigError, KeylaneError, RowOrderError, RowsDifferError
+from ...protocol.ids import Subject, check_name
+from ...protocol.limits import PARTITIONS_MAX
+
+Order = Literal["auto", "required", "none"]
+NAMES = ("meta", "subject", "partitions", "order", "hidden", "publish", "timeoutMs")
+SPARK_ADDS = ("path", "checkpointlocation", "provider", "owner", "querycontext")
+"""Options that Spark hands over and that are not ours; and every one that begins with `option.`."""
+TIMEOUT_MS = 120_000
+TIMEOUT_MS_MAX = 3_600_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """
+    The options of a write.
+
+        meta        host:port of a metaserver, several by comma                            required
+        subject     the subject to write to                                                required
+        partitions  create the subject with this many partitions if it does not exist        it must exist
+        order       auto: rows with columns partition (or queue) and offset have to rise   auto
+                    required: they have to be there; none: they are not looked at
+        hidden      name of the hidden subject that a batch job fills                      SUBJECT.hidden-<id>
+        publish     false: fill `hidden`, and leave it hidden                              true
+        timeoutMs   how long a task, or the commit, waits for a broker or the metaserver   120000
+    """
+
+    meta: tuple[str, ...]
+    subject: Subject
+    partitions: int = 0
+    order: Order = "auto"
+    hidden: str = ""
+    publish: bool = True
+    timeout_ms: int = TIMEOUT_MS
+
+
+def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
+    """
+    Read options as Spark hands them over: text to text, names in any case.
+
+    Raises:
+        ConfigError: lists every option that is unknown, missing, or has a value that cannot be.
+    """
+    options = {str(name).lower(): str(value).strip() for name, value in given.items()}
+    problems: dict[str, str] = {}
+    known = {name.lower() for name in NAMES}
+    for name in sorted(options.keys() - known):
+        if name not in SPARK_ADDS and not name.startswith(("option.", "spark.")):
+            problems[name[:80]] = f"unknown; a write has {', '.join(NAMES)}"
+    values: dict[str, object] = {}
+    for name, parse in _PARSERS.items():
+        text = options.get(name.lower(), "")
+        if not text:
+            if name in {"meta", "subject"}:
+                problems[name] = "required"
+            continue
+        try:
+            values["timeout_ms" if name == "timeoutMs" else name] = parse(text)
+        except (ValueError, KeylaneError) as error:
+            problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
+    if not problems and values.get("publish") is False and "hidden" not in values:
+        problems["hidden"] = "required with publish=false"
+    if problems:
+        described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        raise ConfigError(f"the options cannot work: {described}", **problems)
+    return WriteOptions(**values)  # type: ignore[arg-type]
+
+
+def _whole(text: str, low: int, high: int) -> int:
+    if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
+        raise ValueError(f"a whole number from {low} to {high} is wanted, not {text!r:.80}")
+    return int(text)
+
+
+def _order(text: str) -> str:
+    if text.lower() not in {"auto", "required", "none"}:
+        raise ValueError(f"auto, required or none is wanted, not {text!r:.80}")
+    return text.lower()
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError(f"true or false is wanted, not {text!r:.80}")
+    return text.lower() == "true"
+
+
+_PARSERS: Mapping[str, Callable[[str], object]] = {
+    "meta": lambda text: tuple(addresses_of(text)),
+    "subject": lambda text: Subject(check_name("subject", text)),
+    "partitions": lambda text: _whole(text, 1, PARTITIONS_MAX),
+    "order": _order,
+    "hidden": lambda text: check_name("subject", text),
+    "publish": _flag,
+    "timeoutMs": lambda text: _whole(text, 1, TIMEOUT_MS_MAX),
+}
+
+
+def producer_id(*parts: object) -> int:
+    """The id under which the rows of a task are numbered: the same for each attempt of the same task."""
+    text = "\0".join(map(str, parts)).encode()
+    return xxhash.xxh3_64_intdigest(text) >> 1 | 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskReport:
+    """What an attempt of a task has stored, as it says itself."""
+
+    task: int
+    rows: Mapping[int, int] = field(default_factory=dict)
+    """Partition id → rows of the task."""
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Source partition → the logical partitions of its rows, bit by bit."""
+
+
+def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -> int:
+    """
+    Check that a job may be published; returns its rows.
+
+    Args:
+        reports: one of each task; None: the attempt has said nothing, as one that has no rows may.
+        stored: partition id of the hidden subject → messages.
+
+    Raises:
+        RowOrderError: two tasks may have written rows of one key.
+        RowsDifferError: there are other rows than those of the tasks.
+    """
+    said = [report for report in reports if report is not None]
+    check_sources(said)
+    wanted: Counter[int] = Counter()
+    for report in said:
+        wanted.update(report.rows)
+    for partition_id in sorted({*wanted, *stored}):
+        there = stored.get(partition_id, 0)
+        if there != wanted[partition_id]:
+            raise RowsDifferError(
+                f"partition {partition_id} has {there} messages, and the tasks have written {wanted[partition_id]}",
+                partition_id=partition_id,
+            )
+    return wanted.total()
+
+
+def check_sources(reports: Sequence[TaskReport]) -> None:
+    """Raises RowOrderError if rows of one source partition and one logical partition are in two tasks."""
+    seen: dict[str, int] = {}
+    for report in reports:
+        for source, logical in report.sources.items():
+            if seen.get(source, 0) & logical:
+                raise RowOrderError(
+                    f"rows of one key of source partition {source} may be in task {report.task} and in another one: "
+                    "tasks run at the same time",
+                    task=report.task,
+                )
+            seen[source] = seen.get(source, 0) | logical

@@ -1,0 +1,399 @@
+"""Sends the rows of one task: a lane for each partition, in numbered batches that brokers know again.
+
+    rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, path), sequence = number of the row ─▶ broker
+                       │ sealed: rows that it has not stored
+                       └▶ lanes of its children, numbered anew
+
+A task begins with the oldest partitions that have data, sealed ones too: an earlier attempt may have stored rows there.  A
+sealed partition answers "duplicate" for what it has, and refuses the rest, which goes to its children.  So an attempt comes
+by the same path to the same numbers, whatever happened to the partitions between two attempts.
+
+Invariants
+    The rows of a lane are stored in their order; a row is stored once, however often the task is repeated.
+    A lane gives its rows to the children of its partition only after every earlier batch is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import numpy as np
+
+from ...protocol.backoff import Backoff
+from ...protocol.batch import encode_body
+from ...protocol.clock import Clock
+from ...protocol.errors import (
+    KeylaneError,
+    NotSentError,
+    PartitionUnknownError,
+    RetryRule,
+    RowsDifferError,
+    SequenceGapError,
+    SequenceReusedError,
+    StaleRouteError,
+    WrongBrokerError,
+)
+from ...protocol.frames import Append
+from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
+from ...protocol.record import FLAG_NUMBERED
+from ...protocol.routing import Partition, PartitionState, Route
+from ...rpc.client import BrokerClient, MetaClient
+from ...rpc.network import Channel, Network
+from .job import producer_id
+from .rows import Body, RowColumns
+
+CALL_TIMEOUT_MS = 10_000
+QUEUE_MAX = 16
+"""Batches of a lane that wait or are in flight; then the task waits."""
+T = TypeVar("T")
+_BACKOFF = Backoff()
+_READABLE = frozenset({PartitionState.OPEN, PartitionState.SEALED})
+_MOVED = (PartitionUnknownError, WrongBrokerError)
+
+
+class TaskSender:
+    """
+    Sends rows of a task to a subject.
+
+    Args:
+        identity: what the task is known by, the same for each attempt: job or query and batch, then the task's number.
+        sent_at_ns: the time of rows that have none.
+        timeout_ms: how long one batch waits for its broker.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        meta: MetaClient,
+        subject: str,
+        *,
+        identity: Sequence[object],
+        task: int,
+        sent_at_ns: int,
+        timeout_ms: int,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.network, self.meta, self.subject = network, meta, subject
+        self.identity, self.task = tuple(identity), task
+        self.sent_at_ns, self.timeout_ms = sent_at_ns, timeout_ms
+        self.clock, self.rng = clock, rng
+        self.stored: Counter[int] = Counter()
+        """Partition id → rows of the task that are stored there."""
+        self._roots: list[Lane] = []
+        self._lanes: list[Lane] = []
+        self._route: Route | None = None
+        self._brokers: dict[str, BrokerClient] = {}
+
+    async def open(self) -> Route:
+        """Ask for the route; again until the metaserver answers or the time is over."""
+        route = await self.trying(self._ask)
+        ids = {each.partition_id for each in route.partitions if each.state in _READABLE}
+        roots = [
+            each
+            for each in route.partitions
+            if each.partition_id in ids and ids.isdisjoint(each.parents)
+        ]
+        self._roots = [self.lane(each, (each.range_start, each.range_end), ()) for each in roots]
+        return route
+
+    async def _ask(self) -> Route:
+        self._route = await self.meta.route(self.subject)
+        return self._route
+
+    async def trying(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Await `ask()` until it is answered; errors that do not pass are raised, and the last one after `timeout_ms`."""
+        until = self.clock.boot_ms() + self.timeout_ms
+        pauses = _BACKOFF.pauses(self.rng)
+        while True:
+            try:
+                return await ask()
+            except KeylaneError as error:
+                if error.retry is RetryRule.NEVER or self.clock.boot_ms() >= until:
+                    raise
+            await asyncio.sleep(pauses.next_ms() / 1000)
+
+    def lane(self, partition: Partition, bounds: tuple[int, int], path: tuple[int, ...]) -> Lane:
+        """A lane for rows of the logical partitions [start, end), which came by `path`."""
+        made = Lane(self, partition, bounds, path)
+        self._lanes.append(made)
+        return made
+
+    async def put(self, rows: RowColumns) -> None:
+        """Take the next rows; returns when there is room for more."""
+        spread(rows, self._roots)
+        for lane in list(self._lanes):
+            await lane.room()
+
+    async def finish(self) -> None:
+        """Send what is left, and wait until all rows are stored."""
+        done = 0
+        while done < len(self._lanes):  # lanes that are refused make others
+            lane = self._lanes[done]
+            await lane.finish()
+            done += 1
+
+    def broker_of(self, partition: Partition) -> BrokerClient:
+        """The broker of a partition, as the newest route says it.  Raises NotSentError."""
+        assert self._route is not None
+        for each in self._route.partitions:
+            if each.partition_id == partition.partition_id:
+                partition = each
+        if partition.address is None:
+            raise NotSentError(f"broker group {partition.broker_group} is not available")
+        if partition.address not in self._brokers:
+            self._brokers[partition.address] = BrokerClient(self.network, partition.address)
+        return self._brokers[partition.address]
+
+    async def refresh(self) -> None:
+        """Ask for the route; without an answer it stays as it is."""
+        with suppress(KeylaneError):
+            await self._ask()
+
+    async def children_of(self, sealed: Partition) -> list[Partition]:
+        """The partitions that continue a sealed one; waits until the route has them."""
+
+        async def ask() -> list[Partition]:
+            route = await self._ask()
+            children = [
+                each
+                for each in route.partitions
+                if sealed.partition_id in each.parents and each.state in _READABLE
+            ]
+            if not children:
+                raise StaleRouteError(partition_id=sealed.partition_id)
+            return children
+
+        return await self.trying(ask)
+
+    async def close(self) -> None:
+        """End all lanes and connections."""
+        for lane in self._lanes:
+            lane.cancel()
+        await asyncio.gather(
+            *(lane.task for lane in self._lanes if lane.task), return_exceptions=True
+        )
+        for broker in self._brokers.values():
+            await broker.close()
+
+
+def spread(rows: RowColumns, lanes: Iterable[Lane]) -> None:
+    """Give each lane its rows, in order."""
+    whole = list(lanes)
+    if len(whole) == 1 and whole[0].takes_all:
+        whole[0].add(rows)
+        return
+    for lane in whole:
+        start, end = lane.bounds
+        mine = np.flatnonzero((rows.logical >= start) & (rows.logical < end))
+        if len(mine):
+            lane.add(rows.take(mine))
+
+
+class _Batch:
+    """A batch that is not answered: its bytes and its rows."""
+
+    __slots__ = ("count", "data", "rows", "sequence")
+
+    def __init__(self, rows: RowColumns, data: bytes, sequence: int) -> None:
+        self.rows, self.data, self.sequence = rows, data, sequence
+        self.count = len(rows)
+
+
+class Lane:
+    """The rows of a task that go to one partition, and from there, once it is sealed, to its children."""
+
+    def __init__(
+        self,
+        sender: TaskSender,
+        partition: Partition,
+        bounds: tuple[int, int],
+        path: tuple[int, ...],
+    ) -> None:
+        self.bounds = bounds
+        self.task: asyncio.Task[None] | None = None
+        self._sender = sender
+        self._partition = partition
+        self._path = (*path, int(partition.partition_id))
+        self._producer_id = producer_id(*sender.identity, *self._path)
+        self._sequence = 0
+        self._digest = 0
+        self._rest: RowColumns | None = None
+        """RowColumns that make no whole batch yet."""
+        self._batches: deque[_Batch] = deque()
+        """Not answered, the oldest first."""
+        self._sent = 0
+        """How many of them are in flight."""
+        self._children: list[Lane] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether no row can be outside of its range."""
+        return self.bounds == (self._partition.range_start, self._partition.range_end) == (0, 1024)
+
+    # ── filling ──────────────────────────────────────────────────────────────────────────────────────
+    def add(self, rows: RowColumns) -> None:
+        """Take the next rows."""
+        if self._children is not None:
+            spread(rows, self._children)
+            return
+        self._rest = rows if self._rest is None else self._rest.followed_by(rows)
+        self._cut(last=False)
+
+    def _cut(self, *, last: bool) -> None:
+        rows = self._rest
+        if rows is None or not len(rows):
+            return
+        upto = 0
+        for start, end in rows.cut(last=last):
+            body = Body(rows, start, end, sent_at_ns=self._sender.sent_at_ns, before=self._digest)
+            data = encode_body(
+                body.data,
+                count=body.count,
+                partition_id=self._partition.partition_id,
+                first_sent_at_ns=body.first_ns,
+                last_sent_at_ns=body.last_ns,
+                producer_id=self._producer_id,
+                producer_epoch=body.digest,
+                sequence=self._sequence,
+                flags=FLAG_NUMBERED,
+            )
+            self._digest = body.digest
+            self._batches.append(_Batch(rows.part(start, end), data, self._sequence))
+            self._sequence += body.count
+            upto = end
+        self._rest = rows.part(upto, len(rows)) if upto else rows
+        if self._batches and self.task is None:
+            self.task = asyncio.create_task(self._run(), name=f"lane {self._path}")
+        self._changed.set()
+
+    async def room(self) -> None:
+        """Wait until few batches are left.  Raises what ended the lane."""
+        while len(self._batches) > QUEUE_MAX and self._children is None:
+            await self._wait()
+        if self.task is not None and self.task.done():
+            self.task.result()
+
+    async def finish(self) -> None:
+        """Send the rest, and wait until every batch is answered; the rest of a sealed partition is its children's."""
+        if self._children is None:
+            self._cut(last=True)
+        while self._batches and self._children is None:
+            await self._wait()
+        if self.task is not None and self.task.done():
+            self.task.result()
+
+    async def _wait(self) -> None:
+        assert self.task is not None
+        if self.task.done():
+            self.task.result()
+        self._changed.clear()
+        waiting = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+
+    def cancel(self) -> None:
+        """End the lane."""
+        if self.task is not None:
+            self.task.cancel()
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    async def _run(self) -> None:
+        """Send until the partition refuses the rows, which its children then get."""
+        pauses = _BACKOFF.pauses(self._sender.rng)
+        failing_since: int | None = None
+        while True:
+            left = len(self._batches)
+            try:
+                await self._stream()
+            except StaleRouteError:
+                break
+            except KeylaneError as error:
+                now = self._sender.clock.boot_ms()
+                if failing_since is None or len(self._batches) < left:
+                    failing_since = now
+                    pauses.reset()
+                self._check(error, now - failing_since)
+                await asyncio.sleep(pauses.next_ms() / 1000)
+                await self._sender.refresh()
+        await self._hand_down()
+
+    def _check(self, error: KeylaneError, waited_ms: int) -> None:
+        """Raise what does not pass."""
+        where = {"task": self._sender.task, "partition_id": self._partition.partition_id}
+        if isinstance(error, SequenceReusedError):
+            raise RowsDifferError(
+                f"task {self._sender.task} was run before, and had other rows for partition "
+                f"{self._partition.partition_id}",
+                **where,
+            ) from error
+        forgotten = isinstance(error, SequenceGapError) and (
+            error.expected is None or error.expected < self._batches[0].sequence
+        )
+        passes = error.retry is not RetryRule.NEVER or isinstance(
+            error, (*_MOVED, SequenceGapError)
+        )
+        if forgotten or not passes or waited_ms >= self._sender.timeout_ms:
+            raise error
+
+    async def _stream(self) -> None:
+        """Send batches, several at a time, for ever; after a failure wait for all calls under way, then raise it."""
+        channel = await self._sender.broker_of(self._partition).channel()
+        calls: deque[asyncio.Task[None]] = deque()
+        try:
+            while True:
+                while calls and calls[0].done():
+                    calls[0].result()
+                    calls.popleft()
+                    self._answered()
+                while len(calls) < min(len(self._batches), BATCHES_IN_FLIGHT_MAX):
+                    batch = self._batches[len(calls)]
+                    call = asyncio.create_task(self._append(channel, batch))
+                    call.add_done_callback(lambda _: self._changed.set())
+                    calls.append(call)
+                self._changed.clear()
+                if not calls or not calls[0].done():
+                    await self._changed.wait()
+        except asyncio.CancelledError:
+            for call in calls:
+                call.cancel()
+            raise
+        finally:
+            for result in await asyncio.gather(*calls, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    break
+                self._answered()
+
+    async def _append(self, channel: Channel, batch: _Batch) -> None:
+        request = Append(self._partition.partition_id)
+        await channel.call(request, batch.data, timeout_ms=CALL_TIMEOUT_MS)
+
+    def _answered(self) -> None:
+        batch = self._batches.popleft()
+        self._sender.stored[int(self._partition.partition_id)] += batch.count
+        self._changed.set()
+
+    async def _hand_down(self) -> None:
+        """Give the rows that the sealed partition has not stored to its children, and all that come from now on."""
+        children = await self._sender.children_of(self._partition)
+        lanes = []
+        for child in sorted(children, key=lambda each: (each.range_start, each.partition_id)):
+            bounds = max(self.bounds[0], child.range_start), min(self.bounds[1], child.range_end)
+            if bounds[0] < bounds[1]:
+                lanes.append(self._sender.lane(child, bounds, self._path))
+        for batch in self._batches:
+            spread(batch.rows, lanes)
+        self._batches.clear()
+        if self._rest is not None and len(self._rest):
+            spread(self._rest, lanes)
+        self._rest = None
+        self._children = lanes
+        self._changed.set()

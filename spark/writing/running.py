@@ -1,0 +1,25 @@
+"""Runs a piece of asynchronous work with a network of its own, in a Python process of Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ...rpc.http_network import HttpNetwork
+from ...rpc.network import Network
+
+T = TypeVar("T")
+
+
+def run_with_network(work: Callable[[Network], Awaitable[T]]) -> T:
+    """Run `work(network)` to its end, and close the network.  Blocks; needs a thread without event loop."""
+
+    async def run() -> T:
+        network = HttpNetwork()
+        try:
+            return await work(network)
+        finally:
+            await network.close()
+
+    return asyncio.run(run())

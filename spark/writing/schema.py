@@ -1,0 +1,68 @@
+"""The columns that a DataFrame may have for a write, in Spark's words.  Pure."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from ...protocol.errors import RowsInvalidError
+
+_BYTES = (BinaryType, StringType)
+_NUMBERS = (IntegerType, LongType)
+WRITTEN: dict[str, tuple[type[DataType], ...]] = {
+    "key": _BYTES,
+    "value": _BYTES,
+    "properties": (MapType,),
+    "timestamp": (TimestampType,),
+}
+"""Columns that are stored, and their types."""
+OF_SOURCE = {
+    "partition": _NUMBERS,
+    "offset": _NUMBERS,
+    "queue": _NUMBERS,
+    "logic_offset": _NUMBERS,
+    "subject": (StringType,),
+    "logical_partition": _NUMBERS,
+    "epoch": _NUMBERS,
+    "stored": (TimestampType,),
+    "producer": _BYTES,
+}
+"""Columns that say where a row was read.  They are looked at, and not stored."""
+
+
+def check_columns(schema: StructType) -> None:
+    """
+    Check the columns of a write.
+
+    Raises:
+        RowsInvalidError: names every column that is unknown, missing or of another type.
+    """
+    problems = []
+    if "value" not in schema.names:
+        problems.append("there is no column value")
+    for each in schema.fields:
+        wanted = WRITTEN.get(each.name) or OF_SOURCE.get(each.name)
+        if wanted is None:
+            problems.append(f"{each.name} is no column of a message")
+        elif not isinstance(each.dataType, wanted) or not _of_text(each.dataType):
+            names = " or ".join(kind.typeName() for kind in wanted)
+            problems.append(f"{each.name} is {each.dataType.simpleString()}, not {names}")
+    if problems:
+        raise RowsInvalidError(
+            f"{'; '.join(problems)}.  A row has value (binary or string), and if wanted key (binary or string), "
+            "properties (map<string,string>) and timestamp"
+        )
+
+
+def _of_text(kind: DataType) -> bool:
+    if not isinstance(kind, MapType):
+        return True
+    return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)

@@ -1,0 +1,103 @@
+"""`df.writeStream.format("keylane")`: rows of a micro-batch, stored once however often the batch is replayed.  Needs pyspark.
+
+Spark runs a batch again after a crash, with the same query id, batch id and rows.  Each task numbers its rows under an id
+made of (query id, batch id, number of the task), so brokers know a row again.  Rows are visible as they are stored: the
+commit of a batch has nothing to publish.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from ...protocol.clock import SystemClock
+from ...protocol.errors import ConfigError
+from ...rpc.client import MetaClient
+from ...rpc.network import Network
+from ..failure import readable_errors
+from .batch_writer import TaskDone
+from .guard import guarded_columns
+from .job import TaskReport, WriteOptions, check_sources, parse_write_options
+from .running import run_with_network
+from .schema import check_columns
+from .task import write_task
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+NOT_OF_STREAMS = ("partitions", "hidden", "publish")
+
+
+class KeylaneStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of one query."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    @classmethod
+    def begin(
+        cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool
+    ) -> KeylaneStreamWriter:
+        """
+        Check the options, the columns and the subject.  Blocks.
+
+        Raises:
+            ConfigError, RowsInvalidError, RowOrderError: the write cannot work.
+            SubjectUnknownError, UnreachableError: what the metaserver answers, or that it does not.
+        """
+        options = parse_write_options(given)
+        wrong = [name for name in NOT_OF_STREAMS if name in {each.lower() for each in given}]
+        if wrong:
+            raise ConfigError(f"of batch writes only: {', '.join(wrong)}")
+        if overwrite:
+            raise ConfigError(
+                'a stream is written with outputMode("append") or outputMode("update")'
+            )
+        check_columns(schema)
+        guarded_columns(schema.names, options.order)
+
+        async def look(network: Network) -> None:
+            await MetaClient(network, options.meta).route(options.subject)
+
+        run_with_network(look)
+        return cls(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
+        """Write the rows of one task of one batch."""
+        context = TaskContext.get()
+        assert context is not None
+        task = context.partitionId()
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        if query is None or batch is None:
+            raise ConfigError("Spark does not say which query and batch this task is of")
+
+        async def work(network: Network) -> TaskReport:
+            return await write_task(
+                network,
+                self._options,
+                self._options.subject,
+                iter(iterator),
+                identity=("stream", self._options.subject, query, batch, task),
+                task=task,
+                sent_at_ns=SystemClock.wall_ns(),
+                clock=SystemClock(),
+                rng=random.Random(),
+            )
+
+        with readable_errors():
+            return TaskDone(run_with_network(work))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """End a batch: its rows are stored.  Raises RowOrderError if two tasks may have had rows of one key."""
+        with readable_errors():
+            check_sources([each.report for each in messages if isinstance(each, TaskDone)])
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """End a batch that failed: Spark runs it again, and what is stored of it is not stored twice."""

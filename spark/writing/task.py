@@ -1,0 +1,78 @@
+"""One attempt of a task: record batches in, rows stored, a report out.  Network only."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from ...protocol.clock import Clock
+from ...rpc.client import MetaClient
+from ...rpc.network import Network
+from .guard import OrderGuard, guarded_columns
+from .job import TaskReport, WriteOptions
+from .lanes import TaskSender
+from .rows import RowReader
+
+
+async def write_task(
+    network: Network,
+    options: WriteOptions,
+    subject: str,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    identity: Sequence[object],
+    task: int,
+    sent_at_ns: int,
+    clock: Clock,
+    rng: random.Random,
+) -> TaskReport:
+    """
+    Write the rows of a task to a subject, and wait until they are stored.
+
+    Args:
+        identity: the same for each attempt of the task, and of no other task.
+        sent_at_ns: the time of rows that have none.
+
+    Raises:
+        RowsInvalidError, RowOrderError: the rows cannot be written.
+        RowsDifferError: an earlier attempt had other rows.
+        KeylaneError: a broker or the metaserver refuses, or does not answer in time.
+    """
+    sender = TaskSender(
+        network,
+        MetaClient(network, options.meta),
+        subject,
+        identity=identity,
+        task=task,
+        sent_at_ns=sent_at_ns,
+        timeout_ms=options.timeout_ms,
+        clock=clock,
+        rng=rng,
+    )
+    guard: OrderGuard | None = None
+    try:
+        reader: RowReader | None = None
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            if reader is None:
+                route = await sender.open()
+                salt = "\0".join(map(str, identity)).encode()
+                limit = route.message_bytes_max
+                reader = RowReader(salt=salt, message_bytes_max=limit, task=task)
+                columns = guarded_columns(batch.schema.names, options.order)
+                guard = None if columns is None else OrderGuard(columns, task=task)
+            first = reader.row
+            rows = reader.read(batch)
+            if guard is not None:
+                guard.look(batch, rows.logical, first)
+            await sender.put(rows)
+        await sender.finish()
+    finally:
+        await sender.close()
+    return TaskReport(
+        task=task,
+        rows=dict(sender.stored),
+        sources={} if guard is None else guard.sources,
+    )

@@ -1,0 +1,78 @@
+"""The order guard: offsets rise within a source partition of a task, whatever else lies between."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from keylane.protocol.errors import RowOrderError
+from keylane.spark.writing.guard import OrderGuard, guarded_columns
+
+PAIR = ("partition", "offset")
+
+
+def look(*batches: list[tuple[int, int]], subject: list[str] | None = None) -> dict[str, int]:
+    """The sources after rows of (partition, offset), whose logical partition is their offset."""
+    guard, first = OrderGuard(PAIR, task=2), 0
+    for rows in batches:
+        columns = {
+            "partition": pa.array([row[0] for row in rows], pa.int32()),
+            "offset": pa.array([row[1] for row in rows], pa.int64()),
+        }
+        if subject is not None:
+            columns["subject"] = pa.array(subject)
+        logical = np.array([row[1] for row in rows], np.uint16)
+        guard.look(pa.record_batch(columns), logical, first)
+        first += len(rows)
+    return guard.sources
+
+
+def test_rows_of_several_partitions_may_alternate():
+    """Each partition has offsets of its own; gaps are filtered rows."""
+    assert look([(1, 5), (2, 0), (1, 9)], [(2, 3), (1, 10)]) == {
+        "1": 1 << 5 | 1 << 9 | 1 << 10,
+        "2": 1 << 0 | 1 << 3,
+    }
+    assert look([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("batches", "row", "offset"),
+    [
+        ([[(1, 5), (1, 4)]], 1, 4),
+        ([[(1, 5), (1, 5)]], 1, 5),
+        ([[(1, 5), (2, 1)], [(2, 2), (1, 5)]], 3, 5),
+        ([[(1, 5)], [(2, 9), (2, 3)]], 2, 3),
+    ],
+)
+def test_offset_that_does_not_rise_is_refused(batches, row: int, offset: int):
+    """Within a record batch and from one to the next; the error names the row."""
+    with pytest.raises(RowOrderError) as caught:
+        look(*batches)
+    assert (caught.value.row, caught.value.offset, caught.value.task) == (row, offset, 2)
+
+
+def test_partitions_of_two_subjects_are_two_sources():
+    """Ids are of one cluster, but rows may come of two."""
+    sources = look([(1, 5), (1, 4)], subject=["a", "b"])
+    assert set(sources) == {"a/1", "b/1"}
+
+
+def test_columns_are_looked_at_when_they_are_there():
+    """A user who dropped one of them is told so, unless order does not matter."""
+    assert guarded_columns(["key", "value"], "auto") is None
+    assert guarded_columns(["value", "offset", "partition"], "auto") == PAIR
+    assert guarded_columns(["value", "queue", "logic_offset"], "auto") == ("queue", "logic_offset")
+    assert guarded_columns(["value", "offset"], "none") is None
+    for names, order in ((["value", "offset"], "auto"), (["value"], "required")):
+        with pytest.raises(RowOrderError):
+            guarded_columns(names, order)
+
+
+def test_source_that_is_no_number_is_refused():
+    """Nulls come from an outer join, text from a cast."""
+    for offsets in (pa.array([1, None]), pa.array(["1", "2"])):
+        batch = pa.record_batch({"partition": pa.array([1, 1]), "offset": offsets})
+        with pytest.raises(RowOrderError):
+            OrderGuard(PAIR, task=0).look(batch, np.zeros(2, np.uint16), 0)

@@ -1,0 +1,120 @@
+"""Rows as columns: the same batches however Spark cuts its record batches, and errors that name a row."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from keylane.protocol.batch import check_batch, columns, encode_body
+from keylane.protocol.errors import RowsInvalidError
+from keylane.protocol.limits import LOGICAL_PARTITIONS
+from keylane.protocol.message import pack_properties
+from keylane.protocol.routing import logical_partition
+from keylane.spark.writing.rows import BATCH_BYTES, BATCH_ROWS, Body, RowColumns, RowReader
+
+
+def reader() -> RowReader:
+    return RowReader(salt=b"job", message_bytes_max=1 << 20, task=3)
+
+
+def bodies(table: pa.Table, chunk: int) -> list[bytes]:
+    """The bodies of one lane that gets the rows of a table in record batches of `chunk` rows."""
+    read, rest, made, digest = reader(), None, [], 0
+    for batch in table.to_batches(max_chunksize=chunk):
+        rows = read.read(batch)
+        rest = rows if rest is None else rest.followed_by(rows)
+        upto = 0
+        for start, end in rest.cut(last=False):
+            body = Body(rest, start, end, sent_at_ns=5, before=digest)
+            digest, upto = body.digest, end
+            made.append(body.data)
+        rest = rest.part(upto, len(rest))
+    assert rest is not None
+    for start, end in rest.cut(last=True):
+        made.append(Body(rest, start, end, sent_at_ns=5, before=digest).data)
+    return made
+
+
+@pytest.mark.parametrize("size", [0, 10, 200, 5_000])
+def test_batches_are_the_same_however_the_rows_come(size: int):
+    """They end where a row would make them too large, or at their number of rows."""
+    count = 20_000 if size < 1_000 else 300
+    values = [b"%d" % n + b"v" * (n * 7919 % (size + 1)) for n in range(count)]
+    table = pa.table({"key": [b"k%d" % (n % 9) for n in range(count)], "value": values})
+    whole = bodies(table, count)
+    assert len(whole) > 1
+    assert all(len(body) <= BATCH_BYTES for body in whole)
+    for chunk in (1_000, 97):
+        assert bodies(table, chunk) == whole
+
+
+def test_rows_become_messages_with_all_their_columns():
+    """Key, value, properties and time, as a reader of the batch sees them."""
+    table = pa.record_batch(
+        {
+            "value": pa.array(["a", "b"]),
+            "key": pa.array([b"k", None]),
+            "properties": pa.array([[("n", "1")], None], type=pa.map_(pa.string(), pa.string())),
+            "timestamp": pa.array([1_000, 2_000], pa.timestamp("us", "UTC")),
+        }
+    )
+    rows = reader().read(table)
+    body = Body(rows, 0, 2, sent_at_ns=9, before=0)
+    data = encode_body(body.data, count=2, partition_id=1, sequence=0)
+    decoded = columns(data, check_batch(data))
+    for edges, texts in (
+        (decoded.key_edges, [b"k", b""]),
+        (decoded.value_edges, [b"a", b"b"]),
+        (decoded.property_edges, [pack_properties({"n": "1"}), b""]),
+    ):
+        assert [decoded.blob[start:end] for start, end in pairwise(edges)] == texts
+    assert (body.first_ns, body.last_ns) == (1_000_000, 2_000_000)
+
+
+def test_keys_go_where_other_clients_send_them():
+    """A key's partition does not depend on who hashes it."""
+    keys = [b"", b"a", b"key-12", b"x" * 100]
+    rows = reader().read(pa.record_batch({"key": keys, "value": keys}))
+    assert rows.logical.tolist()[1:] == [logical_partition(key) for key in keys[1:]]
+    assert 0 <= rows.logical[0] < LOGICAL_PARTITIONS
+
+
+def test_rows_without_key_go_to_the_same_partitions_each_time():
+    """By the number of the row; a run of them goes to one partition."""
+    values = pa.record_batch({"value": [b"v"] * 9_000})
+    first, second = reader().read(values), reader()
+    again = np.concatenate(
+        [second.read(values[at : at + 500]).logical for at in range(0, 9_000, 500)]
+    )
+    assert np.array_equal(first.logical, again)
+    assert len(np.unique(again)) == 3
+
+
+def test_batch_has_at_most_its_number_of_rows():
+    """RowColumns without bytes end a batch by their number."""
+    rows = reader().read(pa.record_batch({"value": [b""] * (BATCH_ROWS + 1)}))
+    assert list(rows.cut(last=False)) == [(0, BATCH_ROWS)]
+    assert list(rows.cut(last=True)) == [(0, BATCH_ROWS), (BATCH_ROWS, BATCH_ROWS + 1)]
+    assert isinstance(rows, RowColumns)
+
+
+@pytest.mark.parametrize(
+    ("column", "table"),
+    [
+        ("value", {"value": pa.array([b"a", None])}),
+        ("value", {"value": [b"a", b"x" * (2 << 20)]}),
+        ("key", {"value": [b"a", b"b"], "key": [b"", b"k" * 1_025]}),
+        (
+            "timestamp",
+            {"value": [b"a", b"b"], "timestamp": pa.array([1, None], pa.timestamp("us"))},
+        ),
+    ],
+)
+def test_row_that_cannot_be_sent_is_named(column: str, table: dict):
+    """By its column, its number in the task and the task."""
+    with pytest.raises(RowsInvalidError) as caught:
+        reader().read(pa.record_batch(table))
+    assert (caught.value.column, caught.value.row, caught.value.task) == (column, 1, 3)
