@@ -20,7 +20,6 @@ from ..protocol.errors import (
     HandlerTypeError,
     InvalidRequestError,
 )
-from ..protocol.groups import GroupStart
 from ..protocol.ids import check_name
 from ..protocol.reading.instants import GroupBegin, group_start
 from ..protocol.routing import ConsumeStrategy
@@ -36,7 +35,7 @@ from .dispatches import Calls, Dispatches
 from .handling.handlers import BatchHandler, Handler
 from .handling.stream import Stream
 from .handling.workers import Workers
-from .manifest_file import PREFIX, manifest_start
+from .manifest_file import begin_of
 from .membership import Membership
 from .owned import Owned
 from .rebalance import PartitionsCallback, Rebalance, check_callbacks
@@ -183,9 +182,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._addresses = addresses_of(meta)
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._name = name
-        self._begins_at: GroupBegin | GroupStart | None = start
-        if isinstance(start, str) and start.startswith(PREFIX):
-            self._begins_at = manifest_start(start, subject=self._subject)
+        self._begins_at = begin_of(start, subject=self._subject)
         self._given = _environment
         self._make_parts(wait_s)
         self._clear()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..protocol.errors import ManifestError
 from ..protocol.groups import GroupStart
+from ..protocol.reading.instants import GroupBegin
 from ..protocol.reprocess.manifest import decode_manifest, group_start_of
 
 PREFIX = "manifest:"
@@ -26,3 +27,10 @@ def manifest_start(text: str, *, subject: str) -> GroupStart:
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}", path=str(path)) from None
     return group_start_of(decode_manifest(data, where=str(path)), subject=subject, where=str(path))
+
+
+def begin_of(start: GroupBegin | None, *, subject: str) -> GroupBegin | GroupStart | None:
+    """Where a group begins: as given, or behind the backfill of `manifest:DIR`.  Raises ManifestError."""
+    if isinstance(start, str) and start.startswith(PREFIX):
+        return manifest_start(start, subject=subject)
+    return start

@@ -53,15 +53,16 @@ from .http.any_server import OPENAPI as OPENAPI  # noqa: PLC0414 - exported
 from .http.any_server import READY as READY  # noqa: PLC0414 - exported
 from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
+from .http.jobs import HIDE_SUBJECT as HIDE_SUBJECT  # noqa: PLC0414 - exported
+from .http.jobs import HOLD as HOLD  # noqa: PLC0414 - exported
+from .http.jobs import PARTITION_BOUNDS as PARTITION_BOUNDS  # noqa: PLC0414 - exported
+from .http.jobs import PUBLISH_SUBJECT as PUBLISH_SUBJECT  # noqa: PLC0414 - exported
 from .http.message_json import MessageObject
 from .http.posted import CONTENT_TYPE, JSON, KEY_HEADER, NDJSON, RAW
 from .operations import (
     Cordon,
-    HideSubject,
     OperationList,
     OperationView,
-    Publication,
-    PublishSubject,
     Reshape,
     SetSubject,
     SubjectHistory,
@@ -77,8 +78,6 @@ from .progress import (
     SetCursor,
 )
 from .queues import QueueList
-from .reading.bounds import AskBounds, BoundsList
-from .reprocess.holds import Held, SetHold
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
@@ -296,24 +295,6 @@ SET_SUBJECT = Endpoint(
     Rights.ADMINISTER,
     "Change settings of a subject, or only plan it; the metaserver completes it.",
 )
-HIDE_SUBJECT = Endpoint(
-    "POST",
-    "/v1/subjects/{subject}/hidden",
-    HideSubject,
-    SubjectView,
-    Rights.ADMINISTER,
-    "Create a hidden subject, to be published in this one; a repeat changes nothing.",
-    idempotent=True,
-)
-PUBLISH_SUBJECT = Endpoint(
-    "POST",
-    "/v1/subjects/{subject}/publish",
-    PublishSubject,
-    Publication,
-    Rights.ADMINISTER,
-    "Publish a hidden subject; the metaserver completes it, and a repeat tells how far it is.",
-    idempotent=True,
-)
 CANCEL_OPERATION = Endpoint(
     "POST",
     "/v1/operations/{id}/cancel",
@@ -400,15 +381,6 @@ OFFSET_AT = Endpoint(
     "The offset of a message by the time it was stored; bound is lower or upper.",
     query=("at_ms", "bound"),
 )
-PARTITION_BOUNDS = Endpoint(
-    "POST",
-    "/v1/partitions/bounds",
-    AskBounds,
-    BoundsList,
-    Rights.READ,
-    "Where partitions begin and end, and where times and consumer groups are in them.",
-    idempotent=True,
-)
 SEAL = Endpoint(
     "POST",
     "/v1/partitions/{id}/seal",
@@ -444,15 +416,6 @@ FORGET_GROUP = Endpoint(
     ForgottenGroup,
     Rights.ADMINISTER,
     "Forget a deleted consumer group: its progress goes, and its tokens are refused.",
-    idempotent=True,
-)
-HOLD = Endpoint(
-    "POST",
-    "/v1/partitions/{id}/holds",
-    SetHold,
-    Held,
-    Rights.CONSUME,
-    "Hold messages of a partition against retention for a job, renew that, or end it.",
     idempotent=True,
 )
 DROP_PARTITION = Endpoint(

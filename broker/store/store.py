@@ -102,14 +102,9 @@ class Store:
             run_blocking=run_background,
         )
         self.carry_over = CarryOver(
-            files,
-            state=state,
-            log=log,
-            commit=self.commit,
-            snapshotter=self.snapshotter,
-            run_read=run_background,
-            run_commit=run_commit,
-        )
+            files, state=state, log=log, commit=self.commit, snapshotter=self.snapshotter,
+            run_read=run_background, run_commit=run_commit,
+        )  # fmt: skip
         self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
         self.firsts = FirstOffsets(state, save=self.save_progress)
         self.holds = MessageHolds(state, self.commit, self.firsts, clock=clock)

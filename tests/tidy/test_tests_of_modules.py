@@ -198,7 +198,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
-        "unit/protocol/test_endpoints.py": "any_server endpoint openapi",
+        "unit/protocol/test_endpoints.py": "any_server endpoint jobs openapi",
     },
     "rpc/operating": {"integration/hosts/test_operating.py": "probes"},
     "rpc": {

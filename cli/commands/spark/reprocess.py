@@ -68,7 +68,7 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
     from ....spark.reprocess.run import plan_job
 
     if not asked.to.startswith(PARQUET) or asked.to == PARQUET:
-        raise ConfigError(f"--to is parquet:DIR, not {asked.to!r:.80}", to="parquet:DIR")
+        raise ConfigError(f"--to is parquet:DIR, not {asked.to!r:.80}")
     sys.path.insert(0, "")  # as for `python -m`: a job beside the user is found
     job = load_job(asked.job, name=asked.name)
     check_name("job", job.name)
@@ -84,7 +84,7 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
         now_ms=SystemClock.wall_ms(),
     )
     if len(options.subjects) != 1:
-        raise ConfigError("--from is one subject", subject=asked.source)
+        raise ConfigError(f"--from is one subject, not {asked.source!r:.80}")
     if asked.plan:
         _show_plan(output, plan_job(job, options, folder))
         return 0
