@@ -256,7 +256,7 @@ async def test_message_in_flight_at_two_ends_is_handled_alone_and_counted_on(des
     assert (rest.ranges, rest.crashes) == (((1, 2),), ())
 
 
-async def test_what_shared_sessions_had_in_flight_is_not_accused_when_the_group_is_exclusive(desk):
+async def test_exclusive_owner_suspects_nothing_when_its_group_was_shared(desk):
     """Two processes ended with it among others: an exclusive owner would set it aside as one that was alone."""
     for session in ("1" * 16, "2" * 16):
         await end_with(desk, session, count_max=3)
