@@ -154,7 +154,9 @@ class BrokerService:
         if 0 < token <= self._store.fence_floor:
             raise FencedError(token=token, current_token=self._store.fence_floor)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
-            ended_well = group.lock.released or group.lock.session == session
+            # What sessions of a shared group had in flight is no measure once the group is exclusive: none had it alone.
+            switched = group.lock.shared and not shared
+            ended_well = switched or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
             if group.suspects.next_owner(released=ended_well):
                 group.changed()

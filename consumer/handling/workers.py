@@ -421,6 +421,8 @@ class Workers:
         now_ms = self._now_ms()
         for worker in self._workers:
             message, seen = worker.message, worker.seen
+            if message is seen is None:
+                continue
             if message is not None and message is seen and message.attempt == worker.seen_attempt:
                 self._log_line(self._log_throttle.running(message, worker.seen_ms, now_ms))
                 continue

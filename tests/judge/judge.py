@@ -22,8 +22,10 @@ What is judged
     acked means stored       what a producer was told as stored is in the segments, at that place, once
     nothing from nowhere     what is stored was sent, with that key, and not told as not done
     order in the log         of a producer session and key, numbers rise along the offsets and the lineage of partitions
-    handled means awaited    what a group's log has as acked was handled to its end
-    order of handling        of a key, no first handler starts before the one before it has ended
+    handled means awaited    what a group's log has as acked was handled to its end, or is parked; what is parked no longer
+                             was handled, because operators of a run that is judged skip nothing
+    order of handling        of a key, no first handler starts before the one before it has ended; parked and redriven
+                             messages too, but not dead letters
     drained                  at the end every group has acked all there is
     removed means read       what is not stored any more was handled by every group that handled anything
     leases and fences        the calls on each could have been made one at a time (linearizability)
@@ -157,12 +159,36 @@ def judge(
     for lane in lanes.values():
         _judge_log_order(lane, before, findings)
     for group_name, handlings in clients.handlings.items():
+        dead = _dead_letters(partitions, group_name)
         for lane in lanes.values():
-            _judge_handling_order(group_name, lane, handlings, findings)
+            in_order = [entry for entry in lane if entry[1] not in dead]
+            _judge_handling_order(group_name, in_order, handlings, findings)
+        parked = _parked(partitions, group_name)
         for partition in partitions.values():
             group = partition.groups.get(group_name, Group())
-            _judge_group(partition, group_name, group, handlings, findings, drained=drained)
+            _judge_group(partition, group_name, group, handlings, parked, findings, drained=drained)
     return findings
+
+
+def _dead_letters(partitions: Mapping[int, Partition], group_name: str) -> set[Place]:
+    groups = (partition.groups.get(group_name, Group()) for partition in partitions.values())
+    return set().union(*(group.dead for group in groups))
+
+
+def _parked(partitions: Mapping[int, Partition], group_name: str) -> set[Place]:
+    """What the group has set aside at the end; of a partition whose children have all of it, what these say."""
+    parked: set[Place] = set()
+    for partition in partitions.values():
+        group = partition.groups.get(group_name, Group())
+        children = [
+            child.groups.get(group_name, Group())
+            for child in partitions.values()
+            if partition.partition_id in child.parents
+        ]
+        taken_over = all(partition.partition_id in child.adopted for child in children)
+        if not (group.frozen and children and taken_over):
+            parked |= group.parked.keys()
+    return parked
 
 
 def _places(
@@ -278,6 +304,7 @@ def _judge_group(
     group_name: str,
     group: Group,
     handlings: Mapping[Place, Handling],
+    parked: set[Place],
     findings: Findings,
     *,
     drained: bool,
@@ -295,7 +322,7 @@ def _judge_group(
     nothing = Handling()
     for offset in _acked(partition, group):
         place = (partition.partition_id, offset)
-        if handlings.get(place, nothing).ended_ns is None:
+        if handlings.get(place, nothing).ended_ns is None and place not in parked:
             findings.note("acked unhandled", f"{place} in group {group_name}")
 
 
@@ -336,6 +363,7 @@ def judge_folder(folder: Path, *, drained: bool = True) -> dict[str, Any]:
             _count(handling.ended_ns is not None for handling in handlings.values())
             for handlings in clients.handlings.values()
         ),
+        "parked": sum(len(_parked(partitions, name)) for name in clients.handlings),
         "findings": dict(sorted(findings.counts.items())),
         "examples": findings.examples,
     }

@@ -9,7 +9,7 @@ the seal, a fence that falls.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,9 @@ assert HEADER.size == 96
 MAGIC = b"BKL1"
 LENGTH_MAX = 1_118_208
 MESSAGES, PARTITION, SEAL, FENCE, CURSOR, STATE = 1, 2, 3, 4, 5, 6
+PARKED = 10
+PARK, UNPARK, FREE, ADOPT, FREEZE, CLEAR = 1, 2, 3, 5, 6, 7
+"""Changes in a record of kind PARKED."""
 ZSTD, LZ4 = 1, 2
 PACKED_RATIO_MAX = 64
 RESET_SESSIONS = {"=reset", "=reset*"}
@@ -48,6 +51,14 @@ class Group:
     """Acked `[start, end)` above the cursor."""
     reset: bool = False
     """An operator has set the cursor; what was acked before is no measure any more."""
+    parked: dict[tuple[int, int], bytes | None] = field(default_factory=dict)
+    """(partition that has the message, offset) → the key under which it is set aside now; None: a dead letter."""
+    dead: set[tuple[int, int]] = field(default_factory=set)
+    """What was ever a dead letter: later messages of its key do not wait for it."""
+    adopted: set[int] = field(default_factory=set)
+    """Parents whose parked messages are here now."""
+    frozen: bool = False
+    """The children have what is parked here, or take it over now."""
 
 
 @dataclass(slots=True)
@@ -217,7 +228,47 @@ def _fold(partition: Partition, record: Record) -> str:
         group.cursor, group.ranges = cursor, ranges
     elif record.kind == STATE:
         return _fold_state(partition, record)
+    elif record.kind == PARKED:
+        group_name, _token, _at_ms, changes = decode_msgpack(record.body)
+        group = partition.groups.setdefault(group_name, Group())
+        problems = [_fold_change(partition, group, *change) for change in changes]
+        return "; ".join(filter(None, problems))
     return ""
+
+
+def _fold_change(partition: Partition, group: Group, number: int, *told: Any) -> str:
+    """Add a change of what a group has parked."""
+    if number == PARK:
+        key, ranges, *_ = told
+        _park(group, key, ((partition.partition_id, start, end) for start, end in ranges))
+    elif number == UNPARK:
+        key, source, ranges = told
+        for start, end in ranges:
+            for offset in range(start, end):
+                group.parked.pop((source, offset), None)
+    elif number == FREE:
+        left = sum(key == told[0] for key in group.parked.values())
+        if left:
+            return f"the key {told[0]!r} is freed, and {left} messages of it are parked"
+    elif number == ADOPT:
+        parent, keys, last, *_ = told
+        for key, _state, _since_ms, _failure, rows, *_ in keys:
+            _park(group, key, rows)
+        if last and parent:
+            group.adopted.add(parent)
+    elif number == FREEZE:
+        group.frozen = True
+    elif number == CLEAR:
+        group.parked.clear()
+    return ""
+
+
+def _park(group: Group, key: bytes | None, rows: Iterable[tuple[int, int, int]]) -> None:
+    for source, start, end in rows:
+        for offset in range(start, end):
+            group.parked[source, offset] = key
+            if key is None:
+                group.dead.add((source, offset))
 
 
 def _fold_messages(partition: Partition, record: Record) -> str:

@@ -68,6 +68,9 @@ class FolderWriter:
     def acked(self, partition_id: int, cursor: int, *ranges: tuple[int, int]) -> None:
         self.record(segments.CURSOR, partition_id, cursor, pack(("g", 1, cursor, ranges)))
 
+    def parked(self, partition_id: int, *changes: tuple[Any, ...]) -> None:
+        self.record(segments.PARKED, partition_id, 0, pack(("g", 1, 0, changes)))
+
 
 class Log:
     """Writes an .events file as programs under watch do."""
@@ -197,6 +200,85 @@ def test_judge_finds_a_handler_that_starts_before_the_one_before_it_has_ended(tm
     log.handled(2, 1)
     second.acked(2, 3)
     assert verdict_on(tmp_path) == {"handled too early": 1}
+
+
+FAILURE = ("ValueError", "", "c", 0, 3)
+
+
+def write_parked_run(folder: Path, *, dead: bool = False) -> tuple[FolderWriter, FolderWriter, Log]:
+    """As the good run, but with two more messages in a parent, both parked, adopted by the child and not handled yet."""
+    first, second, log = FolderWriter(folder, "b0"), FolderWriter(folder, "b1"), Log(folder)
+    key = None if dead else b"k"
+    first.partition(1)
+    first.messages(1, 0, (b"k", b"v0"), (b"k", b"v1"))
+    first.parked(1, (segments.PARK, key, ((0, 1),), FAILURE), (segments.PARK, key, ((1, 2),), None))
+    first.record(segments.SEAL, 1, 2, b"")
+    first.acked(1, 2)
+    first.parked(1, (segments.FREEZE,))
+    second.partition(2, 1)
+    rows = ((1, 0, 2),)
+    second.parked(2, (segments.ADOPT, 1, ((key, "parked", 0, FAILURE, rows),), True))
+    second.messages(2, 0, (b"k", b"v2"))
+    for number, place in enumerate([(1, 0), (1, 1), (2, 0)]):
+        log.sent(b"v%d" % number, number, told=place)
+    return first, second, log
+
+
+def test_judge_expects_parked_messages_to_be_handled_later(tmp_path: Path):
+    """At the end of a run they may still be parked, with the later ones of their key."""
+    _, second, log = write_parked_run(tmp_path)
+    log.note(2, "g", "session", 1, 0, b"", 1, 0, 0, False, None)  # and it failed
+    second.parked(2, (segments.PARK, b"k", ((0, 1),), None))
+    second.acked(2, 1)
+    told = second_opinion(tmp_path)
+    assert (told["findings"], told["parked"]) == ({}, 3)
+
+
+def test_judge_finds_nothing_when_redriven_messages_are_handled_in_order(tmp_path: Path):
+    _, second, log = write_parked_run(tmp_path)
+    for place in ((1, 0), (1, 1), (2, 0)):
+        log.handled(*place)
+    second.parked(2, (segments.UNPARK, b"k", 1, ((0, 2),)), (segments.FREE, b"k"))
+    second.acked(2, 1)
+    told = second_opinion(tmp_path)
+    assert (told["findings"], told["parked"]) == ({}, 0)
+
+
+def test_judge_finds_a_parked_message_that_is_forgotten(tmp_path: Path):
+    """The child says that it is handled; the list of the parent, which is frozen, is no excuse."""
+    _, second, log = write_parked_run(tmp_path)
+    log.handled(1, 0)
+    second.parked(2, (segments.UNPARK, b"k", 1, ((0, 2),)), (segments.FREE, b"k"))
+    assert verdict_on(tmp_path) == {"acked unhandled": 1, "not handled": 1}
+
+
+def test_judge_finds_a_message_that_passes_a_parked_one_of_its_key(tmp_path: Path):
+    _, second, log = write_parked_run(tmp_path)
+    log.handled(1, 0)
+    log.handled(2, 0)
+    second.acked(2, 1)
+    second.parked(2, (segments.UNPARK, b"k", 1, ((0, 1),)))
+    assert verdict_on(tmp_path) == {"handled too early": 1}
+
+
+def test_judge_lets_later_messages_pass_a_dead_letter(tmp_path: Path):
+    _, second, log = write_parked_run(tmp_path, dead=True)
+    log.handled(2, 0)
+    log.handled(1, 1)
+    second.acked(2, 1)
+    second.parked(2, (segments.UNPARK, None, 1, ((1, 2),)))
+    told = second_opinion(tmp_path)
+    assert (told["findings"], told["parked"]) == ({}, 1)
+
+
+def test_judge_finds_a_key_that_is_freed_with_parked_messages(tmp_path: Path):
+    _, second, log = write_parked_run(tmp_path)
+    log.handled(1, 0)
+    second.parked(2, (segments.UNPARK, b"k", 1, ((0, 1),)), (segments.FREE, b"k"))
+    log.handled(1, 1)
+    log.handled(2, 0)
+    second.acked(2, 1)
+    assert verdict_on(tmp_path) == {"damage": 1}
 
 
 def test_judge_finds_messages_removed_unread(tmp_path: Path):

@@ -73,6 +73,8 @@ in one direction or both, calendars an hour off, of all programs or of one, whil
 Two control runs, with the broker's look at tokens and with the drain rule taken out, have to show harm.
 When all programs have ended, a judge that imports nothing of the product (`tests/judge/`) reads the brokers' segments by
 docs/FORMATS.md and compares them with what the clients wrote down; its column has acked, handled, and what it found wrong.
+It reads what groups have parked, too: a parked message may be acked without having been handled, but no later message of
+its key may pass it, and what is parked no longer must have been handled.
 
 A handler begins with its first line, the worker's look at its lease comes just before.  A process that the test stops
 between the two wakes up late without a fault of its own; that is counted as "stopped at a first line", and

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from keylane import Consumer, Message, Producer
+from keylane import Admin, Consumer, Message, Producer
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import PartitionStatus
+from keylane.protocol.limits import ACK_RANGES_MAX
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import ChangeParkedKey, ParkedList, ParkState
 from keylane.rpc.client import BrokerClient, MetaClient
@@ -248,6 +251,74 @@ async def test_attempts_go_on_when_the_owner_changes(shared_cluster: Cluster):
         async with consumer_of(shared_cluster, subject, handler, on_failure="block"):
             await eventually(lambda: len(handler.tried) > first)
     assert handler.tried[first][2] == handler.tried[first - 1][2] + 1
+
+
+COUNTER = """
+import asyncio, sys
+from keylane import Consumer, ConsumerSettings
+from keylane.protocol.backoff import Backoff
+
+async def handle(message):
+    print(message.attempt, flush=True)
+    raise ValueError("never")
+
+asyncio.run(Consumer(
+    sys.argv[1], subject="orders", group="g", handler=handle, ttl_ms=1_000,
+    settings=ConsumerSettings(handler_backoff=Backoff(first_ms=100, max_ms=100)),
+).run())
+"""
+
+
+async def test_attempts_go_on_when_consumer_and_broker_are_killed(tmp_path: Path):
+    """What was told to the broker is durable: the next owner counts on from it."""
+    with Cluster(tmp_path, brokers=1) as cluster:
+        await cluster.create("orders", partitions=1)
+        async with Producer(cluster.meta) as producer:
+            await producer.send("orders", b"0", key=b"bad")
+        process = subprocess.Popen(
+            [sys.executable, "-c", COUNTER, cluster.meta], stdout=subprocess.PIPE, text=True
+        )
+        counted = [await asyncio.to_thread(process.stdout.readline) for _ in range(6)]
+        process.kill()
+        process.communicate()
+        assert [int(line) for line in counted] == [1, 2, 3, 4, 5, 6]
+        cluster.brokers[0].kill()
+        cluster.brokers[0].restart()
+        handler = Handler()
+        handler.poison = {b"bad"}
+        async with consumer_of(cluster, "orders", handler, on_failure="block"):
+            await eventually(lambda: handler.tried)
+    (_, _, attempt), *_ = handler.tried
+    assert 5 <= attempt <= 8, "the last try may not have been told, or one more have begun"
+
+
+async def test_busy_key_that_is_parked_stops_neither_its_partition_nor_its_cursor(
+    shared_cluster: Cluster,
+):
+    """More messages of it than a consumer buffers and the broker keeps ranges of; none of them stays in the consumer."""
+    subject, handler, count = "park-busy", Handler(), 2 * ACK_RANGES_MAX + 25_000
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad"}
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        Admin(shared_cluster.meta) as admin,
+        consumer_of(shared_cluster, subject, handler) as consumer,
+    ):
+        for number in range(count):
+            await producer.drain()
+            producer.send(subject, b"%d" % number, key=b"bad")
+            if not number % 2:
+                producer.send(subject, b"%d" % number, key=b"good")
+        await producer.flush()
+        await eventually(lambda: len(handler.handled[b"good"]) == -(-count // 2))
+        while sum([view.messages async for view in admin.parked(subject, "g")]) < count:
+            await asyncio.sleep(0.05)
+        while await admin.lag(subject, "g"):
+            await asyncio.sleep(0.05)
+        (owned,) = consumer.assignment
+        assert owned.outstanding == 0
+    assert len([tried for tried in handler.tried if tried[0] == b"bad"]) == 3
 
 
 async def test_dead_letter_is_set_aside_alone(shared_cluster: Cluster):

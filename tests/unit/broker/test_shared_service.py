@@ -256,6 +256,16 @@ async def test_message_in_flight_at_two_ends_is_handled_alone_and_counted_on(des
     assert (rest.ranges, rest.crashes) == (((1, 2),), ())
 
 
+async def test_exclusive_owner_suspects_nothing_when_its_group_was_shared(desk):
+    """Two processes ended with it among others: an exclusive owner would set it aside as one that was alone."""
+    for session in ("1" * 16, "2" * 16):
+        await end_with(desk, session, count_max=3)
+    await desk.join(5)
+    assert (await desk.take(5, count_max=1)).crashes == ((0, 2),)
+    answer = await desk.acquire(6)
+    assert (answer.suspects_upto, answer.begun) == (0, ())
+
+
 async def test_message_whose_deadline_passes_first_is_counted_when_its_session_falls_silent(desk):
     await desk.join(5)
     await desk.take(5, count_max=2, in_flight_ms=1_000)

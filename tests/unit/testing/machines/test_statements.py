@@ -50,6 +50,32 @@ def test_statements_answer_the_same_each_time():
             assert connection.transact(look, (count,), {}) == expected
 
 
+def test_lists_of_one_statement_have_lengths_of_their_own():
+    """Beside a constant and another parameter; the values of an earlier execution are forgotten."""
+    connection, _ = _connected()
+    connection.transact(_fill, (6,), {})
+    both = (
+        sa.select(things.c.id)
+        .where(
+            things.c.id.in_(sa.bindparam("ids")) | things.c.name.in_(sa.bindparam("names")),
+            things.c.id < sa.bindparam("below"),
+            things.c.ready.is_(sa.false()),
+            things.c.id != 3,
+        )
+        .order_by(things.c.id)
+    )
+
+    def look(connection, ids: list[int], names: list[str], below: int) -> list[int]:
+        given = {"ids": ids, "names": names, "below": below}
+        return list(connection.execute(both, given).scalars())
+
+    for _ in range(2):
+        assert connection.transact(look, ([0, 1], ["n5"], 9), {}) == [0, 1, 5]
+        assert connection.transact(look, ([1], ["n3", "n4"], 9), {}) == [1, 4]
+        assert connection.transact(look, ([4, 2], ["n0"], 3), {}) == [0, 2]
+        assert connection.transact(look, ([], [], 9), {}) == []
+
+
 def test_changes_are_counted_and_returned_each_time():
     connection, _ = _connected()
     connection.transact(_fill, (4,), {})
