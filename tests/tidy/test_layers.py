@@ -90,7 +90,7 @@ LAYERS: dict[str, set[str]] = {
     "protocol/codecs": {"protocol/errors"},
     "protocol/errors": set(),
     "protocol/groups": set(),
-    "protocol/http": {"protocol/errors"},
+    "protocol/http": {"protocol/errors", "protocol/reading", "protocol/reprocess"},
     "protocol/parked": set(),
     "protocol/reading": {"protocol/errors", "protocol/groups"},
     "protocol/reprocess": {"protocol/errors", "protocol/groups"},

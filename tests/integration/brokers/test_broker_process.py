@@ -331,7 +331,7 @@ async def test_folder_stays_locked_until_the_last_thread_ends(tmp_path, network)
 
     async with running_broker(settings, network=network) as broker:
         store = broker.store
-        reading = store._run_read(linger)
+        reading = store.run_read(linger)
         close = store._close
 
         def closed() -> None:

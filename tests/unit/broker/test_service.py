@@ -280,7 +280,7 @@ async def test_pull_that_reads_while_it_is_fenced_is_refused():
         await gate.wait()
         return function(*args)
 
-    store._run_read = slow
+    store.run_read = slow
     pull = asyncio.create_task(desk.pull(1, 0))
     await turns()
     await desk.acquire(2, OTHER)

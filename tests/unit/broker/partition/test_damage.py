@@ -173,7 +173,7 @@ async def test_damage_met_by_a_slow_read_stays_though_the_partition_cooled():
             return error.message
         return ""
 
-    store._run_read = slow
+    store.run_read = slow
     reading = asyncio.create_task(read())
     await asyncio.sleep(0)
     table._warm_max = 1

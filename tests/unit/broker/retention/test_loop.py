@@ -256,7 +256,7 @@ async def test_reader_that_is_overtaken_is_told():
         await turn.wait()
         return function(*args)
 
-    house.store._run_read = later
+    house.store.run_read = later
     reading = asyncio.create_task(house.desk.read(0))
     await asyncio.sleep(0)
     await house.cleaning.check()
@@ -288,16 +288,16 @@ async def test_reader_that_hangs_delays_no_append():
     house = RetainingBroker()
     await house.fill(batches=40)
     never = asyncio.Event()
-    run_read = house.store._run_read
+    run_read = house.store.run_read
 
     async def hangs(function, /, *args):
         await never.wait()
         return function(*args)
 
-    house.store._run_read = hangs
+    house.store.run_read = hangs
     slow = [asyncio.create_task(house.desk.read(0, bytes_max=1 << 21)) for _ in range(100)]
     await asyncio.sleep(0)
-    house.store._run_read = run_read
+    house.store.run_read = run_read
     await house.desk.acquire(1)
     for number in range(40, 60):
         await house.desk.append(batch(sequence=2 * number))
