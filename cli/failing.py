@@ -29,8 +29,8 @@ def failing_lines(
             f"keylane group set {subject} {group} --on-failure park --tries-max 5"
         )
     advice = (
-        '  start its consumers with on_failure="park" (then: keylane parked redrive or skip) or "dead"; or stop '
-        f"them and pass the message: keylane group reset {subject} {group} --partition {partition_id} "
-        f"--to {failing.offset + 1}"
+        f"  keylane group set {subject} {group} --on-failure park sets its key aside (then: keylane parked redrive or "
+        f"skip), --on-failure dead the message alone; or pass it: keylane group reset {subject} {group} "
+        f"--partition {partition_id} --to {failing.offset + 1} --live"
     )
     return what, advice

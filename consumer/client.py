@@ -18,6 +18,7 @@ from ..protocol.errors import (
     ClosedError,
     ConfigError,
     HandlerTypeError,
+    InvalidNameError,
     InvalidRequestError,
 )
 from ..protocol.ids import check_name
@@ -118,9 +119,9 @@ class Consumer(Resident, Owned, Taking[V]):
             returns True.  If it raises, that is a failed try of the message.  All members of a group need the same
             tags and filter.
         on_assigned: called with ids of partitions that were granted, before anything of them is pulled.
-        on_revoked: called with the id of a partition that goes to another consumer, before it does: without a
+        on_revoked: called with ids of partitions that go to another consumer, before they do: without a
             handler, what is in hand may still be acked.
-        on_lost: called with the id of a partition whose lease is lost: nothing of it can be acked.
+        on_lost: called with ids of partitions whose leases are lost: nothing of them can be acked.
             The three may be `async def`, and have `handover_ms`.
         settings: everything that can be set; the arguments above take precedence.
         wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
@@ -337,9 +338,6 @@ class Consumer(Resident, Owned, Taking[V]):
         Raises:
             OtherLoopError: the consumer was opened in another event loop.
         """
-        if self._several is not None:
-            await self._several.close()
-            return
         ending = self.begin_close()
         if ending is not None:
             # A cancellation ends only the waiting: handlers end, and partitions are handed over, all the same.
@@ -347,6 +345,8 @@ class Consumer(Resident, Owned, Taking[V]):
 
     def begin_close(self) -> asyncio.Task[None] | None:
         """Begin what `close` does, and return at once; the task ends when everything is handed over; None: do not wait."""
+        if self._several is not None:
+            return self._several.begin_close()
         if not self._home.here:
             return None
         self._home.check()
@@ -588,6 +588,8 @@ def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerS
 
 def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
     """Raises InvalidNameError, and ConfigError if a metaserver would not take `name` as that of a client."""
+    if subject is None or (group is None and not broadcast):
+        raise InvalidNameError("give subject=... and group=..., or broadcast=True")
     check_name("subject", subject)
     if not broadcast:
         check_name("consumer group", group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NoReturn
 
 from ..protocol.errors import PartitionUnknownError, SeekRefusedError
@@ -13,6 +14,7 @@ from .handling.workers import Workers
 from .pulling.progress import Position
 from .pulling.pull_client import PullClient
 from .pulling.pull_gate import PAUSED
+from .several import Several
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +46,25 @@ class Lag:
 
 
 class Owned:
-    """The part of a consumer that is about its partitions."""
+    """The part of a consumer that is about its partitions; of several consumers in one object, about those of all."""
 
     _home: Home
     _subject: str
     _group: str
     _dispatch: Workers | Stream | None
     _assignments: Assignments | None
+    _several: Several | None
+
+    @property
+    def _parts(self) -> list[Owned]:
+        """The consumers that this object is made of."""
+        if self._several is None:
+            return [self]
+        return [member for member in self._several.members if isinstance(member, Owned)]
 
     @property
     def assignment(self) -> list[Assignment]:
         """The partitions owned now, by id; none while it is not open here."""
-        if self._assignments is None or not self._home.here:
-            return []
         return [
             Assignment(
                 client.partition_id,
@@ -67,7 +75,7 @@ class Owned:
                 client.queue,
                 client.paused,
             )
-            for client in self._assignments.clients
+            for client in sorted(self._all_clients, key=attrgetter("partition_id"))
         ]
 
     @property
@@ -76,9 +84,12 @@ class Owned:
         For people, else "": who has suspended it, so that it is granted no partitions; and those whose messages it handles one
         at a time, because they may have ended the process of an earlier owner.
         """
-        if self._assignments is None or not self._home.here:
-            return ""
-        return self._assignments.waiting_for
+        texts = [
+            part._assignments.waiting_for
+            for part in self._parts
+            if part._assignments is not None and part._home.here
+        ]
+        return "; ".join(dict.fromkeys(text for text in texts if text))
 
     async def pause(self, *partition_ids: int) -> None:
         """
@@ -90,27 +101,41 @@ class Owned:
             PartitionUnknownError: a partition is not assigned now; nothing has changed.
             ClosedError, ForkedError, OtherLoopError: the consumer is not open here.
         """
-        self._steer(partition_ids or tuple(self._clients), paused=True)
+        ids = partition_ids or tuple(client.partition_id for client in self._all_clients)
+        self._steer(ids, paused=True)
 
     def _steer(self, partition_ids: tuple[int, ...], *, paused: bool) -> None:
-        self._home.check()
-        clients, dispatch = self._clients, self._dispatch
+        for part in self._parts:
+            part._home.check()
+        owned = {client.partition_id for client in self._all_clients}
         for partition_id in partition_ids:
-            if partition_id not in clients:
+            if partition_id not in owned:
                 raise PartitionUnknownError(
                     f"partition {partition_id!r:.40} is not assigned to this consumer",
                     partition_id=partition_id,
                     subject=self._subject,
                 )
-        assert dispatch is not None
+        for part in self._parts:
+            part._hold(partition_ids, paused=paused)
+
+    def _hold(self, partition_ids: tuple[int, ...], *, paused: bool) -> None:
+        """Pause or resume those of the partitions that this one owns."""
+        clients, dispatch = self._clients, self._dispatch
         for partition_id in partition_ids:
-            client = clients[partition_id]
+            client = clients.get(partition_id)
+            if client is None or dispatch is None:
+                continue
             if paused and not client.paused:
                 client.gate.hold(PAUSED)
                 dispatch.pause(partition_id)
             elif not paused and client.paused:
                 client.gate.let_go(PAUSED)
                 dispatch.resume(partition_id)
+
+    @property
+    def _all_clients(self) -> list[PullClient]:
+        """Those of all parts; two groups may each have one of the same partition."""
+        return [client for part in self._parts for client in part._clients.values()]
 
     @property
     def _clients(self) -> dict[int, PullClient]:
@@ -120,13 +145,22 @@ class Owned:
 
     @property
     def position(self) -> dict[int, Position]:
-        """By id of each partition that is owned now: what is pulled and acked of it, and its lag."""
-        return {key: client.position for key, client in self._clients.items()}
+        """
+        By id of each partition that is owned now: what is pulled and acked of it, and its lag.
+
+        Where handlers of `on` for two groups have the same partition, that of the group that is further behind.
+        """
+        positions: dict[int, Position] = {}
+        for client in self._all_clients:
+            position, other = client.position, positions.get(client.partition_id)
+            if other is None or position.cursor < other.cursor:
+                positions[client.partition_id] = position
+        return positions
 
     @property
     def lag(self) -> Lag:
-        """The lag of all partitions that are owned now, together."""
-        positions = self.position.values()
+        """The lag of all partitions that are owned now, together; those of two groups count twice."""
+        positions = [client.position for client in self._all_clients]
         return Lag(
             sum(position.lag_messages for position in positions),
             max((position.lag_s for position in positions), default=0.0),
@@ -139,7 +173,9 @@ class Owned:
         Raises:
             SeekRefusedError: always; it says how an operator resets the group.
         """
-        if self._subject and not self._group:
+        if self._several is not None:
+            raise SeekRefusedError("seek of a consumer: its cursor is moved by acks alone")
+        if not self._group:
             raise SeekRefusedError(
                 f"seek of a broadcast consumer of {self._subject}: it begins at the latest message; a Reader begins anywhere"
             )

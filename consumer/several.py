@@ -79,12 +79,16 @@ class Several:
 
     async def close(self) -> None:
         """Close all members, also if that of one fails."""
+        ending = self.begin_close()
+        if ending is not None:
+            await asyncio.shield(ending)
+
+    def begin_close(self) -> asyncio.Task[None] | None:
+        """Begin to close all members; returns what `close` waits for, None if it waits for nothing."""
         self._open = False
         endings = [member.begin_close() for member in self.members]
-        waited = [asyncio.shield(ending) for ending in endings if ending is not None]
-        for outcome in await asyncio.gather(*waited, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        waited = [ending for ending in endings if ending is not None]
+        return asyncio.create_task(_end(waited), name="closing several") if waited else None
 
     async def wait(self) -> None:
         """Wait until all members are closed, or one has ended with an error, which it raises."""
@@ -122,3 +126,10 @@ class Several:
         """Resume all members."""
         for member in self.members:
             await member.resume()
+
+
+async def _end(endings: list[asyncio.Task[None]]) -> None:
+    """Wait for all, and raise the first error."""
+    for outcome in await asyncio.gather(*endings, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

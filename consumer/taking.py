@@ -13,7 +13,7 @@ from ..protocol.settings import range_problems, refuse
 from ..rpc.home import Home
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.stream import Stream
-from .handling.taken import ack_all, nack_all
+from .handling.taken import ack_all, listed, nack_all
 from .handling.workers import Workers
 from .settings import RECORDS_MAX, ConsumerSettings, FailurePolicy
 
@@ -71,7 +71,7 @@ class Taking(Generic[V]):
             LeaseLostError: other consumers have some of the messages now; the others are acked.
             ClosedError: no consumer handed a message out.
         """
-        await ack_all(list(messages), self._home)
+        await ack_all(listed(messages), self._home)
 
     async def nack(self, messages: Iterable[Message[V]], *, after_s: float = 0) -> None:
         """
@@ -85,7 +85,7 @@ class Taking(Generic[V]):
             ClosedError: no consumer handed a message out.
             ConfigError: `after_s` is no number of seconds up to a day.
         """
-        await nack_all(list(messages), self._home, after_s)
+        await nack_all(listed(messages), self._home, after_s)
 
     async def batches(self) -> AsyncIterator[ArrowBatch]:
         """

@@ -144,7 +144,7 @@ class LogThrottle:
         return LogLine(
             f"{self._runner} {what} on {name_of(message)}: attempt {message.attempt}, "
             f"{seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
-            f"{seconds(wait_ms)}, later messages of its key wait{_told(text)}{SEALED_WAITS if sealed else ''}",
+            f"{seconds(wait_ms)}{_behind(message, ',')}{_told(text)}{SEALED_WAITS if sealed else ''}",
             traceback,
         )
 
@@ -159,8 +159,8 @@ class LogThrottle:
         self._logged(trouble, now_ms)
         return LogLine(
             f"{self._runner} has been running for {seconds(now_ms - since_ms)} on {name_of(message)}: "
-            f"attempt {message.attempt}, {seconds(now_ms - trouble.since_ms)} since the first; "
-            "later messages of its key wait"
+            f"attempt {message.attempt}, {seconds(now_ms - trouble.since_ms)} since the first"
+            f"{_behind(message, ';')}"
         )
 
     def stopped(self, message: Message, now_ms: int) -> LogLine | None:
@@ -282,6 +282,11 @@ def name_of(message: Message) -> str:
     """The partition and offset of the message, and a digest of its key."""
     where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
     return f"{where}, {key_digest(message.key)}"
+
+
+def _behind(message: Message, mark: str) -> str:
+    """What waits for a message: nothing if it has no key."""
+    return f"{mark} later messages of its key wait" if message.key else ""
 
 
 def _told(text: str) -> str:

@@ -69,6 +69,20 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
         raise lost
 
 
+def listed(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
+    """The messages that `ack` and `nack` of a consumer get; raises InvalidRequestError: no iterable of messages."""
+    if isinstance(messages, Message):
+        raise InvalidRequestError(
+            "a consumer acks a list of messages: consumer.ack([message]); or message.ack()"
+        )
+    try:
+        return list(messages)
+    except TypeError:
+        raise InvalidRequestError(
+            f"a consumer acks a list of messages, not {messages!r:.60}"
+        ) from None
+
+
 def _check(messages: Iterable[Message[Any]], home: Home) -> None:
     checked: object = None
     for message in messages:

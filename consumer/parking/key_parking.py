@@ -97,7 +97,7 @@ class KeyParking:
         rows = [row for row in rows if row.key not in self._freed_lately]
         self.keys.update(row.key for row in rows if row.key not in LOOSE)
         for row in rows:
-            waits = row.key in self._freeing or self._sender.parks(row.key)
+            waits = row.key in self._freeing or self._sender.stops(row.key)
             if row.state is ParkState.REDRIVING and not waits:
                 self._redrive(row.key)
 

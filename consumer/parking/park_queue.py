@@ -54,8 +54,15 @@ class ParkQueue:
 
     def parks(self, key: ParkKey) -> bool:
         """True if a message of this key is not parked at the broker yet."""
+        return any(park.key == key for park in self._waiting_parks())
+
+    def stops(self, key: ParkKey) -> bool:
+        """True if a message of this key has failed, and the broker does not have that yet: it ends the key's redrive."""
+        return any(park.key == key and park.failure is not None for park in self._waiting_parks())
+
+    def _waiting_parks(self) -> list[Park]:
         here = [*self._under_way, *self._parks]
-        return any(isinstance(w.change, Park) and w.change.key == key for w in here)
+        return [waiting.change for waiting in here if isinstance(waiting.change, Park)]
 
     @property
     def messages(self) -> int:

@@ -60,6 +60,10 @@ class ParkSender:
         """True if messages of this key wait to be parked."""
         return self._queue.parks(key)
 
+    def stops(self, key: ParkKey) -> bool:
+        """True if a message of this key has failed, and waits to be parked: the key is redriven no more then."""
+        return self._queue.stops(key)
+
     # ── changes ──────────────────────────────────────────────────────────────────────────────────────
     def park(self, key: ParkKey, offsets: list[int], failure: Failure | None) -> None:
         """

@@ -56,7 +56,8 @@ class PullProgress:
 
     def position(self, next_offset: int, cursor: int, now_ns: int) -> Position:
         """The position at `now_ns`."""
-        lag = max(0, self.end_offset - cursor)
+        end = max(self.end_offset, next_offset)
+        lag = max(0, end - cursor)
         since_ns = self._unacked[0][1] if self._unacked else self._last_ns
         age_s = max(0, now_ns - since_ns) / 1e9 if lag and since_ns else 0.0
-        return Position(next_offset, cursor, self.end_offset, lag, age_s)
+        return Position(next_offset, cursor, end, lag, age_s)

@@ -61,5 +61,5 @@ class SeekRefusedError(RefusedError):
     summary = "a consumer does not set the progress of its group"
     hint = (
         "For all members: keylane group reset SUBJECT GROUP --to ... --live, or Admin.reset_group(…, live=True).  To look at "
-        "messages again without a group: keylane.QueueReader."
+        "messages again without a group: keylane.Reader."
     )

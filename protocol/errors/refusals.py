@@ -503,7 +503,10 @@ class GroupBusyError(RefusedError):
     code = 1193
     retry = RetryRule.LATER
     summary = "the consumer group has live consumers"
-    hint = "Reset it with --live, or stop them, or wait until the ttl of those that died has passed, and no other reset runs."
+    hint = (
+        "Stop them, or wait until the ttl of those that died has passed.  A reset goes under them with --live, while no "
+        "other reset runs."
+    )
     left_ms = Detail(int)
     """How long a running reset may still take."""
     sessions = Detail(int)

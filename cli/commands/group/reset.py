@@ -23,7 +23,14 @@ def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | No
     if to.isascii() and to.isdecimal():
         return ResetTo.OFFSET, int(to), None
     ago = ago_ms(to)
-    return ResetTo.TIME, None, parse_time(to) if ago is None else max(now_ms - ago, 0)
+    if ago is not None:
+        return ResetTo.TIME, None, max(now_ms - ago, 0)
+    try:
+        return ResetTo.TIME, None, parse_time(to)
+    except ConfigError:
+        raise ConfigError(
+            f"{to[:80]!r} is neither earliest, latest, an offset, how long ago as -1h, nor a time as 2024-05-31T12:00:00"
+        ) from None
 
 
 async def reset_group(

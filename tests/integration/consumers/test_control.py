@@ -8,6 +8,7 @@ import pytest
 
 from keylane import (
     AlreadyOpenError,
+    ClosedError,
     Consumer,
     ConsumerSettings,
     HandlerTypeError,
@@ -166,9 +167,27 @@ async def test_consumer_without_a_subject_handles_several(shared_cluster: Cluste
         if sum(got.values()) == 16:
             await consumer.close()
 
+    assert (consumer.assignment, consumer.position, consumer.waiting_for) == ([], {}, "")
+    with pytest.raises(ClosedError):
+        await consumer.pause()
     async with asyncio.timeout(60):
         running = asyncio.create_task(consumer.run())
         await begun.wait()
+        await eventually(lambda: consumer.lag.messages == 16)
+        owned = [each.partition_id for each in consumer.assignment]
+        assert list(consumer.position) == owned
+        assert len(owned) == 2
+        await consumer.pause(owned[1])
+        assert [each.paused for each in consumer.assignment] == [False, True]
+        await consumer.resume(owned[1])
+        await consumer.pause()
+        assert all(each.paused for each in consumer.assignment)
+        await consumer.resume(*owned)
+        with pytest.raises(PartitionUnknownError, match="partition 999999 is not assigned"):
+            await consumer.pause(owned[0], 999_999)
+        assert not any(each.paused for each in consumer.assignment)
+        with pytest.raises(SeekRefusedError, match="keylane group reset"):
+            consumer.seek(owned[0], 3)
         with pytest.raises(AlreadyOpenError):
             consumer.on("several-a", group="h")(one)
         refused.set()

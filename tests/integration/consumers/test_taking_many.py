@@ -102,6 +102,10 @@ async def test_getmany_gives_messages_of_a_key_together_and_holds_later_ones(
             await consumer.ack(first)
         await consumer.ack(first[1:3])
         stranger = await other.getmany(max_records=1, timeout_ms=30_000)
+        with pytest.raises(InvalidRequestError, match=r"consumer\.ack\(\[message\]\)"):
+            await consumer.ack(first[3])  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match="a list of messages, not 3"):
+            await consumer.nack(3)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError, match="another consumer"):
             await consumer.ack(stranger)
         with pytest.raises(MixedUseError):

@@ -155,6 +155,46 @@ async def test_failing_key_is_parked_and_others_go_on(shared_cluster: Cluster):
         await eventually(lambda: handler.handled[b"bad"] == list(range(9)))
 
 
+async def test_key_is_redriven_while_new_messages_of_it_never_pause(shared_cluster: Cluster):
+    """Some of them always wait to be parked, also when the consumer hears of the redrive."""
+    subject, handler = "park-stream", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    keys = [b"bad-%d" % number for number in range(4)]
+    handler.poison = set(keys)
+    sent, stopped = 0, asyncio.Event()
+    async with (
+        asyncio.timeout(120),
+        Producer(shared_cluster.meta) as producer,
+        consumer_of(shared_cluster, subject, handler),
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+
+        async def stream() -> None:
+            nonlocal sent
+            while not stopped.is_set():
+                await asyncio.gather(
+                    *[producer.send(subject, b"%d" % sent, key=key) for key in keys]
+                )
+                sent += 1
+
+        streaming = asyncio.create_task(stream())
+        try:
+            while await brokers.count() < 200:
+                await asyncio.sleep(0.05)
+            handler.poison = set()
+            for (
+                key
+            ) in keys:  # one by one: the next change at the broker has the consumer look again
+                await brokers.redrive(key)
+                await eventually(lambda key=key: handler.handled[key])
+        finally:
+            stopped.set()
+            await streaming
+        await eventually(
+            lambda: all(handler.handled[key] == list(range(sent)) for key in keys), seconds=60
+        )
+
+
 async def test_parked_key_stays_parked_through_a_new_owner_and_a_restart_of_its_broker(
     tmp_path: Path,
 ):

@@ -13,6 +13,6 @@ def test_lines_name_what_fails_and_what_can_be_done():
         "partition 7: billing fails at offset 4, key digest 1, since 1970-01-01T00:00:01.000+00:00: "
         "ValueError: no\\ntown (12 tries, last at 1970-01-01T00:00:09.000+00:00, consumer host-1)"
     )
-    assert 'on_failure="park"' in advice
-    assert '"dead"' in advice
-    assert advice.endswith("keylane group reset orders billing --partition 7 --to 5")
+    assert "keylane group set orders billing --on-failure park" in advice
+    assert "--on-failure dead" in advice
+    assert advice.endswith("keylane group reset orders billing --partition 7 --to 5 --live")

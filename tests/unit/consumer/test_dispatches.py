@@ -43,7 +43,7 @@ def test_impossible_calls_are_refused(wrong: dict[str, Any]):
 
 def test_subject_and_group_come_together():
     for given in ({"subject": "s"}, {"group": "g"}):
-        with pytest.raises(InvalidNameError):
+        with pytest.raises(InvalidNameError, match="give subject="):
             Consumer("127.0.0.1:1", **given)
     with pytest.raises(ConfigError, match="subject and a group"):
         Consumer("127.0.0.1:1", handler=handle)

@@ -70,6 +70,21 @@ async def test_error_of_one_member_ends_all():
     assert [member.told for member in members] == [["open", "close"], ["open", "close"]]
 
 
+async def test_begun_close_ends_all_members_and_the_run():
+    several = Several()
+    members = [NotingMember(), NotingMember()]
+    for member in members:
+        several.add(member)
+    running = asyncio.create_task(several.run())
+    await asyncio.sleep(0.01)
+    closing = several.begin_close()
+    assert closing is not None
+    async with asyncio.timeout(10):
+        await closing
+        await running
+    assert all("close" in member.told for member in members)
+
+
 async def test_members_are_suspended_and_resumed_together():
     several = Several()
     member = NotingMember()

@@ -26,6 +26,18 @@ def test_change_stays_until_it_is_confirmed():
     assert (bool(queue), queue.messages, queue.parks(b"a")) == (False, 0, False)
 
 
+def test_only_a_failed_message_that_waits_stops_a_redrive():
+    """Messages that follow a parked one may come all the time: a redrive that waited for them would never begin."""
+    queue = ParkQueue()
+    queue.park(b"a", [3], None)
+    assert (queue.parks(b"a"), queue.stops(b"a")) == (True, False)
+    queue.park(b"a", [4], FAILURE)
+    queue.take()
+    assert (queue.stops(b"a"), queue.stops(b"b")) == (True, False)
+    queue.confirmed()
+    assert not queue.stops(b"a")
+
+
 def test_callback_is_called_when_its_change_is_durable():
     queue, called = ParkQueue(), []
     queue.unpark(b"a", 7, 1, 2, lambda: called.append("handled"))

@@ -34,6 +34,12 @@ def test_lag_is_the_age_of_the_oldest_batch_that_is_not_acked():
     assert (position.lag_messages, position.lag_s) == (0, 0.0)
 
 
+def test_end_is_not_below_the_next_offset_before_the_first_pull_is_answered():
+    """A partition that was acquired again at its end."""
+    position = PullProgress().position(10, 10, 100 * S)
+    assert (position.end_offset, position.lag_messages) == (10, 0)
+
+
 def test_lag_is_not_negative_when_the_senders_calendar_is_ahead():
     progress = PullProgress()
     progress.pulled(header(10, 500, 500))
