@@ -276,12 +276,9 @@ class Consumer(Resident, Owned, Taking[V]):
     def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
         if self._broadcast:
             return Broadcast(
-                subject=self._subject,
-                client=self._client_name,
-                meta=meta,
-                connections=self._connections,
+                subject=self._subject, client=self._client_name, meta=meta, connections=self._connections,
                 clock=self._clock,
-            )
+            )  # fmt: skip
         return Membership(
             subject=self._subject,
             group=self._group,
