@@ -118,6 +118,7 @@ __all__ = [
     "ResetCanceledError",
     "ResetForwardError",
     "ResetUnfinishedError",
+    "RetryPolicyError",
     "RetryRule",
     "RowsGivenUpError",
     "RowsRefusedError",
