@@ -134,6 +134,7 @@ __all__ = [
     "ResetCanceledError",
     "ResetForwardError",
     "ResetUnfinishedError",
+    "RetryPolicyError",
     "RetryRule",
     "RowOrderError",
     "RowsDifferError",

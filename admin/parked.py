@@ -528,7 +528,7 @@ def _checked_count(first: int | None) -> int:
     return MAX_I64 if first is None else first
 
 
-def _hex(key: ParkKey) -> str | None:
+def _hex(key: bytes | None) -> str | None:
     return None if key is None else key.hex()
 
 

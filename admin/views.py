@@ -102,7 +102,9 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     problem: str | None = None
     """Why the broker's fields are unknown."""
     parked: int | None = None
-    """Messages that the group has set aside."""
+    """Messages that the group has set aside, those that wait for retry included."""
+    retrying: int | None = None
+    """Those of them that wait for retry."""
     failing: FailingMessage | None = None
     """The oldest message that fails and is not handled, with the last error; later messages of its key wait for it."""
     suspects: int = 0
@@ -218,16 +220,17 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
 
 
 def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
-    offset = above = following = lag = removed = parked = failing = None
+    offset = above = following = lag = removed = parked = retrying = failing = None
     suspects = 0
     if isinstance(status, PartitionStatus):
         # A broker does not know a group before its first pull, which begins at the first message.
         offset, above, following = status.first_offset, 0, status.next_offset
-        lag, removed, parked = following - offset, 0, 0
+        lag, removed, parked, retrying = following - offset, 0, 0, 0
         for progress in status.groups:
             if progress.group == group:
                 offset, above, lag = progress.cursor, progress.acked_above, progress.lag
                 removed, parked = progress.removed_unread, progress.parked
+                retrying = progress.retrying
                 failing, suspects = progress.failing, progress.suspects
     return PartitionProgress(
         partition_id=owner.partition.partition_id,
@@ -243,6 +246,7 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
         lag=lag,
         removed_unread=removed,
         parked=parked,
+        retrying=retrying,
         failing=failing,
         suspects=suspects,
         problem=status if isinstance(status, str) else None,

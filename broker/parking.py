@@ -140,11 +140,11 @@ class Parking:
 
     async def _read(self, request: ReadParked, _payload: memoryview) -> Handled:
         _, group = self._service.owned(request)
-        if not 1 <= request.count <= PARKED_ROWS_MAX:
-            raise InvalidRequestError(f"count is from 1 to {PARKED_ROWS_MAX}")
+        if request.count < 1 or request.first < 0:
+            raise InvalidRequestError("count is from 1 on, first from 0")
         if group.parked is None:
             return ParkedRows((), 0), b""
-        offsets = group.parked.offsets(request.key, count=request.count)
+        offsets = group.parked.offsets(request.key, count=request.count, first=request.first)
         return ParkedRows(tuple(offsets.rows), offsets.messages, tuple(offsets.edited)), b""
 
     async def _take(self, request: TakeParked, _payload: memoryview) -> Handled:
@@ -164,7 +164,9 @@ class Parking:
 
         def wanted(key: ParkKey) -> bool:
             # Messages without an order belong to one child: the one with the parent's first logical partition.
-            return request.start <= logical_partition(key) < request.end if key else loose
+            if not isinstance(key, bytes) or not key:
+                return loose
+            return request.start <= logical_partition(key) < request.end
 
         page, following = group.parked.page(wanted, first=request.first)
         return ParkedTaken(following, tuple(sorted(group.parked.sources))), encode_parked(page)

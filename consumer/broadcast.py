@@ -57,9 +57,9 @@ def check_broadcast(
         problems.append("it begins at the latest message: for older ones use a Reader")
     if settings.ack is not AckMode.LINGERING:
         problems.append(f"ack={settings.ack.value!r} is of groups: its acks end with its process")
-    if settings.on_failure is not FailurePolicy.BLOCK:
+    if settings.failure_policy is not FailurePolicy.BLOCK:
         problems.append(
-            f"on_failure={settings.on_failure.value!r} is of groups: nothing is set aside for it at brokers; handle the error "
+            f"on_failure={settings.failure_policy.value!r} is of groups: nothing is set aside for it at brokers; handle the error "
             "in the handler to pass over a message"
         )
     if settings.consume_strategy is ConsumeStrategy.SHARED:

@@ -107,9 +107,10 @@ class Consumer(Resident, Owned, Taking[V]):
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts; or
             "before": before its own handler starts, so that it is handled at most once.
         on_failure: what becomes of a message that has failed `tries_max` times, or has ended its process: "block", the
-            default: it is tried on; "park": its key is set aside at the broker with all that follows, in order; "dead": the
-            message alone is.
-        tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default.  What `keylane group set`
+            default of strict subjects: it is tried on; "park": its key is set aside at the broker with all that follows,
+            in order; "dead": the message alone is.  "retry", the default of best_tried subjects: at the first failure
+            the message alone is set aside, tried again in 5 s and then ever later, and is a dead letter in the end.
+        tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default, 32 for "retry".  What `keylane group set`
             has stored for the group counts more than `on_failure`, `tries_max` and `handler_backoff`.
         start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
             consumer is open; an instant, as a datetime with a time zone, or "-1h"; or "manifest:DIR": where the backfill
@@ -176,7 +177,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._settings = _settings_with(
             settings, concurrency=concurrency, max_records=max_records, max_wait_ms=max_wait_ms,
             ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
-            on_failure=on_failure, tries_max=tries_max,
+            on_failure=on_failure, tries_max=tries_max, retry_tries_max=tries_max,
         )  # fmt: skip
         self._broadcast = check_broadcast(broadcast, group, start, self._settings)
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)

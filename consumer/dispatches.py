@@ -105,8 +105,8 @@ class Dispatches:
         """The dispatch of a new opening; `client` is the name of the consumer, for people."""
         calls, settings, clock = self._calls, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
-        policy, tries_max = settings.on_failure, settings.tries_max
-        failing = Failing(policy=policy, tries_max=tries_max, client=client, wall_ms=clock.wall_ms)
+        failing = Failing(client=client, wall_ms=clock.wall_ms, rng=rng)
+        failing.adopt(settings)
         if calls.one is None:
             return Stream(
                 clock=clock,

@@ -20,13 +20,15 @@ from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
     KeylaneError,
+    RetryPolicyError,
     RetryRule,
     SessionUnknownError,
     StorageError,
     UnreachableError,
 )
-from ..protocol.groups import GroupStart
+from ..protocol.groups import FailurePolicy, GroupStart
 from ..protocol.operations import SubjectHistory
+from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.identity import DrawBits
 from ..rpc.race import Race
@@ -157,6 +159,14 @@ class Membership:
                 again=self._joined,
             )
         )
+        if (
+            self._settings.on_failure is FailurePolicy.RETRY
+            and joined.order_strategy is OrderStrategy.STRICT
+        ):
+            await self._meta.leave(Leave(session=session))
+            raise RetryPolicyError(
+                f"subject {self._subject!r} is strict", subject=self._subject, group=self._group
+            )
         if (
             self._start is not None
             and not self._group_id

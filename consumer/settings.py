@@ -46,6 +46,7 @@ _RANGES = {
     "ack_linger_ms": (0, 10_000),
     "handover_ms": (0, 600_000),
     "tries_max": (1, TRIES_MAX_MAX),
+    "retry_tries_max": (1, TRIES_MAX_MAX),
     "call_timeout_ms": CALL_TIMEOUT_MS,
 }
 
@@ -91,20 +92,26 @@ class ConsumerSettings:
             partition is handed over, within the lease; then they are cancelled.  A handler that ignores the
             cancellation keeps its partition here until it ends.  Iteration: the time for acks of messages
             passed over; a running loop body is waited for.
-        on_failure: what becomes of a message that has failed `tries_max` times, or has ended its process, also as text.
-            It fails if its handler raises, of a batch handler for it alone, or if the program gives it back (`nack`).  "block", the
-            default: it is tried on, and later messages of its key wait.  "park": its key is set aside at the broker
+        on_failure: default None, which is "retry" or "block"; what becomes of a message that has failed `tries_max` times, or has ended its process, also as text.
+            It fails if its handler raises, of a batch handler for it alone, or if the program gives it back (`nack`).
+            "block", the default of strict subjects: it is tried on, and later messages of its key wait.  "park": its key is set aside at the broker
             with all its messages, in their order, until an operator has them handled again or skips some; everything
             else goes on.  "dead": the message is set aside alone, and later ones of its key go on.  Messages without a
-            key are set aside alone, as are all of a shared group.  What `keylane group set` has stored for the group
-            counts more.
+            key are set aside alone, as are all of a shared group.  "retry", the default of exclusive groups of
+            best_tried subjects, and only for them: the first failure sets the message aside alone, at the broker, for
+            the pauses of `retry_backoff`; after `retry_tries_max` tries it is a dead letter.  What `keylane group set`
+            has stored for the group counts more.
         tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, until `on_failure` applies.  A
             `Retry` counts, and is never the last.  What is stored for the group counts more.
+        retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry".  What is stored as the group's
+            tries counts more.
         call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call of a metaserver or broker, beyond
             the time that it may wait itself.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing call.
         handler_backoff: default Backoff(first_ms=100, max_ms=30_000); the pauses between tries of a failing message.
             Later messages of its key wait meanwhile; no worker does.  What is stored for the group counts more.
+        retry_backoff: default Backoff(first_ms=5_000, max_ms=600_000); the pauses under "retry".  What is stored for
+            the group counts more.
 
     Raises:
         ConfigError: values out of their range, or that cannot work together; the text names all of them.
@@ -124,11 +131,13 @@ class ConsumerSettings:
     ack: AckMode = AckMode.LINGERING
     ack_linger_ms: int = 20
     handover_ms: int = 5_000
-    on_failure: FailurePolicy = FailurePolicy.BLOCK
+    on_failure: FailurePolicy | None = None
     tries_max: int = 10
+    retry_tries_max: int = 32
     call_timeout_ms: int = 5_000
     backoff: Backoff = field(default_factory=Backoff)
     handler_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=100, max_ms=30_000))
+    retry_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=5_000, max_ms=600_000))
 
     def __post_init__(self) -> None:
         values = values_of(self)
@@ -143,18 +152,33 @@ class ConsumerSettings:
             names = " or ".join(ConsumeStrategy)
             problems.append(f"consume_strategy must be {names}, not {self.consume_strategy!r:.40}")
         for name, kind in (("ack", AckMode), ("on_failure", FailurePolicy)):
+            if name == "on_failure" and values[name] is None:
+                continue
             try:
                 object.__setattr__(self, name, kind(str(values[name])))
             except ValueError:
                 names = " or ".join(kind)
                 problems.append(f"{name} must be {names}, not {values[name]!r:.40}")
         problems += _instance_problems(self.instance, self.consume_strategy)
-        if self.ack is AckMode.BEFORE and self.on_failure is not FailurePolicy.BLOCK:
+        if self.ack is AckMode.BEFORE and self.failure_policy is not FailurePolicy.BLOCK:
             problems.append(
                 "ack='before' has no second try, so that nothing is left for on_failure"
             )
-        problems += kind_problems(values, {"backoff": Backoff, "handler_backoff": Backoff})
+        if (
+            self.on_failure is FailurePolicy.RETRY
+            and self.consume_strategy is ConsumeStrategy.SHARED
+        ):
+            problems.append(
+                "on_failure='retry' is of exclusive groups: a shared one tries messages again anyway"
+            )
+        backoffs = ("backoff", "handler_backoff", "retry_backoff")
+        problems += kind_problems(values, dict.fromkeys(backoffs, Backoff))
         refuse(problems)
+
+    @property
+    def failure_policy(self) -> FailurePolicy:
+        """`on_failure`, or BLOCK if nothing is said."""
+        return self.on_failure or FailurePolicy.BLOCK
 
     @property
     def margin_ms(self) -> int:

@@ -99,9 +99,10 @@ class Taking(Generic[V]):
         """
         if self._settings.consume_strategy is ConsumeStrategy.SHARED:
             raise ConfigError("batches() are of exclusive groups; a shared one has no ranges")
-        if self._settings.on_failure is not FailurePolicy.BLOCK:
+        policy = self._settings.failure_policy
+        if policy is not FailurePolicy.BLOCK:
             raise ConfigError(
-                f"on_failure={self._settings.on_failure.value!r} is of messages: what is wrong with one of a batch of "
+                f"on_failure={policy.value!r} is of messages: what is wrong with one of a batch of "
                 "Arrow data only its reader knows"
             )
         check_arrow()

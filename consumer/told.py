@@ -12,8 +12,9 @@ from typing import Any
 
 from ..protocol.backoff import Backoff
 from ..protocol.control import Grants
-from ..protocol.groups import GroupPolicy, OperatorSwitch
-from .settings import ConsumerSettings
+from ..protocol.groups import FailurePolicy, GroupPolicy, OperatorSwitch
+from ..protocol.routing import ConsumeStrategy, OrderStrategy
+from .settings import AckMode, ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 _DEFAULTS = ConsumerSettings()
@@ -38,6 +39,7 @@ class Told:
         self._group = group
         self._client = client
         self._policy = GroupPolicy()
+        self._order_strategy = OrderStrategy.STRICT
         self._suspended_by = OperatorSwitch.OFF
 
     def take(self, grants: Grants) -> bool:
@@ -45,11 +47,14 @@ class Told:
         if grants.suspended_by is not self._suspended_by:
             self._suspended_by = grants.suspended_by
             self._log_switch()
-        if grants.policy == self._policy:
+        known = self._policy, self._order_strategy
+        if known == (grants.policy, grants.order_strategy):
             return False
-        self._policy = grants.policy
-        self.settings = in_force(self._own, grants.policy)
-        self._log_policy()
+        self._policy, self._order_strategy = grants.policy, grants.order_strategy
+        self.settings = in_force(self._own, grants.policy, grants.order_strategy)
+        if grants.policy != known[0]:
+            self._log_policy()
+        self._log_retry()
         return True
 
     @property
@@ -70,6 +75,16 @@ class Told:
         else:
             log.info("%s takes part again: an operator has resumed it", where)
 
+    def _log_retry(self) -> None:
+        """Log that "retry" is wanted and not in force: the order of the subject would be broken."""
+        wanted = self._policy.on_failure or self._own.on_failure
+        if wanted is FailurePolicy.RETRY and self.settings.on_failure is not wanted:
+            log.warning(
+                "consumer of %s in group %s: on_failure='retry' is of exclusive groups of best_tried subjects; messages "
+                "that fail are tried on, and later ones of their keys wait",
+                self._subject, self._group,
+            )  # fmt: skip
+
     def _log_policy(self) -> None:
         stored = stored_text(self._policy)
         where = f"consumer of {self._subject} in group {self._group}"
@@ -88,12 +103,28 @@ class Told:
             log.info("%s follows the stored policy of the group: %s", where, stored)
 
 
-def in_force(own: ConsumerSettings, stored: GroupPolicy) -> ConsumerSettings:
-    """The settings of a consumer, with the stored fields in the place of its own."""
+def in_force(
+    own: ConsumerSettings,
+    stored: GroupPolicy,
+    order_strategy: OrderStrategy = OrderStrategy.STRICT,
+) -> ConsumerSettings:
+    """The settings of a consumer of a subject, with the stored fields in the place of its own."""
     fields: dict[str, Any] = {"on_failure": stored.on_failure, "tries_max": stored.tries_max}
+    fields["retry_tries_max"] = stored.tries_max
     first_ms, max_ms = stored.backoff_first_ms, stored.backoff_max_ms
     if first_ms is not None and max_ms is not None:
-        fields["handler_backoff"] = Backoff(first_ms=first_ms, max_ms=max_ms)
+        backoff = Backoff(first_ms=first_ms, max_ms=max_ms)
+        fields["handler_backoff"] = fields["retry_backoff"] = backoff
+    retries = (
+        order_strategy is OrderStrategy.BEST_TRIED
+        and own.consume_strategy is ConsumeStrategy.EXCLUSIVE
+        and own.ack is not AckMode.BEFORE
+    )
+    policy = stored.on_failure or own.on_failure
+    if retries and policy is None:
+        fields["on_failure"] = FailurePolicy.RETRY
+    elif policy is FailurePolicy.RETRY and not retries:
+        fields["on_failure"] = FailurePolicy.BLOCK
     return replace(own, **{name: value for name, value in fields.items() if value is not None})
 
 

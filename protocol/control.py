@@ -248,6 +248,8 @@ class Joined(Struct, frozen=True, kw_only=True):
     """Tells the group from an earlier or a later one of the same name; 0: not said."""
     start: GroupStart | None = None
     """Where the group began, which its first session or `group create` has fixed; None: not said."""
+    order_strategy: OrderStrategy = OrderStrategy.STRICT
+    """Of the subject."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -288,6 +290,8 @@ class Grants(Struct, frozen=True, kw_only=True):
     """What is stored of the group's failure policy; counts more than the code of the consumer."""
     suspended_by: OperatorSwitch = OperatorSwitch.OFF
     """Why an operator lets the session have no grants."""
+    order_strategy: OrderStrategy = OrderStrategy.STRICT
+    """Of the subject: under BEST_TRIED a message that fails does not hold up what follows it, unless a policy says so."""
 
 
 class ReleaseGrant(Struct, frozen=True, kw_only=True):
@@ -465,7 +469,9 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     removed_unread: int = 0
     """Messages that retention by time removed before the group had acked them."""
     parked: int = 0
-    """Messages that the group has set aside."""
+    """Messages that the group has set aside, those that wait for retry included."""
+    retrying: int = 0
+    """Those of them that wait for retry."""
     failing: FailingMessage | None = None
     """The oldest message that fails and is not handled; None as well when the broker has restarted and was not told again."""
     suspects: int = 0

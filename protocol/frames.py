@@ -188,14 +188,15 @@ class ListParked(Frame, frozen=True, array_like=True, tag=12):
 
 
 class ReadParked(Frame, frozen=True, array_like=True, tag=13):
-    """Where the first `count` parked messages of a key are.  Answer: ParkedRows."""
+    """Where `count` parked messages of a key are, behind its first `first` ranges.  Answer: ParkedRows."""
 
     partition_id: int
     group: str
     session: str
     token: int
-    key: bytes | None
+    key: bytes | int | None
     count: int
+    first: int = 0
 
 
 class TakeParked(Frame, frozen=True, array_like=True, tag=14):

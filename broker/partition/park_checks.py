@@ -17,13 +17,13 @@ from ...protocol.errors import (
     ParkFullError,
     ParkMovedError,
 )
+from ...protocol.groups import TRIES_MAX_MAX
 from ...protocol.ids import MAX_I64
 from ...protocol.limits import KEY_BYTES_MAX
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
     EDITS_BYTES_MAX,
     EDITS_MAX,
-    LOOSE,
     PARKED_KEYS_MAX,
     PARKED_MESSAGES_MAX,
     PARKED_ROWS_MAX,
@@ -38,8 +38,10 @@ from ...protocol.parked import (
     ParkKey,
     ParkState,
     Redrive,
+    Shift,
     Unneeded,
     Unpark,
+    is_loose,
 )
 from .acks import decide_ack
 from .offset_runs import OffsetRuns
@@ -85,6 +87,7 @@ class _Checks:
             Park: self._park,
             Unpark: self._unpark,
             Free: self._free,
+            Shift: self._shift,
             Redrive: self._redrive,
             Adopt: self._adopt,
             Freeze: lambda change: None if parked.frozen else change,
@@ -111,7 +114,7 @@ class _Checks:
         return wanted + [
             Redrive(key)
             for key in emptied
-            if key not in LOOSE and self._state(key) is ParkState.PARKED
+            if not is_loose(key) and self._state(key) is ParkState.PARKED
         ]
 
     def _state(self, key: ParkKey) -> ParkState | None:
@@ -179,6 +182,12 @@ class _Checks:
                     gone.add(low, high)
         return change
 
+    def _shift(self, change: Shift) -> Shift | None:
+        _check_key(change.key)
+        _check_key(change.to)
+        _check_ranges(change.ranges, MAX_I64)
+        return None if self._state(change.key) is None or change.to == change.key else change
+
     def _free(self, change: Free) -> Free | None:
         if self._state(change.key) is None:
             return None
@@ -226,7 +235,9 @@ class _Checks:
 
 
 def _check_key(key: ParkKey) -> None:
-    if key is not None and len(key) > KEY_BYTES_MAX:
+    if isinstance(key, int) and not 1 <= abs(key) <= TRIES_MAX_MAX:
+        raise InvalidRequestError(f"no message fails {key} times")
+    if isinstance(key, bytes) and len(key) > KEY_BYTES_MAX:
         raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")
 
 

@@ -21,7 +21,6 @@ import msgspec
 from ...protocol.errors import InvalidRequestError, ParkedMessageUnknownError, ParkMovedError
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
-    LOOSE,
     PARKED_PAGE_BYTES,
     PARKED_ROWS_MAX,
     Adopt,
@@ -43,8 +42,10 @@ from ...protocol.parked import (
     ParkKey,
     ParkState,
     Redrive,
+    Shift,
     Unneeded,
     Unpark,
+    is_loose,
 )
 from ...protocol.routing import logical_partition
 from .offset_runs import OffsetRuns
@@ -78,6 +79,11 @@ class Parked:
     def __len__(self) -> int:
         """The number of keys."""
         return len(self._keys)
+
+    @property
+    def retrying(self) -> int:
+        """Messages that wait for retry."""
+        return sum(parked.messages for key, parked in self._keys.items() if isinstance(key, int))
 
     def get(self, key: ParkKey) -> ParkedKey | None:
         """The parked messages of a key."""
@@ -117,6 +123,8 @@ class Parked:
         match change:
             case Park():
                 return self._park(change, at_ms, acked)
+            case Shift():
+                return self._shift(change, at_ms)
             case Unpark():
                 return self._unpark(change)
             case Free():
@@ -193,7 +201,7 @@ class Parked:
         ]
         edits = parked.take_edits(change.source, gone)
         self.messages -= message_count(gone)
-        emptied = not parked.messages and change.key in LOOSE
+        emptied = not parked.messages and is_loose(change.key)
         if emptied:
             del self._keys[change.key]
 
@@ -204,6 +212,47 @@ class Parked:
                 parked.add(change.source, start, end)
             parked.edits |= edits
             self.messages += message_count(gone)
+
+        return take_back
+
+    def _shift(self, change: Shift, at_ms: int) -> Undo:
+        source, parked = change.source, self._keys.get(change.key)
+        gone = (
+            []
+            if parked is None
+            else [
+                part for start, end in change.ranges for part in parked.remove(source, start, end)
+            ]
+        )
+        undos = [
+            _nothing if change.to in self._keys or not gone else self._own_key(change.to, at_ms)
+        ]
+        target = self._keys.get(change.to)
+        added: list[Range] = []
+        if target is not None:
+            undos.append(self._set(change.to, None))
+            added = [part for start, end in gone for part in target.add(source, start, end)]
+            target.failure = change.failure or target.failure
+        self.messages += message_count(added) - message_count(gone)
+        emptied = parked is not None and not parked.messages
+        edits = {} if parked is None else parked.take_edits(source, gone)
+        if emptied:
+            del self._keys[change.key]
+
+        def take_back() -> None:
+            if parked is None:
+                return
+            parked.edits |= edits
+            if emptied:
+                self._keys[change.key] = parked
+            for start, end in added:
+                assert target is not None
+                target.remove(source, start, end)
+            for start, end in gone:
+                parked.add(source, start, end)
+            self.messages += message_count(gone) - message_count(added)
+            for undo in reversed(undos):
+                undo()
 
         return take_back
 
@@ -271,7 +320,11 @@ class Parked:
         left = {
             key: self._keys.pop(key)
             for key in list(self._keys)
-            if (change.start <= logical_partition(key) < change.end if key else change.loose)
+            if (
+                change.start <= logical_partition(key) < change.end
+                if isinstance(key, bytes) and key
+                else change.loose
+            )
         }
         count = sum(parked.messages for parked in left.values())
         self.messages -= count
@@ -318,7 +371,7 @@ class Parked:
         size_bytes = 0
         for key, parked in islice(self._keys.items(), first, first + PARKED_ROWS_MAX):
             rows.append(ParkedKeyRow(key, parked.state, parked.messages))
-            size_bytes += len(key or b"") + KEY_ROW_BYTES
+            size_bytes += (len(key) if isinstance(key, bytes) else 0) + KEY_ROW_BYTES
             if size_bytes >= PARKED_PAGE_BYTES:
                 break
         return rows
@@ -415,12 +468,14 @@ class Parked:
         yield page, None
 
     def listed(self, group: str, first: int, count: int) -> ParkedList:
-        """Keys for people, from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES."""
+        """Keys that operators know, from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES."""
+        known = [key for key in self._keys if not isinstance(key, int)]
         views: list[ParkedView] = []
         size_bytes = 0
-        for key, parked in islice(self._keys.items(), first, first + count):
+        for key in islice(known, first, first + count):
             if size_bytes >= PARKED_PAGE_BYTES:
                 break
+            parked = self._keys[key]
             source, start, _ = next(parked.rows(0, 1), (self.own, -1, -1))
             view = ParkedView(
                 key_hex=None if key is None else key.hex(),
@@ -438,7 +493,7 @@ class Parked:
             group=group,
             frozen=self.frozen,
             keys=views,
-            more=first + len(views) < len(self._keys),
+            more=first + len(views) < len(known),
         )
 
     # ── as bytes ──────────────────────────────────────────────────────────────────────────────────────

@@ -109,6 +109,11 @@ class Group:
         return 0 if self.parked is None or self.parked.frozen else self.parked.messages
 
     @property
+    def retrying(self) -> int:
+        """Those of them that wait for retry."""
+        return 0 if self.parked is None or self.parked.frozen else self.parked.retrying
+
+    @property
     def needed_from(self) -> int:
         """The lowest offset whose message the group still needs."""
         first = None if self.parked is None else self.parked.first_own()
@@ -527,6 +532,7 @@ class HostedPartition:
                 ttl_ms=progress.lock.known_ttl_ms,
                 removed_unread=progress.removed_unread,
                 parked=progress.parked_messages,
+                retrying=progress.retrying,
                 failing=progress.failing,
                 suspects=progress.acked.unacked(self.first_offset, progress.suspects.upto),
             )

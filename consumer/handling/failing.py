@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ...protocol.backoff import Backoff
 from ...protocol.message import Message
 from ...protocol.parked import Failure, failure_of, nack_of
 from ..settings import ConsumerSettings, FailurePolicy
@@ -21,27 +23,48 @@ class Failing:
     The policy of a consumer, which may change while handlers run.
 
     Attributes:
-        tries_max: the try after which `policy` applies.
+        tries_max: the try after which `policy` applies; under RETRY that is the first one, and `retry_tries_max` the last.
+        retry_backoff: the pauses under RETRY.
         client: the name of the consumer, for people.
         wall_ms: the calendar, in milliseconds since 1970.
     """
 
     policy: FailurePolicy = FailurePolicy.BLOCK
     tries_max: int = 10
+    retry_tries_max: int = 32
+    retry_backoff: Backoff = field(default_factory=Backoff)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
     client: str = ""
     wall_ms: Callable[[], int] = _no_time
 
     def adopt(self, settings: ConsumerSettings) -> None:
         """Follow these settings from now on, also for messages that wait for their next try."""
-        self.policy, self.tries_max = settings.on_failure, settings.tries_max
+        self.policy, self.tries_max = settings.failure_policy, settings.tries_max
+        self.retry_tries_max = settings.retry_tries_max
+        self.retry_backoff = settings.retry_backoff
 
     def is_last(self, message: Message, error: BaseException) -> bool:
         """True if `message`, which just failed with `error`, is set aside; a handler that asks for another try gets it."""
+        if self.policy is FailurePolicy.RETRY:
+            return True
         return self.is_last_try(message) and not isinstance(only_retry(error) or error, Retry)
 
     def is_last_try(self, message: Message) -> bool:
         """True if `message` is set aside if its present try fails."""
+        if self.policy is FailurePolicy.RETRY:
+            return True
         return self.policy is not FailurePolicy.BLOCK and message.attempt >= self.tries_max
+
+    def pause_ms(self, message: Message, asked_ms: int | None) -> int | None:
+        """
+        Milliseconds until a message that is set aside is tried again by itself; None: it is not.
+
+        Args:
+            asked_ms: what the handler, or the program, asked for; the pause is at least as long.
+        """
+        if self.policy is not FailurePolicy.RETRY or message.attempt >= self.retry_tries_max:
+            return None
+        return max(asked_ms or 0, self.retry_backoff.wait_ms(message.attempt, self.rng))
 
     def parks(self, message: Message) -> bool:
         """True if later messages of its key are set aside with a message of an exclusive group; False: it is alone."""

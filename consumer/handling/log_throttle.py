@@ -173,17 +173,41 @@ class LogThrottle:
         return self._over(message, now_ms, handled=True)
 
     def set_aside(
-        self, message: Message, kind: str, now_ms: int, *, with_key: bool
+        self,
+        message: Message,
+        kind: str,
+        now_ms: int,
+        *,
+        with_key: bool,
+        pause_ms: int | None = None,
+        asked_for: bool = False,
     ) -> LogLine | None:
-        """Note that a message is not tried again, and `with_key`: that later ones of its key wait with it."""
+        """
+        Note that a message is set aside, and `with_key`: that later ones of its key wait with it.
+
+        Args:
+            pause_ms: milliseconds until it is tried again by itself; None: it is not.
+            asked_for: the handler has asked for another try, so that there is no traceback.
+        """
         known = self._troubles.pop(_where(message), None)
         if known is not None and not known.gap_ms:
             self._summed -= 1
-        if not self._lines.take(now_ms):
+        traceback = (
+            pause_ms is not None
+            and not asked_for
+            and self._wants_traceback(kind, now_ms)
+            and self._first_of_kind.take(now_ms)
+        )
+        if not traceback and not self._lines.take(now_ms):
             return None
+        if traceback:
+            self._note_traceback(kind, now_ms)
         what = "is parked with the later messages of its key" if with_key else "is set aside alone"
+        if pause_ms is not None:
+            what = f"is set aside alone, and tried again in {seconds(pause_ms)}"
         return LogLine(
-            f"{name_of(message)} {what}: {kind} after {counted(message.attempt, 'attempt')}"
+            f"{name_of(message)} {what}: {kind} after {counted(message.attempt, 'attempt')}",
+            traceback,
         )
 
     @property

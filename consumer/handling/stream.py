@@ -382,26 +382,29 @@ class Stream:
         wait_ms = wait_ms_of(after_s)
         failure = self._failing.given_back(message.attempt)
         if self._failing.is_last_try(message):
-            return self._set_aside(message, failure)
+            return self._set_aside(message, failure, wait_ms)
         message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
-        now_ns = self._boot_ns()
+        now_ns, sealed = self._boot_ns(), client_of(message).sealed
         named = (message, failure.kind, now_ns // 1_000_000, wait_ms)
-        sealed, throttle = client_of(message).sealed, self._log_throttle
-        _warn(throttle.failed(*named, asked_for=failure.text, sealed=sealed))
+        _warn(self._log_throttle.failed(*named, asked_for=failure.text, sealed=sealed))
         back = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
         for each in back:
             each.attempt += 1
         self._work.set()
         return back
 
-    def _set_aside(self, message: Message, failure: Failure) -> list[Message]:
+    def _set_aside(self, message: Message, failure: Failure, asked_ms: int = 0) -> list[Message]:
         """Park a message that failed too often, or bury it; returns it and those that the user has no longer."""
         client: PullClient = message.delivery  # type: ignore[assignment]
         parks = self._ordered and self._failing.parks(message)
-        now_ms = self._boot_ns() // 1_000_000
-        _warn(self._log_throttle.set_aside(message, failure.kind, now_ms, with_key=parks))
+        named = (message, failure.kind, self._boot_ns() // 1_000_000)
+        pause_ms = self._failing.pause_ms(message, asked_ms)
+        _warn(self._log_throttle.set_aside(*named, with_key=parks, pause_ms=pause_ms))
         if not parks:
-            client.bury(message, failure)
+            if pause_ms is None:
+                client.bury(message, failure)
+            else:
+                client.retry(message, failure, pause_ms)
             self.acked_again([message])
             return [message]
 

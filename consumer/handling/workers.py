@@ -360,11 +360,22 @@ class Workers:
         failed = self._failed_message(message)
         assert failed is not None
         client: PullClient = failed.delivery  # type: ignore[assignment]
-        failure = self._failing.failure(error, failed.attempt)
-        kind = type(error).__qualname__
+        failure = self._failing.failure(only_retry(error) or error, failed.attempt)
+        kind = failure.kind
         parks = self._ordered and self._failing.parks(failed)
-        line = self._log_throttle.set_aside(failed, kind, self._now_ms(), with_key=parks)
+        asked = only_retry(error) or error
+        asked_ms = asked.wait_ms if isinstance(asked, Retry) else None
+        pause_ms = self._failing.pause_ms(failed, asked_ms)
+        line = self._log_throttle.set_aside(
+            *(failed, kind, self._now_ms()),
+            with_key=parks,
+            pause_ms=pause_ms,
+            asked_for=isinstance(asked, Retry),
+        )
         self._log_line(line, error)
+        if pause_ms is not None:
+            client.retry(failed, failure, pause_ms)
+            return False
         if not parks:
             client.bury(failed, failure)
             return False

@@ -37,7 +37,7 @@ class Ancestors:
     """
 
     def __init__(
-        self, context: ParkContext, sender: ParkSender, refresh: Callable[[], Awaitable[None]]
+        self, context: ParkContext, sender: ParkSender, refresh: Callable[[], Awaitable[object]]
     ) -> None:
         self.unneeded: tuple[int, ...] = ()
         """Ancestors that keep messages for the group though none of them is parked here."""

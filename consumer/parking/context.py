@@ -60,6 +60,10 @@ class ParkingClient(Protocol):
         """The calendar, in milliseconds since 1970."""
         ...
 
+    def boot_ns(self) -> int:
+        """The boot clock."""
+        ...
+
     def settled(self) -> None:
         """Take note that a change is durable, or a redrive ended."""
         ...

@@ -15,7 +15,6 @@ import logging
 from ...protocol.frames import Acquired, ListParked, ParkedKeys
 from ...protocol.message import Message
 from ...protocol.parked import (
-    LOOSE,
     Failure,
     ParkedKeyRow,
     ParkKey,
@@ -27,6 +26,7 @@ from .ancestors import Ancestors
 from .context import ParkContext
 from .park_sender import ParkSender
 from .redrive import Redrives
+from .retrying import Retrying
 
 log = logging.getLogger("keylane.consumer")
 
@@ -44,6 +44,7 @@ class KeyParking:
         self._context = context
         self._sender = ParkSender(context)
         self._redrives = Redrives(context, self._sender, self._free)
+        self._retrying = Retrying(context, self._sender, self._redrives)
         self._ancestors = Ancestors(context, self._sender, self.refresh)
         self._freeing: dict[ParkKey, list[Message]] = {}
         """Keys that are freed, with the messages that came meanwhile."""
@@ -52,20 +53,25 @@ class KeyParking:
         self._told = False
         self.stop = context.stop
         self.flush = self._sender.flush
-        self.wait_for_room = self._sender.wait_for_room
 
     @property
     def busy(self) -> bool:
         """True while a change is not durable, or a parked message is with handlers."""
-        return self._sender.busy or self._redrives.busy
+        return self._sender.busy or self._redrives.busy or self._retrying.busy
+
+    async def wait_for_room(self) -> None:
+        """Wait while too many messages wait to be parked, or wait for retry."""
+        await self._sender.wait_for_room()
+        await self._retrying.wait_for_room()
 
     # ── what the broker has ──────────────────────────────────────────────────────────────────────────
     async def begin(self, answer: Acquired) -> None:
         """Take over what the parents have parked, if that is not done, and learn which keys are parked."""
-        blocks = self._context.settings.on_failure is FailurePolicy.BLOCK
+        blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
         self._redrives.careful = answer.suspects_upto > 0 and not blocks
         if await self._ancestors.adopt_all(answer):
-            await self.refresh()
+            rows = await self.refresh()
+            await self._retrying.begin(rows, careful=answer.suspects_upto > 0)
         if self._ancestors.unneeded:
             self._ancestors.tell()
 
@@ -79,8 +85,8 @@ class KeyParking:
         if version > self._version:
             await self.refresh()
 
-    async def refresh(self) -> None:
-        """Learn which keys are parked, and begin to redrive those that an operator wants handled again."""
+    async def refresh(self) -> list[ParkedKeyRow]:
+        """Learn which keys are parked, and begin to redrive those that an operator wants handled again; returns the keys."""
         self.has_parked = True
         self._freed_lately.clear()
         context = self._context
@@ -95,11 +101,12 @@ class KeyParking:
             self._ancestors.unneeded = answer.unneeded
         self._version = version
         rows = [row for row in rows if row.key not in self._freed_lately]
-        self.keys.update(row.key for row in rows if row.key not in LOOSE)
+        self.keys.update(row.key for row in rows if isinstance(row.key, bytes) and row.key)
         for row in rows:
             waits = row.key in self._freeing or self._sender.stops(row.key)
             if row.state is ParkState.REDRIVING and not waits:
                 self._redrive(row.key)
+        return rows
 
     def _redrive(self, key: ParkKey) -> None:
         if self._context.owner.redrives:
@@ -136,9 +143,14 @@ class KeyParking:
         Args:
             offsets: sorted, of the partition itself.
         """
-        if key not in LOOSE:
+        if isinstance(key, bytes) and key:
             self.keys.add(key)
         self._put(key, offsets, failure)
+
+    def retry(self, offset: int, failure: Failure, pause_ms: int) -> None:
+        """Set a message of the partition itself aside alone, and have it handled again in `pause_ms`."""
+        self.has_parked = True
+        self._retrying.put(offset, failure, pause_ms)
 
     def _put(self, key: ParkKey, offsets: list[int], failure: Failure | None) -> None:
         self.has_parked = True

@@ -16,7 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...protocol.offsets import IntervalSet
-from ...protocol.parked import PARKED_ROWS_MAX, Failure, Free, Park, ParkChange, ParkKey, Unpark
+from ...protocol.parked import (
+    PARKED_ROWS_MAX,
+    Failure,
+    Free,
+    Park,
+    ParkChange,
+    ParkKey,
+    Shift,
+    Unpark,
+)
 
 Confirmed = Callable[[], None]
 CHANGES_MAX = 500
@@ -69,18 +78,28 @@ class ParkQueue:
         """Messages that are not parked at the broker yet."""
         return self._messages
 
-    def park(self, key: ParkKey, offsets: list[int], failure: Failure | None) -> None:
+    def park(
+        self,
+        key: ParkKey,
+        offsets: list[int],
+        failure: Failure | None,
+        confirmed: Confirmed | None = None,
+    ) -> None:
         """Add messages to park, sorted by offset."""
         self._messages += len(offsets)
         ranges = tuple(IntervalSet((offset, offset + 1) for offset in offsets))
         for first in range(0, max(len(ranges), 1), PARKED_ROWS_MAX):
             part = ranges[first : first + PARKED_ROWS_MAX]
             change = Park(key, part, failure if first == 0 else None)
-            self._parks.append(Waiting(change, _nothing))
+            self._parks.append(Waiting(change, confirmed or _nothing))
 
     def unpark(self, key: ParkKey, source: int, start: int, end: int, confirmed: Confirmed) -> None:
         """Add redriven messages that are handled."""
         self._others.append(Waiting(Unpark(key, source, ((start, end),)), confirmed))
+
+    def shift(self, change: Shift, confirmed: Confirmed) -> None:
+        """Add messages that wait for another retry now, or are dead letters."""
+        self._others.append(Waiting(change, confirmed))
 
     def free(self, key: ParkKey, confirmed: Confirmed) -> None:
         """Add a key that has no parked messages any more."""

@@ -24,7 +24,7 @@ from ...protocol.frames import (
     ReadParked,
 )
 from ...protocol.message import Message
-from ...protocol.parked import Failure, ParkChange, ParkKey, encode_parked
+from ...protocol.parked import Failure, ParkChange, ParkKey, Shift, encode_parked
 from .context import ParkContext
 from .park_queue import ParkQueue
 
@@ -65,15 +65,22 @@ class ParkSender:
         return self._queue.stops(key)
 
     # ── changes ──────────────────────────────────────────────────────────────────────────────────────
-    def park(self, key: ParkKey, offsets: list[int], failure: Failure | None) -> None:
+    def park(
+        self,
+        key: ParkKey,
+        offsets: list[int],
+        failure: Failure | None,
+        confirmed: Callable[[], None] | None = None,
+    ) -> None:
         """
         Park messages of a key.
 
         Args:
             offsets: sorted, of the partition itself; none if they are parked there already.
             failure: of the first of them; None: they follow one that failed.
+            confirmed: called when they are parked durably.
         """
-        self._queue.park(key, offsets, failure)
+        self._queue.park(key, offsets, failure, confirmed)
         self._send_soon()
 
     def unpark(
@@ -83,21 +90,26 @@ class ParkSender:
         self._queue.unpark(key, source, start, end, confirmed)
         self._send_soon()
 
+    def shift(self, change: Shift, confirmed: Callable[[], None]) -> None:
+        """Have messages wait for another retry, or be dead letters."""
+        self._queue.shift(change, confirmed)
+        self._send_soon()
+
     def free(self, key: ParkKey, confirmed: Callable[[], None]) -> None:
         """End the parking of a key that has no parked messages left."""
         self._queue.free(key, confirmed)
         self._send_soon()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────
-    async def first_rows(self, key: ParkKey, count: int) -> ParkedRows:
-        """Where the first parked messages of a key are."""
+    async def first_rows(self, key: ParkKey, count: int, *, first: int = 0) -> ParkedRows:
+        """Where parked messages of a key are, behind its `first` ranges."""
         context = self._context
-        answer, _ = await context.client.broker.call(ReadParked(*context.who, key, count))
+        answer, _ = await context.client.broker.call(ReadParked(*context.who, key, count, first))
         assert isinstance(answer, ParkedRows)
         return answer
 
     async def put_edits_in(
-        self, key: ParkKey, edited: Collection[tuple[int, int]], messages: Iterable[Message]
+        self, key: bytes | None, edited: Collection[tuple[int, int]], messages: Iterable[Message]
     ) -> None:
         """Put what an operator has edited in the places of messages; `edited` has their sources and offsets."""
         context = self._context

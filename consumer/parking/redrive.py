@@ -30,7 +30,7 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import Batches, Read
 from ...protocol.message import Message
-from ...protocol.parked import LOOSE, Failure, Park, ParkKey, crash_of
+from ...protocol.parked import LOOSE, Failure, Park, ParkKey, crash_of, is_loose
 from ...rpc.client import BrokerClient
 from ..delivery.decode import decode_messages
 from ..delivery.user_acks import UserAcks
@@ -102,7 +102,7 @@ class RedriveDelivery(UserAcks):
     @property
     def is_loose(self) -> bool:  # type: ignore[override]
         """True if the messages have no key, or are dead letters."""
-        return self._key in LOOSE
+        return is_loose(self._key)
 
     @property
     def deadline_ns(self) -> int:
@@ -162,6 +162,10 @@ class RedriveDelivery(UserAcks):
         """Leave a message that failed too often parked."""
         self.park(message, failure, [])
 
+    def retry(self, message: Message, failure: Failure, _pause_ms: int) -> None:
+        """Leave a message that failed again parked: only an operator has it handled."""
+        self.park(message, failure, [])
+
     def note_failed(self, message: Message, failure: Failure) -> None:
         """Have the broker show why the message fails; its tries are kept when it is parked again."""
         self._failed.add(message.offset)
@@ -196,6 +200,10 @@ class Redrives:
         self._sources: dict[int, tuple[str | None, int]] = {}
         """Ancestor → address of its broker, logic start."""
 
+    def forget_sources(self) -> None:
+        """Ask again where ancestors are: their brokers may be elsewhere now."""
+        self._sources.clear()
+
     @property
     def busy(self) -> bool:
         """True while messages of some key may be with handlers."""
@@ -226,7 +234,7 @@ class Redrives:
                         raise
                     except KeylaneError as error:
                         failures += 1
-                        self._sources.clear()  # brokers may be elsewhere now
+                        self.forget_sources()
                         log.info(
                             "parked messages of partition %d: %s",
                             self._context.partition_id,
@@ -255,10 +263,12 @@ class Redrives:
             self._free(key)
             return False
         source = rows[0][0]
-        messages = await self._read(key, source, [row[1:] for row in rows if row[0] == source])
+        ranges = [row[1:] for row in rows if row[0] == source]
+        messages, _ = await self.read(key, source, ranges)
         if not messages:
             return True
-        await self._sender.put_edits_in(key, parked.edited, messages)
+        if not isinstance(key, int):
+            await self._sender.put_edits_in(key, parked.edited, messages)
         delivery: RedriveDelivery = messages[0].delivery  # type: ignore[assignment]
         self._client.hand_out(messages)
         handled = await delivery.ended
@@ -267,26 +277,36 @@ class Redrives:
             return False
         return handled
 
-    async def _read(
-        self, key: ParkKey, source: int, ranges: list[tuple[int, int]]
-    ) -> list[Message]:
-        """Messages of a source; those that are stored no longer are given up."""
+    async def read(
+        self,
+        key: ParkKey,
+        source: int,
+        ranges: list[tuple[int, int]],
+        kind: type[RedriveDelivery] = RedriveDelivery,
+    ) -> tuple[list[Message], int]:
+        """
+        The first messages of a source in these ranges; those that are stored no longer are given up.
+
+        Returns:
+            The messages, with a delivery of this kind, and the offset up to which they are all.
+        """
         start, end = ranges[0][0], ranges[-1][1]
         try:
             broker, logic_start = await self._source(source)
             answer, payload = await broker.call(Read(source, start, READ_BYTES))
         except OffsetOutOfRangeError as error:
-            await self._give_up(
-                key, source, start, min(end, max(error.first_offset or 0, start + 1))
-            )
-            return []
+            end = min(end, max(error.first_offset or 0, start + 1))
+            await self._give_up(key, source, start, end)
+            return [], end
         except PartitionUnknownError:
             await self._give_up(key, source, start, end)
-            return []
+            return [], end
         assert isinstance(answer, Batches)
-        delivery = RedriveDelivery(self._client, self._sender, key, source, logic_start)
+        upto = start
+        delivery = kind(self._client, self._sender, key, source, logic_start)
         messages: list[Message] = []
         for at, header in batch_starts(payload):
+            upto = header.next_offset
             wanted = [
                 pair
                 for pair in ranges
@@ -306,7 +326,7 @@ class Redrives:
             for low, high in wanted:
                 messages += here[max(low - base, 0) : max(high - base, 0)]
         delivery.expect(len(messages))
-        return messages
+        return messages, upto
 
     async def _source(self, source: int) -> tuple[BrokerClient, int]:
         if source == self._context.partition_id:

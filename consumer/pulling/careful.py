@@ -84,6 +84,10 @@ class CarefulClient(Protocol):
         """Set a message aside alone."""
         ...
 
+    def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
+        """Set a message aside alone until its next try."""
+        ...
+
     def divert(self, messages: list[Message]) -> list[Message]:
         """Park those whose keys are parked; returns the others."""
         ...
@@ -137,7 +141,7 @@ class CarefulHandOut(UserAcks):
             answer.suspects_upto,
             answer.begun,
             now_ms=clock.boot_ms(),
-            policy=settings.on_failure,
+            policy=settings.failure_policy,
             tries_max=settings.tries_max,
         )
         self._arrived = asyncio.Event()
@@ -388,6 +392,11 @@ class CarefulHandOut(UserAcks):
     def bury(self, message: Message, failure: Failure) -> None:
         """Set a message aside alone: later ones of its key go on."""
         self.client.bury(message, failure)
+        self._end(message.offset)
+
+    def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
+        """Set a message aside alone until its next try: later ones of its key go on."""
+        self.client.retry(message, failure, pause_ms)
         self._end(message.offset)
 
     def _end(self, offset: int) -> None:

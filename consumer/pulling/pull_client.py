@@ -111,7 +111,7 @@ class PullClient(UserAcks, PullViews):
         self._broker = connections.broker_at(grant.partition.address)
         self._settings = settings
         self._clock, self._rng = clock, rng
-        self.wall_ms = clock.wall_ms
+        self.wall_ms, self.boot_ns = clock.wall_ms, clock.boot_ns
         self.owner = owner
         super().__init__()
         self.parking = KeyParking(
@@ -222,6 +222,12 @@ class PullClient(UserAcks, PullViews):
         """Set a message aside alone: later ones of its key go on."""
         self._tries.ended([(message.offset, message.offset + 1)])
         self.parking.park(None, [message.offset], failure)
+        self.forget(1)
+
+    def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
+        """Set a message aside alone until its next try, in `pause_ms`: later ones of its key go on."""
+        self._tries.ended([(message.offset, message.offset + 1)])
+        self.parking.retry(message.offset, failure, pause_ms)
         self.forget(1)
 
     def blocks(self, message: Message, failure: Failure) -> None:

@@ -175,7 +175,7 @@ class SharedClient(PullClient):
         )
         if ended < ALONE_FROM:
             return False
-        sets_aside = too_often and settings.on_failure is not FailurePolicy.BLOCK
+        sets_aside = too_often and settings.failure_policy is not FailurePolicy.BLOCK
         log.warning(
             "partition %d offset %d, %s: the processes of its consumers ended while they had it, %s; %s",
             self.partition_id, message.offset, key_digest(message.key), counted(ended, "time"),

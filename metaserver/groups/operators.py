@@ -12,8 +12,20 @@ import sqlalchemy as sa
 from msgspec.structs import asdict
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import InvalidRequestError, PolicyInvalidError, SuspendedClientsError
-from ...protocol.groups import GroupPolicy, GroupSettings, SetGroup, SuspendGroup
+from ...protocol.errors import (
+    InvalidRequestError,
+    PolicyInvalidError,
+    RetryPolicyError,
+    SuspendedClientsError,
+)
+from ...protocol.groups import (
+    FailurePolicy,
+    GroupPolicy,
+    GroupSettings,
+    SetGroup,
+    SuspendGroup,
+)
+from ...protocol.routing import ConsumeStrategy, OrderStrategy
 from ..cluster.heard import mark_unsettled
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import insert_new
@@ -50,13 +62,26 @@ def set_policy(
     Raises:
         InvalidNameError, SubjectUnknownError, GroupUnknownError
         PolicyInvalidError: the fields would not work together; nothing has changed.
+        RetryPolicyError: messages of the group are not set aside for retry.
     """
     group_id = _lock(connection, subject, group)
     here = groups.c.group_id == group_id
     before = policy_of(connection.execute(sa.select(*POLICY_COLUMNS).where(here)).one())
     policy = changed_policy(before, ask)
+    if ask.on_failure is FailurePolicy.RETRY:
+        _check_retries(connection, subject, group, group_id)
     connection.execute(sa.update(groups).where(here).values(asdict(policy)))
     return group_id, _tell_members(connection, group_id)
+
+
+def _check_retries(connection: Connection, subject: str, group: str, group_id: int) -> None:
+    """Raises RetryPolicyError."""
+    chosen = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
+    shared = connection.execute(chosen).scalar_one() == ConsumeStrategy.SHARED
+    strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
+    if shared or strict:
+        what = f"subject {subject!r} is strict" if strict else f"group {group!r} is shared"
+        raise RetryPolicyError(what, subject=subject, group=group)
 
 
 def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:

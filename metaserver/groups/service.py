@@ -151,6 +151,7 @@ class GroupService:
             heartbeat_ms=min(longest, row.ttl_ms // 3),
             group_id=row.group_id,
             start=row.start,
+            order_strategy=row.order_strategy,
         )
 
     async def heartbeat(self, ask: Heartbeat) -> Grants:
@@ -258,7 +259,7 @@ class GroupService:
         Change the stored failure policy of a group; its members hear of it at once.
 
         Raises:
-            SubjectUnknownError, GroupUnknownError, PolicyInvalidError
+            SubjectUnknownError, GroupUnknownError, PolicyInvalidError, RetryPolicyError
         """
         _, changes = await self._database.write(set_policy, subject, group, ask)
         self._notify(changes)

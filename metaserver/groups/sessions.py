@@ -30,6 +30,7 @@ from ...protocol.errors import (
 )
 from ...protocol.groups import GroupStart
 from ...protocol.ids import SessionId, check_name
+from ...protocol.routing import OrderStrategy
 from ..cluster.heard import mark_unsettled
 from ..cluster.removals import removals_left, was_deleted
 from ..cluster.rows import SubjectRow
@@ -62,6 +63,8 @@ class SessionRow:
     """Where its group has begun; set by `join_group` only."""
     replaced: tuple[SessionId, ...] = ()
     """Sessions of the same instance that ended with it; set by `join_group` only."""
+    order_strategy: OrderStrategy = OrderStrategy.STRICT
+    """Of its subject; set by `join_group` only."""
 
 
 _row = sa.select(
@@ -137,7 +140,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     if known is not None and known.group_id != group_id:
         raise InvalidRequestError("this session has joined another group", session=ask.session)
     if known is not None and known.alive:
-        return replace(_session_row(known), start=start)
+        return replace(_session_row(known), start=start, order_strategy=subject.order_strategy)
     _check_not_reset(connection, group_id)
     if known is not None:  # it has expired: its leases are freed before it begins again
         end_sessions(connection, [SessionId(ask.session)])
@@ -168,6 +171,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         new_group=new_group,
         start=start,
         replaced=replaced,
+        order_strategy=subject.order_strategy,
     )
 
 

@@ -16,8 +16,8 @@ from ...protocol.groups import (
     OperatorSwitch,
     StartAt,
 )
-from ...protocol.routing import ConsumeStrategy
-from ..sql.schema import groups, sessions, starts, suspended_clients
+from ...protocol.routing import ConsumeStrategy, OrderStrategy
+from ..sql.schema import groups, sessions, starts, subjects, suspended_clients
 
 POLICY_COLUMNS = (
     groups.c.on_failure,
@@ -44,6 +44,7 @@ class MemberSettings:
     strategy: ConsumeStrategy
     policy: GroupPolicy
     suspended_by: OperatorSwitch
+    order_strategy: OrderStrategy
 
 
 _of_member = (
@@ -51,9 +52,11 @@ _of_member = (
         groups.c.strategy,
         groups.c.suspended,
         client_is_suspended.label("client_suspended"),
+        subjects.c.order_strategy,
         *POLICY_COLUMNS,
     )
     .join(sessions, sessions.c.group_id == groups.c.group_id)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(sessions.c.session == sa.bindparam("of_session"))
 )
 
@@ -69,7 +72,10 @@ def member_settings(connection: Connection, session: str) -> MemberSettings | No
     elif row.client_suspended:
         switch = OperatorSwitch.CLIENT
     return MemberSettings(
-        strategy=ConsumeStrategy(row.strategy), policy=policy_of(row), suspended_by=switch
+        strategy=ConsumeStrategy(row.strategy),
+        policy=policy_of(row),
+        suspended_by=switch,
+        order_strategy=OrderStrategy(row.order_strategy),
     )
 
 

@@ -37,7 +37,7 @@
     │   ├── OutboxSubjectExistsError                       waiting rows stay while their subject exists
     │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
     │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
-    │   ├── GroupExistsError, PolicyInvalidError, SuspendedClientsError    settings of a consumer group
+    │   ├── GroupExistsError, PolicyInvalidError, RetryPolicyError, SuspendedClientsError    settings of a consumer group
     │   ├── ResetCanceledError, ResetForwardError          a reset that was canceled, or cannot be
     │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
     │   ├── ManifestError, JobChangedError                 a folder of reprocessed messages

@@ -35,6 +35,20 @@ class PolicyInvalidError(RefusedError):
     hint = "Give backoff_first_ms and backoff_max_ms together, the first at most as large as the second."
 
 
+class RetryPolicyError(RefusedError):
+    """Messages that fail are to be set aside for retry, in a group whose order that would break."""
+
+    code = 1253
+    retry = RetryRule.NEVER
+    summary = "on_failure='retry' is of exclusive groups of best_tried subjects"
+    hint = (
+        'on_failure="park" keeps the order of keys, and "dead" goes on behind a message that failed too often; or: '
+        "keylane subject set SUBJECT --order-strategy best_tried"
+    )
+    subject = Detail(str)
+    group = Detail(str)
+
+
 class SuspendedClientsError(RefusedError):
     """An operator has suspended as many clients of a group as may be."""
 

@@ -25,11 +25,12 @@ MaxMs = Annotated[int, Meta(ge=1, le=PAUSE_MS_MAX)]
 
 
 class FailurePolicy(enum.StrEnum):
-    """What becomes of a message that failed `tries_max` times."""
+    """What becomes of a message that failed `tries_max` times; RETRY: of one that failed."""
 
     BLOCK = "block"
     PARK = "park"
     DEAD = "dead"
+    RETRY = "retry"
 
 
 class StartAt(enum.StrEnum):

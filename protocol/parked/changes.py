@@ -9,8 +9,10 @@ A parked message is acked: the cursor passes it.  What is kept is its key, and w
 same in the frame that asks for it and in the record that makes it durable.
 
 Words
-    key         an order key; b"": messages without one; None: dead letters, of any key
-    loose       the messages of b"" and of None, which wait for nothing and hold nothing back
+    key         an order key; b"": messages without one; None: dead letters, of any key; a number: those that wait for retry
+    loose       the messages of all but order keys, which wait for nothing and hold nothing back
+    for retry   messages of any key that failed that number of times, and are tried again when due; a negative number:
+                the next try has begun, alone, because it may end its process
     source      the partition that has the bytes of a message: the group's own, or an ancestor of it
     adopted     an ancestor's parked messages became those of its children, before these handed anything out
     edited      an operator has put another value in the place of a parked message
@@ -27,8 +29,9 @@ from msgspec import Meta, Struct
 
 from ..offsets import Range
 
-ParkKey = bytes | None
+ParkKey = bytes | int | None
 LOOSE: tuple[ParkKey, ...] = (b"", None)
+"""Loose keys that operators know; numbers are loose too: `is_loose`."""
 
 FAILURE_KIND_CHARS_MAX = 200
 FAILURE_TEXT_CHARS_MAX = 1_000
@@ -92,6 +95,17 @@ class Free(Struct, frozen=True, array_like=True, tag=3):
     """A redriven key has no parked message any more: its messages are handed out as any other."""
 
     key: ParkKey
+
+
+class Shift(Struct, frozen=True, array_like=True, tag=11):
+    """Messages of `source` that wait for retry are counted as tried so often now, or given up: `to` is None."""
+
+    key: int
+    to: int | None
+    source: int
+    ranges: tuple[Range, ...]
+    failure: Failure | None = None
+    """Of the last try; None: it has begun."""
 
 
 class Redrive(Struct, frozen=True, array_like=True, tag=4):
@@ -163,8 +177,13 @@ class Clear(Struct, frozen=True, array_like=True, tag=7):
 
 
 ParkChange = (
-    Park | Unpark | Free | Redrive | Adopt | Freeze | Clear | Unneeded | AncestorTold | Edit
+    Park | Unpark | Free | Redrive | Adopt | Freeze | Clear | Unneeded | AncestorTold | Edit | Shift
 )
+
+
+def is_loose(key: ParkKey) -> bool:
+    """True if messages of this key wait for nothing, and hold nothing back."""
+    return not isinstance(key, bytes) or not key
 
 
 _changes = msgspec.msgpack.Decoder(list[ParkChange])

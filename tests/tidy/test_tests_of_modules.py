@@ -107,6 +107,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "consumer/parking": {
         "integration/parking/test_parked_keys.py": "ancestors context key_parking park_sender redrive",
+        "integration/parking/test_retries.py": "retrying",
     },
     "consumer/pulling": {
         "unit/consumer/pulling/test_pull_client.py": "ack_sender pull_owner pull_views",

@@ -21,7 +21,7 @@ from .settings import settings_lines
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ....admin import GroupDescription
+    from ....admin import GroupDescription, PartitionProgress
 
 OWNER_CHARS_MAX = 22
 
@@ -89,6 +89,8 @@ def _partition_table(described: GroupDescription) -> Table:
     )
     parked = any(partition.parked for partition in described.partitions)
     columns += ("parked#",) if parked else ()
+    retrying = any(partition.retrying for partition in described.partitions)
+    columns += ("retry#",) if retrying else ()
     rows = [
         (
             partition.partition_id,
@@ -99,13 +101,19 @@ def _partition_table(described: GroupDescription) -> Table:
             partition.offset,
             partition.next_offset,
             partition.lag,
-            *((partition.parked,) if parked else ()),
+            *((_parked(partition),) if parked else ()),
+            *((partition.retrying,) if retrying else ()),
         )
         for partition in described.partitions
     ]
     lag = "unknown" if described.lag is None else described.lag
     who = f"{described.strategy}, {counted(described.sessions, 'consumer')}"
     return make_table(f"{described.group} on {described.subject}: {who}, lag {lag}", columns, rows)
+
+
+def _parked(partition: PartitionProgress) -> int | None:
+    """Parked messages without those that wait for retry."""
+    return None if partition.parked is None else partition.parked - (partition.retrying or 0)
 
 
 def _queue_table(queues: Sequence[QueueProgress]) -> Table:

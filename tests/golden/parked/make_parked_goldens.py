@@ -26,6 +26,7 @@ from keylane.protocol.parked import (
     ParkedKeyRow,
     ParkState,
     Redrive,
+    Shift,
     Unneeded,
     Unpark,
     encode_parked,
@@ -48,6 +49,8 @@ CHANGES: tuple[ParkChange, ...] = (
     Unneeded(0, 512, loose=True),
     AncestorTold(3),
     Edit(b"N14228", EDITED),
+    Shift(4, -5, 3, ((7, 8),)),
+    Shift(-5, None, 3, ((7, 8),), FAILURE),
 )
 KEY_ROWS = [
     ParkedKeyRow(b"N14228", ParkState.PARKED, 2),
@@ -73,7 +76,7 @@ def golden_bytes() -> dict[str, str]:
     records = {name: encode_body(7, body).hex() for name, body in BODIES.items()}
     rows = {"key rows": encode_parked(KEY_ROWS).hex()}
     edited = parked()
-    edited.apply(CHANGES[-1], at_ms=1_800_000_000_456)
+    edited.apply(Edit(b"N14228", EDITED), at_ms=1_800_000_000_456)
     images = {"image": parked().image().hex(), "image with an edit": edited.image().hex()}
     return {**records, **rows, **images}
 

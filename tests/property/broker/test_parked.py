@@ -26,13 +26,15 @@ from keylane.protocol.parked import (
     ParkChange,
     ParkState,
     Redrive,
+    Shift,
     Unpark,
 )
 from support.running.examples import examples
 
 OWN = 7
 END = 24
-KEYS = st.sampled_from([b"a", b"b", b"", None])
+KEYS = st.sampled_from([b"a", b"b", b"", None, 1, 2, -2])
+RETRY_KEYS = st.sampled_from([1, 2, -2])
 FAILURES = st.sampled_from([Failure("E", "text", "c", 1, 1), Failure("F", "", "d", 2, 9)])
 RANGES = st.tuples(st.integers(0, END - 1), st.integers(1, 6)).map(
     lambda pair: (pair[0], min(END, sum(pair)))
@@ -66,6 +68,7 @@ CHANGES = st.one_of(
     st.builds(Redrive, KEYS),
     st.builds(Free, KEYS),
     st.builds(Edit, KEYS, EDITED),
+    st.builds(Shift, RETRY_KEYS, RETRY_KEYS | st.none(), SOURCES, SOME, st.none() | FAILURES),
     st.builds(
         Adopt, st.sampled_from([3, 5]), st.lists(ADOPTED, max_size=2).map(tuple), st.booleans()
     ),

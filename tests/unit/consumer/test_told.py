@@ -11,6 +11,7 @@ from keylane.consumer.told import Told, in_force, stored_text
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Grants
 from keylane.protocol.groups import GroupPolicy, OperatorSwitch
+from keylane.protocol.routing import OrderStrategy
 
 NOTHING = GroupPolicy()
 PARK = GroupPolicy(on_failure=FailurePolicy.PARK, tries_max=3)
@@ -87,3 +88,24 @@ def test_stored_policy_is_told_in_words():
     """Only the fields that are stored."""
     assert stored_text(PARK) == "on_failure=park, tries_max=3"
     assert "its own code" in stored_text(GroupPolicy())
+
+
+@pytest.mark.parametrize(
+    ("own", "stored", "strategy", "expected"),
+    [
+        ({}, None, "best_tried", "retry"),
+        ({}, None, "strict", "block"),
+        ({"on_failure": "block"}, None, "best_tried", "block"),
+        ({}, "park", "best_tried", "park"),
+        ({"consume_strategy": "shared"}, None, "best_tried", "block"),
+        ({"ack": "before"}, None, "best_tried", "block"),
+        ({}, "retry", "strict", "block"),
+        ({"on_failure": "dead"}, "retry", "best_tried", "retry"),
+    ],
+)
+def test_retry_is_the_default_of_exclusive_groups_of_best_tried_subjects(
+    own: dict[str, str], stored: str | None, strategy: str, expected: str
+):
+    policy = GroupPolicy(on_failure=None if stored is None else FailurePolicy(stored))
+    after = in_force(ConsumerSettings(**own), policy, OrderStrategy(strategy))
+    assert after.failure_policy == expected

@@ -7,6 +7,7 @@ import pytest
 from keylane.consumer.handling.failing import Failing
 from keylane.consumer.handling.not_acked import Retry
 from keylane.consumer.settings import ConsumerSettings, FailurePolicy
+from keylane.protocol.backoff import Backoff
 from keylane.protocol.message import Message
 from keylane.protocol.parked import FAILURE_TEXT_CHARS_MAX
 
@@ -66,3 +67,17 @@ def test_failure_of_an_error_without_a_text_is_kept():
             raise RuntimeError
 
     assert Failing().failure(MuteError(), 1).text == "its text cannot be made"
+
+
+def test_each_failure_sets_a_message_aside_under_retry():
+    """Also one that its handler asked for; it is tried again in a pause that is at least as long as asked for."""
+    failing = Failing()
+    pauses = Backoff(first_ms=100, max_ms=100)
+    failing.adopt(ConsumerSettings(on_failure="retry", retry_tries_max=3, retry_backoff=pauses))
+    assert failing.is_last(message(1), Retry())
+    assert failing.is_last(message(1), ValueError())
+    pause_ms = failing.pause_ms(message(2), None)
+    assert pause_ms is not None
+    assert 50 <= pause_ms <= 100
+    assert failing.pause_ms(message(1), 5_000) == 5_000
+    assert failing.pause_ms(message(3), 5_000) is None

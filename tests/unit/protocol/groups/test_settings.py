@@ -23,7 +23,7 @@ from keylane.protocol.groups import (
     [
         (SetGroup, {"tries_max": 0}),
         (SetGroup, {"tries_max": 1_000_001}),
-        (SetGroup, {"on_failure": "retry"}),
+        (SetGroup, {"on_failure": "again"}),
         (SetGroup, {"backoff_first_ms": -1}),
         (SetGroup, {"backoff_max_ms": 0}),
         (CreateGroup, {"start": {"at": "newest"}}),

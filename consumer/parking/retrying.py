@@ -1,0 +1,285 @@
+"""Has messages that were set aside for retry handled again when they are due, each for itself, at the owner of their partition.
+
+    failed ─▶ put: Park under the number of its tries ─▶ durable ─▶ waiting, by due time ─▶ read, handed out ─▶ done: Unpark
+                                                            ▲                                  ├─ failed: Shift to the next number
+                                                            ╰──────────────────────────────────╯ too often: Shift to the dead letters
+
+The tries are durable, the due times are not: behind a change of the owner everything is due at once.
+
+After the end of an owner that did not release, a message may have ended its process.  Then for CAREFUL_MS one message at a
+time is handed out, and before it a Shift to a negative number says durably that its try has begun: if this process ends so
+too, the next owner makes it a dead letter.
+
+Invariants
+    A message is handed out only while its Park or Shift is durable, and once at a time.
+    A drained partition begins no try: its children have, or will have, what waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...protocol.errors import FencedError, KeylaneError
+from ...protocol.ids import MAX_I64
+from ...protocol.message import Message
+from ...protocol.offsets import IntervalSet, Range
+from ...protocol.parked import Failure, ParkedKeyRow, Shift, crash_of
+from ...protocol.text import counted
+from .context import ParkContext
+from .park_sender import ParkSender
+from .redrive import AT_ONCE_MAX, WINDOW, RedriveDelivery, Redrives
+
+log = logging.getLogger("keylane.consumer")
+
+RETRIES_MAX = 100_000
+"""While this number of ranges of offsets wait for retry on a partition, nothing more of it is pulled."""
+CAREFUL_MS = 30_000
+LONG_S = 5.0
+"""The careful part waits for a message for so long."""
+
+
+class _Waiting(NamedTuple):
+    due_ns: int
+    number: int
+    key: int
+    source: int
+    start: int
+    end: int
+
+
+class RetryDelivery(RedriveDelivery):
+    """Messages of one source whose next try is due."""
+
+    __slots__ = ("retrying",)
+
+    retrying: Retrying
+
+    def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
+        """Have a message that failed again wait for another retry."""
+        self._failed_again(message, failure, failure.attempts, pause_ms)
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        """Make a message that failed too often a dead letter."""
+        self._failed_again(message, failure, None, 0)
+
+    def park(self, message: Message, failure: Failure, _waiting: list[Message]) -> None:
+        """As `bury`: it holds nothing back."""
+        self.bury(message, failure)
+
+    def _failed_again(
+        self, message: Message, failure: Failure, to: int | None, pause_ms: int
+    ) -> None:
+        self._fails_no_more([message.offset])
+        assert isinstance(self._key, int)
+        self.retrying.shift(self._key, to, self._source, message.offset, failure, pause_ms)
+        self.unsaved -= 1
+        self._take(1)
+        self.client.forget(1)
+
+
+class Retrying:
+    """What waits for retry on one partition under one grant."""
+
+    def __init__(self, context: ParkContext, sender: ParkSender, redrives: Redrives) -> None:
+        self._context = context
+        self._client = context.client
+        self._sender = sender
+        self._redrives = redrives
+        self._waiting: list[_Waiting] = []
+        self._number = 0
+        self._begun = False
+        self._careful_until_ns = 0
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        """Set when something was taken."""
+        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._running: asyncio.Task[None] | None = None
+        self._tries: set[asyncio.Task[None]] = set()
+
+    @property
+    def busy(self) -> bool:
+        """True while some message may be with a handler."""
+        return bool(self._tries)
+
+    async def wait_for_room(self) -> None:
+        """Wait while too many messages wait for retry."""
+        while len(self._waiting) >= RETRIES_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    # ── what waits ───────────────────────────────────────────────────────────────────────────────────
+    async def begin(self, rows: Iterable[ParkedKeyRow], *, careful: bool) -> None:
+        """
+        Learn what waits for retry: all of it is due.  No effect but for the first call.
+
+        Args:
+            rows: what the group has parked.
+            careful: the owner before ended without a release.
+        """
+        if self._begun:
+            return
+        places = [
+            (row.key, *place)
+            for row in rows
+            if isinstance(row.key, int)
+            for place in await self._places(row.key)
+        ]
+        self._begun = True
+        if careful and places:
+            self._careful_until_ns = self._client.boot_ns() + CAREFUL_MS * 1_000_000
+        for key, source, start, end in places:
+            if key < 0 and careful:
+                self._bury_crashed(-key, source, (start, end))
+            else:
+                self._add(key, source, (start, end), self._client.boot_ns())
+
+    async def _places(self, key: int) -> list[tuple[int, int, int]]:
+        places: list[tuple[int, int, int]] = []
+        while True:
+            page = await self._sender.first_rows(key, MAX_I64, first=len(places))
+            if not page.rows:
+                return places
+            places += page.rows
+
+    def _bury_crashed(self, attempts: int, source: int, part: Range) -> None:
+        log.warning(
+            "partition %d: %s of partition %d, from offset %d on, ended the processes of two consumers, and is set aside",
+            self._context.partition_id, counted(part[1] - part[0], "message"), source, part[0],
+        )  # fmt: skip
+        failure = crash_of("again", at_ms=self._client.wall_ms(), attempts=attempts)
+        self._sender.shift(Shift(-attempts, None, source, (part,), failure), _nothing)
+
+    def put(self, offset: int, failure: Failure, pause_ms: int) -> None:
+        """Set a message of the partition itself aside, and have it handled again in `pause_ms`."""
+        due_ns = self._client.boot_ns() + pause_ms * 1_000_000
+        key, part = failure.attempts, (offset, offset + 1)
+        own = self._context.partition_id
+        self._sender.park(key, [offset], failure, lambda: self._add(key, own, part, due_ns))
+
+    def shift(
+        self,
+        key: int,
+        to: int | None,
+        source: int,
+        offset: int,
+        failure: Failure,
+        pause_ms: int,
+    ) -> None:
+        """Have a message that failed wait for another retry, or make it a dead letter: `to` is None."""
+        part = offset, offset + 1
+        due_ns = self._client.boot_ns() + pause_ms * 1_000_000
+
+        def confirmed() -> None:
+            if to is not None:
+                self._add(to, source, part, due_ns)
+
+        self._sender.shift(Shift(key, to, source, (part,), failure), confirmed)
+
+    def _add(self, key: int, source: int, part: Range, due_ns: int) -> None:
+        self._number += 1
+        heapq.heappush(self._waiting, _Waiting(due_ns, self._number, key, source, *part))
+        self._changed.set()
+        if self._running is None and self._context.owner.redrives:
+            self._running = self._context.spawn(self._run, "retry")
+
+    # ── what is due ──────────────────────────────────────────────────────────────────────────────────
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            left_ns = self._waiting[0].due_ns - self._client.boot_ns() if self._waiting else None
+            if left_ns is None or left_ns > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if left_ns is None else left_ns / 1e9):
+                        await self._changed.wait()
+                continue
+            careful = self._client.boot_ns() < self._careful_until_ns
+            await self._turns.acquire()
+            if self._client.acked_to_end:
+                self._turns.release()
+                return
+            task = self._try_due(careful=careful)
+            if task is None:
+                return
+            if careful:
+                await asyncio.wait([task], timeout=LONG_S)
+
+    def _try_due(self, *, careful: bool) -> asyncio.Task[None] | None:
+        key, source, ranges = self._take_due(1 if careful else WINDOW)
+
+        async def body() -> None:
+            await self._try(key, source, ranges, careful=careful)
+
+        task = self._context.spawn(body, "retry of")
+        if task is None:
+            self._turns.release()
+            return None
+        self._tries.add(task)
+        task.add_done_callback(self._tried)
+        return task
+
+    def _tried(self, task: asyncio.Task[None]) -> None:
+        self._tries.discard(task)
+        self._turns.release()
+        self._client.settled()
+
+    def _take_due(self, count: int) -> tuple[int, int, list[Range]]:
+        """Due messages of one number of tries and one source: up to `count`, by offset."""
+        now_ns, waiting = self._client.boot_ns(), self._waiting
+        key, source = waiting[0].key, waiting[0].source
+        taken: list[Range] = []
+        while waiting and count > 0:
+            first = waiting[0]
+            if first.due_ns > now_ns or (first.key, first.source) != (key, source):
+                break
+            heapq.heappop(waiting)
+            end = min(first.end, first.start + count)
+            taken.append((first.start, end))
+            count -= end - first.start
+            if end < first.end:
+                heapq.heappush(waiting, first._replace(start=end))
+        self._room.set()
+        return key, source, list(IntervalSet(taken))
+
+    async def _try(self, key: int, source: int, ranges: list[Range], *, careful: bool) -> None:
+        attempt = key + 1 if key > 0 else -key
+        try:
+            if careful and key > 0:
+                await self._sender.send_now([Shift(key, -attempt, source, tuple(ranges))])
+                key = -attempt
+            messages, upto = await self._redrives.read(key, source, ranges, RetryDelivery)
+        except FencedError:
+            raise
+        except KeylaneError as error:
+            self._redrives.forget_sources()
+            log.info(
+                "messages of partition %d that wait for retry: %s",
+                self._context.partition_id,
+                error.message,
+            )
+            await self._context.pause(1)
+            self._put_back(key, source, ranges)
+            return
+        if upto == ranges[0][0]:
+            await self._context.pause(1)
+        self._put_back(key, source, [(max(low, upto), high) for low, high in ranges if high > upto])
+        if not messages:
+            return
+        delivery: RetryDelivery = messages[0].delivery  # type: ignore[assignment]
+        delivery.retrying = self
+        for message in messages:
+            message.attempt = attempt
+        self._client.hand_out(messages)
+        await delivery.ended
+
+    def _put_back(self, key: int, source: int, ranges: Iterable[Range]) -> None:
+        for part in ranges:
+            self._add(key, source, part, self._client.boot_ns())
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,27 @@
+"""A consumer process for tests whose handler fails for messages of the key `bad` until a file exists.
+
+Run as `python retrier.py META SUBJECT FILE MENDED`.  One line of FILE per message that the handler gets: KEY VALUE ATTEMPT.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from keylane import Backoff, Consumer, ConsumerSettings, Message
+
+
+async def main() -> None:
+    meta, subject, path, mended = sys.argv[1:]
+    with open(path, "a", buffering=1) as out:
+
+        async def handle(message: Message) -> None:
+            out.write(f"{message.key.decode()} {message.value.decode()} {message.attempt}\n")
+            if message.key == b"bad" and not Path(mended).exists():
+                raise ValueError("not now")
+
+        pauses = Backoff(first_ms=100, max_ms=400)
+        settings = ConsumerSettings(ttl_ms=1_000, retry_backoff=pauses)
+        await Consumer(meta, subject=subject, group="g", handler=handle, settings=settings).run()
+
+
+asyncio.run(main())
