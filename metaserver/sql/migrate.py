@@ -11,7 +11,7 @@ from ... import migrations
 from ...protocol.errors import ConfigError
 from .schema import metadata
 
-HEAD = "0018"
+HEAD = "0022"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
 _LOCK = 0x6B65796C616E65
 

@@ -453,7 +453,7 @@ live_resets = Table(
     Column(
         "answer",
         Text,
-        comment="GroupReset as JSON, empty: canceled; null: the group is granted nothing",
+        comment="GroupReset as JSON; null: the group is granted nothing",
     ),
     sqlite_autoincrement=True,
     comment="resets of groups with live consumers",

@@ -22,8 +22,8 @@ from keylane.protocol.errors import (
     RowsInvalidError,
     SubjectUnknownError,
 )
+from keylane.spark import register
 from keylane.spark.failure import error_in
-from keylane.spark.source import register
 
 COUNT = 20_000
 
