@@ -535,7 +535,7 @@ class Consumer(Resident, Owned, Taking[V]):
 
     async def resume(self, *partition_ids: int) -> None:
         """
-        Take part again after `suspend`; with ids of partitions, pull these again after `pause`.
+        Take part again after `suspend`, and pull all partitions again after `pause`; with ids, pull only these again.
 
         Raises:
             PartitionUnknownError: a partition is not assigned now, so that it is not paused either; nothing has changed.
@@ -544,6 +544,8 @@ class Consumer(Resident, Owned, Taking[V]):
         if partition_ids:
             self._steer(partition_ids, paused=False)
             return
+        for part in self._parts:
+            part._hold(tuple(part._clients), paused=False)
         if self._several is not None:
             await self._several.resume()
             return

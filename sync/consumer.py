@@ -6,11 +6,20 @@ import atexit
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Generic, Self
+from typing import Any, Generic, NoReturn, Self
 
-from ..consumer import AckMode, Assignment, Consumer, ConsumerSettings, Filter
+from ..consumer import (
+    AckMode,
+    Assignment,
+    Consumer,
+    ConsumerSettings,
+    FailurePolicy,
+    Filter,
+    Lag,
+    Position,
+)
 from ..protocol.codecs.codec import Codec, V
-from ..protocol.errors import ClosedError
+from ..protocol.errors import ClosedError, InvalidRequestError
 from ..protocol.message import Message
 from ..protocol.reading.instants import GroupBegin
 from ..protocol.routing import ConsumeStrategy
@@ -115,6 +124,8 @@ class SyncConsumer(Generic[V]):
         instance: str | None = None,
         consume_strategy: ConsumeStrategy | str | None = None,
         ack: AckMode | str | None = None,
+        on_failure: FailurePolicy | str | None = None,
+        tries_max: int | None = None,
         start: GroupBegin | None = None,
         tags: Collection[str] | None = None,
         filter: Filter | None = None,  # noqa: A002 - as of the other consumer
@@ -133,6 +144,8 @@ class SyncConsumer(Generic[V]):
             instance=instance,
             consume_strategy=consume_strategy,
             ack=ack,
+            on_failure=on_failure,
+            tries_max=tries_max,
             start=start,
             tags=tags,
             filter=filter,
@@ -224,6 +237,28 @@ class SyncConsumer(Generic[V]):
         """Give messages back, as `keylane.Consumer.nack` does."""
         self._thread.run(partial(self._consumer.nack, _taken(messages), after_s=after_s))
 
+    def pause(self, *partition_ids: int) -> None:
+        """Get no message of these partitions until `resume`, as `keylane.Consumer.pause`."""
+        self._thread.run(partial(self._consumer.pause, *partition_ids))
+
+    def resume(self, *partition_ids: int) -> None:
+        """Get messages of these partitions again, without ids of all, as `keylane.Consumer.resume`."""
+        self._thread.run(partial(self._consumer.resume, *partition_ids))
+
+    def seek(self, *where: object, **to: object) -> NoReturn:
+        """Refused, as that of `keylane.Consumer`.  Raises SeekRefusedError."""
+        self._consumer.seek(*where, **to)
+
+    @property
+    def position(self) -> dict[int, Position]:
+        """By id of each partition that is owned now: what is pulled and acked of it, and its lag."""
+        return self._consumer.position
+
+    @property
+    def lag(self) -> Lag:
+        """The lag of all partitions that are owned now, together."""
+        return self._consumer.lag
+
     @property
     def assignment(self) -> list[Assignment]:
         """The partitions owned now, by id; none while it is not open."""
@@ -236,4 +271,8 @@ class SyncConsumer(Generic[V]):
 
 
 def _taken(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
+    if isinstance(messages, TakenMessage):
+        raise InvalidRequestError(
+            "a consumer acks a list of messages: consumer.ack([message]); or message.ack()"
+        )
     return [message.message for message in messages]

@@ -8,7 +8,13 @@ import time
 
 import pytest
 
-from keylane import AlreadyOpenError, ClosedError, ConsumerSettings, InvalidRequestError
+from keylane import (
+    AlreadyOpenError,
+    ClosedError,
+    ConsumerSettings,
+    InvalidRequestError,
+    SeekRefusedError,
+)
 from keylane.sync import Consumer, Producer
 from support.cluster import Cluster
 
@@ -68,3 +74,36 @@ def test_many_messages_are_taken_at_once_and_a_close_ends_the_loop(shared_cluste
     with Consumer(shared_cluster.meta, subject="sync-many", group="g") as consumer:
         threading.Timer(0.3, consumer.close).start()
         assert list(consumer) == [], "all was acked, and another thread closed it"
+
+
+def test_failing_key_is_parked_and_partitions_are_paused_without_an_event_loop(
+    shared_cluster: Cluster,
+):
+    """`tries_max` nacks set a key aside; `pause`, `position`, `lag` and `seek` are those of the other consumer."""
+    fill(shared_cluster, "sync-parked", 8)
+    with Consumer(
+        shared_cluster.meta, subject="sync-parked", group="g", on_failure="park", tries_max=2
+    ) as consumer:
+        handled = []
+        for message in consumer:
+            if message.key == b"k0":
+                message.nack()
+                continue
+            with pytest.raises(InvalidRequestError, match="a list of messages"):
+                consumer.ack(message)
+            message.ack()
+            handled.append(message.value)
+            if len(handled) == 4:
+                break
+        assert handled == [b"1", b"3", b"5", b"7"]
+        with pytest.raises(SeekRefusedError):
+            consumer.seek(0)
+        consumer.pause()
+        assert [each.paused for each in consumer.assignment] == [True]
+        consumer.resume()
+        assert [each.paused for each in consumer.assignment] == [False]
+        deadline = time.monotonic() + 30
+        while consumer.lag.messages and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert consumer.lag.messages == 0
+        assert [each.end_offset for each in consumer.position.values()] == [8]
