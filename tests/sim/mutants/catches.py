@@ -121,7 +121,7 @@ CATCHES: dict[str, int] = {
     "receipt_of_another_message": 1,
     "recorded_batches_wait_behind_new_ones": 1_000_000_002,
     "redriven_key_is_free_at_once": 2_000_000_006,
-    "redriven_messages_are_done_at_once": 2_000_000_006,
+    "redriven_messages_are_done_at_once": 2_000_000_009,
     "redriven_messages_run_backwards": 2_000_000_006,
     "refused_batch_stays_out": 0,
     "release_lowers_the_fence": 0,

@@ -48,21 +48,22 @@ def redriven_messages_run_backwards(patches: Patches) -> None:
     """The messages of a window are handled newest first."""
 
     async def read(self: Any, *args: Any) -> Any:
-        return (await real(self, *args))[::-1]
+        messages, upto = await real(self, *args)
+        return messages[::-1], upto
 
-    real = patches.set(Redrives, "_read", read)
+    real = patches.set(Redrives, "read", read)
 
 
 def redriven_messages_are_done_at_once(patches: Patches) -> None:
     """A redriven message is given up when it is handed to a handler."""
 
-    async def read(self: Any, key: Any, source: int, ranges: Any) -> Any:
-        messages = await real_read(self, key, source, ranges)
+    async def read(self: Any, key: Any, source: int, *args: Any) -> Any:
+        messages, upto = await real_read(self, key, source, *args)
         for message in messages:
             self._sender.unpark(key, source, message.offset, message.offset + 1, lambda: None)
-        return messages
+        return messages, upto
 
-    real_read = patches.set(Redrives, "_read", read)
+    real_read = patches.set(Redrives, "read", read)
 
 
 def redriven_key_is_free_at_once(patches: Patches) -> None:
@@ -78,11 +79,11 @@ def redriven_key_is_free_at_once(patches: Patches) -> None:
 def key_is_freed_with_parked_messages(patches: Patches) -> None:
     """A redriven key is freed after its first window, and the rest is forgotten."""
 
-    async def first_rows(self: Any, key: Any, count: int) -> Any:
+    async def first_rows(self: Any, key: Any, count: int, *, first: int = 0) -> Any:
         if key in seen and key not in LOOSE:
             return ParkedRows((), 0)
         seen.add(key)
-        return await real(self, key, 1)
+        return await real(self, key, 1, first=first)
 
     seen: set[Any] = set()
     real = patches.set(ParkSender, "first_rows", first_rows)
