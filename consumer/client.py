@@ -181,9 +181,8 @@ class Consumer(Resident, Owned, Taking[V]):
         )  # fmt: skip
         self._broadcast = check_broadcast(broadcast, group, start, self._settings)
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
-        self._addresses = addresses_of(meta)
+        self._addresses, self._name = addresses_of(meta), name
         self._subject, self._group, self._codec = subject or "", group or "", codec
-        self._name = name
         self._begins_at = begin_of(start, subject=self._subject)
         self._given = _environment
         self._make_parts(wait_s)
