@@ -40,7 +40,8 @@ class GroupCalls(ClusterCalls):
 
         Args:
             start: "earliest", "latest", "time" or "cursors".
-            at_ms: for "time": milliseconds since 1970; the group begins at the first message stored at or after it; for "cursors": when they were taken, which tells a repeat from another start.
+            at_ms: milliseconds since 1970.  For "time": the group begins at the first message stored at or after it.
+                For "cursors": when they were taken, which tells a repeat from another start.
             cursors: for "cursors": partition id → first offset; a partition that is not named is read from its first message.
             consume_strategy: "exclusive" or "shared".
 

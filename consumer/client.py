@@ -110,8 +110,8 @@ class Consumer(Resident, Owned, Taking[V]):
             default of strict subjects: it is tried on; "park": its key is set aside at the broker with all that follows,
             in order; "dead": the message alone is.  "retry", the default of best_tried subjects: at the first failure
             the message alone is set aside, tried again in 5 s and then ever later, and is a dead letter in the end.
-        tries_max: tries of a message, counted durably, before `on_failure` applies; 10 by default, 32 for "retry".  What `keylane group set`
-            has stored for the group counts more than `on_failure`, `tries_max` and `handler_backoff`.
+        tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for "retry".  What
+            `keylane group set` stored for the group overrides `on_failure`, `tries_max` and `handler_backoff`.
         start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
             consumer is open; an instant, as a datetime with a time zone, or "-1h"; or "manifest:DIR": where the backfill
             in that folder ended, with nothing twice and nothing between.  A group that exists ignores it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -10,6 +11,9 @@ from sqlalchemy.engine import Connection
 from ... import migrations
 from ...protocol.errors import ConfigError
 from .schema import metadata
+
+if TYPE_CHECKING:
+    from alembic.config import Config  # loaded only where there is something to migrate
 
 HEAD = "0022"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
@@ -29,18 +33,25 @@ def migrate(connection: Connection) -> None:
     if _revision(connection) == HEAD:
         return
     from alembic import command
-    from alembic.config import Config
     from alembic.util import CommandError
 
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    config.attributes |= {"connection": connection, "metadata": metadata}
     try:
-        command.upgrade(config, "head")
+        command.upgrade(alembic_config(connection), "head")
     except CommandError as error:
         raise ConfigError(
             f"the database was written by a newer keylane: {error}; use that version, or another database"
         ) from error
+
+
+def alembic_config(connection: Connection) -> Config:
+    """Alembic's configuration for the migrations, in the connection's transaction."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("recursive_version_locations", "true")
+    config.attributes |= {"connection": connection, "metadata": metadata}
+    return config
 
 
 def _revision(connection: Connection) -> str | None:

@@ -1,1 +1,1 @@
-"""One file for each step of the schema, oldest first."""
+"""One file for each step of the schema; the first ten are in a folder of their own."""

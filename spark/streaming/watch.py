@@ -35,7 +35,7 @@ PATIENCE_MS = 60_000
 CALLS_MAX = 32
 """Partitions that are asked for at once."""
 LINEAGE_MS = 1_000
-"""The least time between two questions for what continues a sealed partition."""
+"""The least time between two questions for what continues the same sealed partitions."""
 _PAUSES = Backoff(first_ms=100, max_ms=2_000)
 T = TypeVar("T")
 
@@ -61,7 +61,9 @@ class Watch:
         self._pauses = _PAUSES.pauses(self._environment.new_rng())
         self._lineage: Lineage | None = None
         self._continued: set[int] = set()
-        """Partitions that have children."""
+        """Partitions that have children, which are open or were."""
+        self._unknown: set[int] = set()
+        """Sealed partitions whose continuation was asked for after they were seen sealed, and was not known."""
         self._learnt_ms = 0
         self.subjects: dict[str, int] = {}
         """Subject → its id; known after a look."""
@@ -131,7 +133,12 @@ class Watch:
             branches += branches_of(subject, history.partitions)
             excluded |= self._excluded(route, branches)
         self.subjects = subjects
-        self._continued = {int(each) for branch in branches for each in branch.partition.parents}
+        self._continued = {
+            int(parent)
+            for branch in branches
+            if branch.partition.state is not PartitionState.PLANNED
+            for parent in branch.partition.parents
+        }
         self._learnt_ms = self._clock.boot_ms()
         self._lineage = Lineage(branches, lambda each: int(each.partition_id) not in excluded)
         return self._lineage
@@ -163,18 +170,20 @@ class Watch:
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────
     async def _look(self, offset: StreamOffset | None) -> View:
         lineage = self._lineage or await self._learn()
-        stored = await self._stored(lineage, offset, {})
-        now = self._clock.boot_ms()
-        unknown = [
-            number
-            for number, each in stored.items()
-            if each.sealed
-            and (number not in self._continued or lineage.branches[number].end is None)
-        ]
-        if unknown and now - self._learnt_ms >= LINEAGE_MS:
-            lineage = await self._learn()
+        stored: dict[int, StoredOffsets] = {}
+        while True:
             stored = await self._stored(lineage, offset, stored)
-        return View(lineage, stored)
+            unknown = {
+                number
+                for number, each in stored.items()
+                if each.sealed
+                and (number not in self._continued or lineage.branches[number].end is None)
+            }
+            recent = self._clock.boot_ms() - self._learnt_ms < LINEAGE_MS
+            if not unknown or (recent and unknown <= self._unknown):
+                return View(lineage, stored)
+            lineage = await self._learn()
+            self._unknown = unknown
 
     async def _stored(
         self, lineage: Lineage, offset: StreamOffset | None, known: dict[int, StoredOffsets]

@@ -47,8 +47,11 @@ async def test_work_gets_its_own_answer(database: SqlDatabase) -> None:
     assert await database.read(stored) == set(names)
 
 
-async def test_waiting_works_share_a_transaction(database: SqlDatabase) -> None:
-    """Works that come during a transaction go into the next one together."""
+async def test_waiting_works_share_a_transaction(
+    database: SqlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Works that come during a transaction go into the next one together, while it has time for them."""
+    monkeypatch.setattr(database._writer, "_boot_ms", lambda: 0)  # type: ignore[union-attr]
     commits = 0
 
     def count(_connection: object) -> None:
@@ -57,7 +60,7 @@ async def test_waiting_works_share_a_transaction(database: SqlDatabase) -> None:
 
     sa.event.listen(database._write.sync_engine, "commit", count)  # type: ignore[union-attr]
     await asyncio.gather(*(database.write(store, f"fact-{index}") for index in range(100)))
-    assert commits <= 10  # a busy machine cuts a transaction short by its time
+    assert commits <= 3
 
 
 async def test_failed_work_does_not_affect_others(database: SqlDatabase) -> None:

@@ -13,17 +13,15 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from keylane import migrations
 from keylane.metaserver.catalogue.accepted import accept_folder
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.sessions import join_group, renew_sessions
 from keylane.metaserver.sql.database import SqlDatabase, open_database
-from keylane.metaserver.sql.migrate import HEAD, migrate
+from keylane.metaserver.sql.migrate import HEAD, alembic_config, migrate
 from keylane.metaserver.sql.schema import brokers, facts, metadata, refused_brokers, subjects
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import AcceptFolder, CreateSubject, Join
@@ -77,10 +75,7 @@ async def test_every_migration_can_be_undone(url: str) -> None:
 
     def down_and_up(connection: Connection) -> tuple[set[str], set[str]]:
         migrate(connection)
-        config = Config()
-        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-        config.attributes["connection"] = connection
-        command.downgrade(config, "base")
+        command.downgrade(alembic_config(connection), "base")
         left = set(sa.inspect(connection).get_table_names())
         migrate(connection)
         return left, set(sa.inspect(connection).get_table_names())

@@ -10,12 +10,11 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from keylane import migrations
-from keylane.metaserver.sql.migrate import HEAD, migrate
+from keylane.metaserver.sql.migrate import HEAD, alembic_config, migrate
 from keylane.metaserver.sql.schema import metadata
 from keylane.protocol.errors import ConfigError
 
@@ -61,22 +60,20 @@ def _words(sql: str) -> list[str]:
     return sorted(part.strip(" ()") for part in inner.split(","))
 
 
-def test_head_is_the_newest_revision() -> None:
+def test_head_is_the_newest_revision(engine: sa.Engine) -> None:
     """HEAD is the last revision of the files, which form one line."""
-    config = Config()
-    config.set_main_option("script_location", str(FOLDER))
-    script = ScriptDirectory.from_config(config)
+    with engine.connect() as connection:
+        script = ScriptDirectory.from_config(alembic_config(connection))
     assert script.get_heads() == [HEAD]
     assert script.get_bases() == ["0001"]
+    engine.dispose()
 
 
 def test_every_migration_can_be_undone(engine: sa.Engine) -> None:
     """Nothing but Alembic's own table is left."""
     with engine.begin() as connection:
         migrate(connection)
-        config = Config()
-        config.set_main_option("script_location", str(FOLDER))
-        config.attributes["connection"] = connection
+        config = alembic_config(connection)
         command.downgrade(config, "base")
         left = set(sa.inspect(connection).get_table_names())
     assert left <= {"alembic_version", "sqlite_sequence"}
@@ -85,9 +82,7 @@ def test_every_migration_can_be_undone(engine: sa.Engine) -> None:
 
 def _go(connection: sa.Connection, revision: str) -> None:
     """Bring the database to a revision, from an older or a newer one."""
-    config = Config()
-    config.set_main_option("script_location", str(FOLDER))
-    config.attributes["connection"] = connection
+    config = alembic_config(connection)
     at = MigrationContext.configure(connection).get_current_revision() or ""
     (command.upgrade if at < revision else command.downgrade)(config, revision)
 
@@ -166,9 +161,7 @@ def test_duties_are_kept_when_their_table_is_made(engine: sa.Engine) -> None:
     lease = {"name": "duty:reset:7", "value": "1234 holder.1"}
     facts = sa.text("SELECT name, value FROM facts WHERE name LIKE 'duty:%'")
     with engine.begin() as connection:
-        config = Config()
-        config.set_main_option("script_location", str(FOLDER))
-        config.attributes["connection"] = connection
+        config = alembic_config(connection)
         command.upgrade(config, "0010")
         connection.execute(sa.text("INSERT INTO facts VALUES (:name, :value)"), lease)
         command.upgrade(config, "0011")

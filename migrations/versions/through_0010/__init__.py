@@ -1,0 +1,1 @@
+"""The first ten steps of the schema."""
