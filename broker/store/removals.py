@@ -65,7 +65,11 @@ def drop_partition(store: Store, partition_id: int, ask: DropPartition) -> async
     partition = state.partitions.get(partition_id)
     if partition is None and partition_id in state.dropped:
         return store.commit.flushed()
-    if partition is not None and partition.facts.subject != ask.subject:
+    # A partition of a hidden subject has the name of the subject that it is to be published in.
+    if partition is not None and ask.subject not in {
+        partition.facts.subject,
+        partition.facts.hidden or partition.facts.subject,
+    }:
         raise InvalidRequestError(
             f"partition {partition_id} is of {partition.facts.subject!r}, not of {ask.subject!r}",
             partition_id=partition_id,

@@ -230,7 +230,11 @@ class Lane:
         self._sent = 0
         """How many of them are in flight."""
         self._children: list[Lane] | None = None
-        self._changed = asyncio.Event()
+        # Each is cleared by the one that waits for it, and by nothing else.
+        self._work = asyncio.Event()
+        """There is a batch to send, or a call has ended; `_stream` waits for it."""
+        self._progress = asyncio.Event()
+        """Batches were answered or handed down; `room` and `finish` wait for it."""
 
     @property
     def takes_all(self) -> bool:
@@ -271,7 +275,7 @@ class Lane:
         self._rest = rows.part(upto, len(rows)) if upto else rows
         if self._batches and self.task is None:
             self.task = asyncio.create_task(self._run(), name=f"lane {self._path}")
-        self._changed.set()
+        self._work.set()
 
     async def room(self) -> None:
         """Wait until few batches are left.  Raises what ended the lane."""
@@ -293,8 +297,8 @@ class Lane:
         assert self.task is not None
         if self.task.done():
             self.task.result()
-        self._changed.clear()
-        waiting = asyncio.ensure_future(self._changed.wait())
+        self._progress.clear()
+        waiting = asyncio.ensure_future(self._progress.wait())
         try:
             await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -357,11 +361,11 @@ class Lane:
                 while len(calls) < min(len(self._batches), BATCHES_IN_FLIGHT_MAX):
                     batch = self._batches[len(calls)]
                     call = asyncio.create_task(self._append(channel, batch))
-                    call.add_done_callback(lambda _: self._changed.set())
+                    call.add_done_callback(lambda _: self._work.set())
                     calls.append(call)
-                self._changed.clear()
+                self._work.clear()
                 if not calls or not calls[0].done():
-                    await self._changed.wait()
+                    await self._work.wait()
         except asyncio.CancelledError:
             for call in calls:
                 call.cancel()
@@ -379,7 +383,7 @@ class Lane:
     def _answered(self) -> None:
         batch = self._batches.popleft()
         self._sender.stored[int(self._partition.partition_id)] += batch.count
-        self._changed.set()
+        self._progress.set()
 
     async def _hand_down(self) -> None:
         """Give the rows that the sealed partition has not stored to its children, and all that come from now on."""
@@ -396,4 +400,4 @@ class Lane:
             spread(self._rest, lanes)
         self._rest = None
         self._children = lanes
-        self._changed.set()
+        self._progress.set()

@@ -140,7 +140,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "metaserver/publications": {"integration/writing/test_written_tasks.py": "service"},
     "spark/writing": {
-        "integration/writing/test_written_tasks.py": "hidden lanes task",
+        "integration/writing/test_written_tasks.py": "hidden task",
         "spark/test_writing_local.py": "batch_writer running schema stream_writer",
     },
     "metaserver/rebuild": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from keylane.broker.control import BrokerControl
@@ -181,6 +182,15 @@ async def test_partition_of_another_subject_is_not_dropped(shed: Shed):
     with pytest.raises(InvalidRequestError, match="is of"):
         await shed.drop(1, subject="other")
     await shed.fill(1)
+
+
+async def test_partition_of_a_hidden_subject_is_dropped_under_its_name(shed: Shed):
+    """Its facts name the subject that it was to be published in."""
+    shed.store.host(msgspec.structs.replace(facts(3), hidden="flights.hidden-a"))
+    await shed.drop(3, subject="flights.hidden-a")
+    shed.kill()
+    assert 3 not in shed.store.state.partitions
+    assert shed.store.state.dropped.subjects == {"flights.hidden-a": 9}
 
 
 async def test_whole_snapshot_does_not_bring_a_partition_back_when_only_changes_were_saved_since(

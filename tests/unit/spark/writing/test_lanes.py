@@ -1,0 +1,117 @@
+"""Lanes of a task, over a virtual cluster: every row stored once and in order, whatever the order of events."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from itertools import product
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from keylane.protocol.clock import SystemClock
+from keylane.rpc.client import MetaClient
+from keylane.rpc.environment import environment_of
+from keylane.spark.writing.lanes import QUEUE_MAX, Lane, TaskSender
+from keylane.spark.writing.rows import BATCH_ROWS, RowReader
+from keylane.testing import VirtualCluster, run
+from sim.machines.store import facts
+
+CHUNK = 3_000
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_sender_stores_each_row_once_and_ends(seed: int):
+    """More batches than a lane takes at once, cut off and repeated: the waits end, the rows are in order."""
+    count = BATCH_ROWS * (QUEUE_MAX + 3)
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("rows", partitions=2)
+        await write(cluster, count // 2)  # the task is killed
+        assert await write(cluster, count) == count
+        stored = [int(message.value) for message in await cluster.messages("rows", key=b"a")]
+        assert stored == list(range(0, count, 2))
+        assert len(await cluster.messages("rows")) == count
+
+    async def write(cluster: VirtualCluster, upto: int) -> int:
+        environment = environment_of(None)
+        sender = TaskSender(
+            environment.network,
+            MetaClient(environment.network, [cluster.address]),
+            "rows",
+            identity=("job", 0),
+            task=0,
+            sent_at_ns=1,
+            timeout_ms=20_000,
+            clock=environment.clock,
+            rng=random.Random(seed),
+        )
+        reader = RowReader(salt=b"job", message_bytes_max=1 << 20, task=0)
+        try:
+            await sender.open()
+            for first in range(0, upto, CHUNK):
+                numbers = range(first, min(first + CHUNK, upto))
+                values = [b"%d" % number for number in numbers]
+                keys = [b"ab"[number % 2 : number % 2 + 1] for number in numbers]
+                await sender.put(reader.read(pa.record_batch({"key": keys, "value": values})))
+            if upto == count:
+                await sender.finish()
+        finally:
+            await sender.close()
+        return sum(sender.stored.values())
+
+    run(story, seed=seed)
+
+
+class TickingBroker:
+    """A broker, and its channel, that answers each append after its number of turns of the event loop."""
+
+    def __init__(self, *turns: int) -> None:
+        self._turns = list(turns)
+
+    async def channel(self) -> TickingBroker:
+        return self
+
+    async def call(self, *_request: Any, **_options: Any) -> None:
+        for _ in range(self._turns.pop(0)):
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_lane_ends_whenever_its_last_answers_come(before: int):
+    """The end of a wait is never lost between the lane's task and the task that fills the lane."""
+
+    async def finish(turns: tuple[int, ...]) -> None:
+        environment = environment_of(None)
+        sender = TaskSender(
+            environment.network,
+            MetaClient(environment.network, ["127.0.0.1:1"]),
+            "rows",
+            identity=("job", 0),
+            task=0,
+            sent_at_ns=1,
+            timeout_ms=1_000,
+            clock=SystemClock(),
+            rng=random.Random(0),
+        )
+        sender.broker_of = lambda _partition: TickingBroker(*turns)  # type: ignore[assignment,method-assign,return-value]
+        lane = Lane(sender, facts(1).partition, (0, 1_024), ())
+        reader = RowReader(salt=b"job", message_bytes_max=1 << 20, task=0)
+        whole = {"key": [b"k"] * BATCH_ROWS, "value": [b"v"] * BATCH_ROWS}
+        for _ in turns:
+            lane.add(reader.read(pa.record_batch(whole)))
+        for _ in range(before):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(lane.finish(), 5)
+        lane.cancel()
+        assert sender.stored == {1: BATCH_ROWS * len(turns)}
+
+    async def finish_all() -> None:
+        for turns in product(range(7), repeat=2):
+            await finish(turns)
+
+    asyncio.run(finish_all())
