@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.acked_first import AckedFirstClient
-from keylane.protocol.backoff import Backoff
-from keylane.protocol.control import Grant
 from keylane.protocol.errors import FencedError, OverloadedError
 from keylane.protocol.frames import Ack
-from sim.machines.clock import ManualClock
-from sim.machines.store import SESSION, facts
 from support.cluster import eventually
-from unit.consumer.pulling.test_pull_client import NotingOwner, ScriptedBroker, ToBroker
+from support.pulling import FAST, NotingOwner, ScriptedBroker, opened
 
 
 @asynccontextmanager
 async def pulling(broker: ScriptedBroker) -> AsyncIterator[tuple[AckedFirstClient, NotingOwner]]:
-    owner, clock = NotingOwner(), ManualClock()
-    client = AckedFirstClient(
-        subject="s",
-        group="g",
-        session=SESSION,
-        grant=Grant(partition=facts(address=broker.address).partition, token=5),
-        connections=ToBroker(broker),
-        deadline_ms=clock.now_ms + 60_000,
-        settings=ConsumerSettings(ack="before", backoff=Backoff(first_ms=1, max_ms=1)),
-        clock=clock,
-        rng=random.Random(1),
-        owner=owner,
-    )
-    try:
+    owner = NotingOwner()
+    settings = ConsumerSettings(ack="before", backoff=FAST)
+    async with opened(AckedFirstClient, broker, owner, settings) as client:
         yield client, owner
-    finally:
-        client.stop()
-        await client.hand_over(flush_ms=1_000)
 
 
 async def test_handler_may_start_once_the_broker_has_the_ack():

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.broadcast_client import BroadcastClient
-from keylane.protocol.backoff import Backoff
-from keylane.protocol.control import Grant
 from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError, OutcomeUnknownError
 from keylane.protocol.frames import Batches, Read
-from keylane.protocol.message import Message
 from keylane.protocol.offsets import AckedOffsets
-from keylane.protocol.record import HEADER_BYTES, stamp
-from sim.machines.clock import ManualClock
-from sim.machines.store import batch, facts
 from support.cluster import eventually
+from support.pulling import FAST, NotingOwner, opened, stored
 
-SETTINGS = ConsumerSettings(backoff=Backoff(first_ms=1, max_ms=1), ack_linger_ms=0)
+SETTINGS = ConsumerSettings(backoff=FAST, ack_linger_ms=0)
 
 
 class ReadOnlyBroker:
@@ -39,76 +33,20 @@ class ReadOnlyBroker:
         if request.offset >= self.end:
             return Batches(0, self.end, self.end, self.sealed), b""
         base = request.offset - request.offset % 2  # a batch is sent whole
-        data = bytearray(batch(sequence=base))
-        header = data[:HEADER_BYTES]
-        stamp(header, base_offset=base, position=0, appended_at_ms=0)
-        data[:HEADER_BYTES] = header
-        return Batches(0, self.end, base + 2, self.sealed), memoryview(data)
-
-
-class ListeningOwner:
-    """Keeps the messages, and counts what it is told."""
-
-    keeps_batches = False
-    wanted = None
-    codec = None
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.drained = 0
-        self.refreshed = 0
-
-    def hand_out(self, messages: list[Message]) -> None:
-        self.messages += messages
-
-    def report_drained(self) -> None:
-        self.drained += 1
-
-    def refresh(self) -> None:
-        self.refreshed += 1
-
-    def fail(self, error: BaseException) -> None:
-        raise AssertionError(error)
-
-
-class OneBroker:
-    """Connections that have this broker only."""
-
-    def __init__(self, broker: ReadOnlyBroker) -> None:
-        self._broker = broker
-
-    def broker_at(self, _address: str) -> ReadOnlyBroker:
-        return self._broker
+        return Batches(0, self.end, base + 2, self.sealed), stored(base)
 
 
 @asynccontextmanager
 async def reading(
     broker: ReadOnlyBroker, acked: AckedOffsets
-) -> AsyncIterator[tuple[BroadcastClient, ListeningOwner]]:
-    owner = ListeningOwner()
-    clock = ManualClock()
-    client = BroadcastClient(
-        acked=acked,
-        refresh=owner.refresh,
-        subject="s",
-        group="",
-        session="",
-        grant=Grant(partition=facts(address=broker.address).partition, token=0),
-        connections=OneBroker(broker),
-        deadline_ms=clock.now_ms + 60_000,
-        settings=SETTINGS,
-        clock=clock,
-        rng=random.Random(1),
-        owner=owner,
-    )
-    try:
+) -> AsyncIterator[tuple[BroadcastClient, NotingOwner]]:
+    owner = NotingOwner()
+    told = {"acked": acked, "refresh": owner.refresh, "group": "", "session": "", "token": 0}
+    async with opened(BroadcastClient, broker, owner, SETTINGS, **told) as client:
         yield client, owner
-    finally:
-        client.stop()
-        await client.hand_over(flush_ms=1_000)
 
 
-def offsets(owner: ListeningOwner) -> list[int]:
+def offsets(owner: NotingOwner) -> list[int]:
     return [message.offset for message in owner.messages]
 
 

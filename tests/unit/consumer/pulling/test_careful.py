@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,16 +14,12 @@ from keylane.consumer.delivery.pulled_batch import PulledBatch
 from keylane.consumer.pulling import careful, suspects
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.settings import FailurePolicy
-from keylane.protocol.backoff import Backoff
-from keylane.protocol.control import Grant
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.frames import Ack, Acquire, Acquired, ChangeParked, ParkedChanged, Request
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure, Park, decode_changes, failure_of
-from sim.machines.clock import ManualClock
-from sim.machines.store import SESSION, facts
 from support.cluster import eventually
-from unit.consumer.pulling.test_pull_client import NotingOwner, ScriptedBroker, ToBroker
+from support.pulling import FAST, NotingOwner, ScriptedBroker, opened
 
 
 class SuspectingBroker(ScriptedBroker):
@@ -73,25 +68,9 @@ class HandlingOwner(NotingOwner):
 async def pulling(
     broker: ScriptedBroker, owner: NotingOwner, policy: FailurePolicy = FailurePolicy.PARK
 ) -> AsyncIterator[PullClient]:
-    clock = ManualClock()
-    fast = Backoff(first_ms=1, max_ms=1)
-    client = PullClient(
-        subject="s",
-        group="g",
-        session=SESSION,
-        grant=Grant(partition=facts(address=broker.address).partition, token=5),
-        connections=ToBroker(broker),
-        deadline_ms=clock.now_ms + 60_000,
-        settings=ConsumerSettings(backoff=fast, on_failure=policy),
-        clock=clock,
-        rng=random.Random(1),
-        owner=owner,
-    )
-    try:
+    settings = ConsumerSettings(backoff=FAST, on_failure=policy)
+    async with opened(PullClient, broker, owner, settings) as client:
         yield client
-    finally:
-        client.stop()
-        await client.hand_over(flush_ms=1_000)
 
 
 async def test_suspect_is_handed_out_once_its_broker_knows_and_the_next_one_when_it_is_done():

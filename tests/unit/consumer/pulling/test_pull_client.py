@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,142 +11,29 @@ import pytest
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
-from keylane.protocol.backoff import Backoff
-from keylane.protocol.batch import batch_starts
-from keylane.protocol.control import Grant
 from keylane.protocol.errors import (
     FencedError,
-    KeylaneError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
     OverloadedError,
 )
 from keylane.protocol.frames import (
     Ack,
-    Acked,
     Acquire,
-    Acquired,
-    Batches,
     Pull,
     Release,
-    Released,
-    Request,
 )
-from keylane.protocol.message import Message
-from keylane.protocol.offsets import Range
-from keylane.protocol.record import HEADER_BYTES, stamp
-from sim.machines.clock import ManualClock
-from sim.machines.store import SESSION, batch, facts
 from support.cluster import eventually
+from support.pulling import FAST, TOKEN, NotingOwner, ScriptedBroker, opened
 
-TOKEN = 5
-SETTINGS = ConsumerSettings(backoff=Backoff(first_ms=1, max_ms=1))
-
-
-class ScriptedBroker:
-    """A partition of two messages a batch; `pulls` are the errors that pulls meet first."""
-
-    address = "b:1"
-
-    def __init__(self, *pulls: KeylaneError, batches: int = 1, cursor: int = 0) -> None:
-        self.pulls = list(pulls)
-        self.acks: list[KeylaneError] = []
-        """Errors that acks meet first."""
-        self.end = 2 * batches
-        self.cursor = cursor
-        self.first = 0
-        self.sealed = False
-        self.left_out: tuple[Range, ...] = ()
-        """Is not sent; the first pull below says so."""
-        self.requests: list[Request] = []
-
-    def asked(self, kind: type) -> list[Request]:
-        return [request for request in self.requests if isinstance(request, kind)]
-
-    async def call(self, request: Request, *, wait_ms: int = 0):
-        self.requests.append(request)
-        match request:
-            case Acquire():
-                return Acquired(self.cursor, (), self.end, self.sealed), b""
-            case Pull(offset=offset):
-                if self.pulls:
-                    raise self.pulls.pop(0)
-                if offset >= self.end:
-                    await asyncio.Event().wait()
-                if any(low <= offset < high for low, high in self.left_out):
-                    upto = self.left_out[-1][1]
-                    return Batches(self.first, self.end, upto, self.sealed, 0, self.left_out), b""
-                data = bytearray(batch(sequence=offset))
-                header = data[:HEADER_BYTES]
-                stamp(header, base_offset=offset, position=0, appended_at_ms=0)
-                data[:HEADER_BYTES] = header
-                assert list(batch_starts(memoryview(data)))
-                return Batches(self.first, self.end, offset + 2, self.sealed), memoryview(data)
-            case Ack(ranges=ranges):
-                if self.acks:
-                    raise self.acks.pop(0)
-                self.cursor = max([self.cursor, *(end for _, end in ranges)])
-                return Acked(self.cursor), b""
-        return Released(), b""
-
-
-class NotingOwner:
-    """Notes what it is told."""
-
-    keeps_batches = False
-    wanted = None
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.codec = None
-        self.ended = 0
-        self.drained = 0
-
-    def hand_out(self, messages: list[Message]) -> None:
-        self.messages += messages
-
-    def end(self, _client: PullClient) -> None:
-        self.ended += 1
-
-    def report_drained(self) -> None:
-        self.drained += 1
-
-    def fail(self, error: BaseException) -> None:
-        raise AssertionError(error)
-
-
-class ToBroker:
-    """Connections that have this broker only."""
-
-    def __init__(self, broker: ScriptedBroker) -> None:
-        self._broker = broker
-
-    def broker_at(self, _address: str) -> ScriptedBroker:
-        return self._broker
+SETTINGS = ConsumerSettings(backoff=FAST)
 
 
 @asynccontextmanager
 async def pulling(broker: ScriptedBroker) -> AsyncIterator[tuple[PullClient, NotingOwner]]:
     owner = NotingOwner()
-    clock = ManualClock()
-    client = PullClient(
-        subject="s",
-        group="g",
-        session=SESSION,
-        grant=Grant(partition=facts(address=broker.address).partition, token=TOKEN),
-        connections=ToBroker(broker),
-        deadline_ms=clock.now_ms + 60_000,
-        settings=SETTINGS,
-        clock=clock,
-        rng=random.Random(1),
-        owner=owner,
-    )
-    try:
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
         yield client, owner
-    finally:
-        if client.life.state is not PullState.CLOSED:
-            client.stop()
-            await client.hand_over(flush_ms=1_000)
 
 
 async def test_fence_is_raised_before_messages_are_pulled():
