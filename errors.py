@@ -157,7 +157,6 @@ __all__ = [
     "StoryError",
     "StoryStuckError",
     "StrategyMismatchError",
-    "StreamDataLostError",
     "SubjectDeletedError",
     "SubjectExistsError",
     "SubjectHiddenError",

@@ -69,7 +69,7 @@
     ├── AddressError                   port in use, or no port
     │   └── HostError                  not a loopback address
     ├── JavaMissingError, SparkProcessError, JobFailedError
-    ├── NotStreamableError, CheckpointMismatchError, StreamDataLostError    a stream of Spark ends
+    ├── NotStreamableError, CheckpointMismatchError    a stream of Spark ends
     ├── StoryError, StoryStuckError, ConditionNotMetError, ProgramFailedError, RealWorldError   a test in virtual time
     ├── InputError, InputUnfinishedError   a command's input cannot be read; not every line of it is stored
     └── ClosedError                    used after close (yours, not the peer's)

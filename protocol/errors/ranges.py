@@ -7,16 +7,16 @@ from .refusals import OffsetOutOfRangeError
 
 
 class DataLossError(OffsetOutOfRangeError):
-    """Retention has removed rows that a read of a range asks for."""
+    """Retention has removed rows that a read of a range, or a stream, asks for."""
 
     code = 1295
     summary = "retention has removed rows of the range"
     hint = "With the option failOnDataLoss=false the read goes on behind the loss; or begin later."
     subject = Detail(str)
     lost_until = Detail(int)
-    """One past the last offset of the range that is lost; the first one is `offset`."""
+    """One past the last lost offset; the first one is `offset`.  None: the end of the partition is not known."""
     rows = Detail(int)
-    """How many rows are lost."""
+    """How many rows are lost; None: not known."""
     stored_before_ms = Detail(int)
     """The lost rows were stored before this time, in milliseconds since 1970."""
 

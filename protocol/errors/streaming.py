@@ -28,19 +28,3 @@ class CheckpointMismatchError(KeylaneError):
     offset = Detail(int)
     """The next offset that the checkpoint has, beyond the end of the partition."""
     next_offset = Detail(int)
-
-
-class StreamDataLostError(KeylaneError):
-    """Messages that the stream had not read are removed."""
-
-    code = 1308
-    summary = "messages that the stream had not read are removed"
-    hint = 'With the option failOnDataLoss="false" the stream goes on behind them.  A longer retention keeps them.'
-    subject = Detail(str)
-    partition_id = Detail(int)
-    start = Detail(int)
-    """The first removed offset."""
-    end = Detail(int)
-    """One past the last removed offset; None: the end of the partition is not known."""
-    count = Detail(int)
-    """The number of removed messages; None: not known."""

@@ -24,9 +24,9 @@ from ...arrow.planner import PlannedRange
 from ...arrow.selection import Edge, ReadOptions
 from ...protocol.errors import (
     CheckpointMismatchError,
+    DataLossError,
     NotSentError,
     OffsetOutOfRangeError,
-    StreamDataLostError,
 )
 from ..failure import readable_errors
 from .batches import (
@@ -261,7 +261,7 @@ class _Driver:
             self._lose(view, lost)
 
     def _lose(self, view: View, lost: LostRange) -> None:
-        """Raises StreamDataLostError, or logs the loss once where the options allow it."""
+        """Raises DataLossError, or logs the loss once where the options allow it."""
         subject = view.lineage.branches[lost.partition_id].subject
         count = None if lost.end is None else lost.end - lost.start
         what = (
@@ -271,13 +271,13 @@ class _Driver:
         )
         text = f"{what} of partition {lost.partition_id} of {subject} are removed, and the stream had not read them"
         if self._options.fail_on_data_loss:
-            raise StreamDataLostError(
+            raise DataLossError(
                 text,
                 subject=subject,
                 partition_id=lost.partition_id,
-                start=lost.start,
-                end=lost.end,
-                count=count,
+                offset=lost.start,
+                lost_until=lost.end,
+                rows=count,
             )
         if lost not in self._told:
             self._told.add(lost)

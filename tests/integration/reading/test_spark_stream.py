@@ -20,11 +20,11 @@ from keylane.protocol.control import Retention
 from keylane.protocol.errors import (
     CheckpointMismatchError,
     ConfigError,
+    DataLossError,
     KeylaneError,
     NotStreamableError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    StreamDataLostError,
     SubjectUnknownError,
 )
 from keylane.protocol.operations import OperationKind, Reshape
@@ -378,13 +378,14 @@ def test_retention_that_passes_the_checkpoint_ends_the_stream_or_is_passed_over(
         broker.restart()
     asyncio.run(removed(cluster, "flights"))
     with streaming(cluster.meta, "flights") as reader:
-        with pytest.raises(StreamDataLostError) as replayed:
+        with pytest.raises(DataLossError) as replayed:
             Query(reader, query.checkpoint).run()
-        assert (replayed.value.start, replayed.value.end, replayed.value.count) == (10, 20, 10)
-        with pytest.raises(StreamDataLostError) as caught:
+        details = replayed.value.details
+        assert [details[name] for name in ("offset", "lost_until", "rows")] == [10, 20, 10]
+        with pytest.raises(DataLossError) as caught:
             reader.latestOffset(query.checkpoint[0], ReadAllAvailable())
         lost = error_in(str(caught.value)).details
-        assert lost == {**lost, "subject": "flights", "start": 10, "count": lost["end"] - 10}
+        assert lost == lost | {"subject": "flights", "offset": 10, "rows": lost["lost_until"] - 10}
     start = json.dumps({min(query.start()["offsets"]): 10})
     batch = source_of(cluster.meta, "flights", start=start)
     with pytest.raises(OffsetOutOfRangeError):
@@ -397,4 +398,4 @@ def test_retention_that_passes_the_checkpoint_ends_the_stream_or_is_passed_over(
         more.run()
         more.all()
         assert more.batches[0] == []
-        assert [row[1] for row in more.rows] == list(range(lost["end"], 5_100))
+        assert [row[1] for row in more.rows] == list(range(lost["lost_until"], 5_100))
