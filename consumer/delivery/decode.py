@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise, repeat
+from itertools import repeat
 from typing import Any
 
-from ...protocol.batch import Columns
+from ...protocol.batch import Columns, slices
 from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 
@@ -35,14 +35,14 @@ def decode_messages(
         map(
             make,
             repeat(subject),
-            [blob[low:high] for low, high in pairwise(batch.key_edges)],
-            [blob[low:high] for low, high in pairwise(batch.value_edges)],
+            slices(blob, batch.key_edges),
+            slices(blob, batch.value_edges),
             range(header.base_offset, header.next_offset),
             repeat(partition_id),
             batch.sent_at_ns,
             repeat(token),
             repeat(1),
-            repeat(b"") if bare else [blob[low:high] for low, high in pairwise(props)],
+            repeat(b"") if bare else slices(blob, props),
             repeat(delivery),
         )
     )

@@ -33,6 +33,9 @@ class UserAcks(ABC):
         self._given_back: set[int] = set()
         """Offsets that the user gave back, and was not given again."""
 
+    in_order: Any = None
+    """The queue of acks to which `done` of a pull client adds, for the hot path; None: `done` has to be called."""
+
     @abstractmethod
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""

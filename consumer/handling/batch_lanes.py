@@ -82,6 +82,7 @@ class BatchLanes:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.alone = self
+        self.is_idle = False
         """As of `Lanes`, which it is never: workers take batches in no shorter way."""
         self._wake = wake
         self._max = max_records

@@ -46,6 +46,11 @@ class Lanes:
         self._paused: dict[int, list[Message]] = {}
         """By partition that is paused: its waiting messages, by offset."""
 
+    @property
+    def is_idle(self) -> bool:
+        """True if messages have arrived, and none runs or waits for its next try."""
+        return self.alone is None and not self.busy and bool(self.arrived)
+
     def put(self, messages: Iterable[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
         if self._paused:
@@ -164,6 +169,7 @@ class Lanes:
 
     def _take_out(self, ours: Callable[[Message], bool]) -> list[Message]:
         """Take the waiting messages that are `ours` out of the queue and the lanes."""
+        self.note_alone()  # whose worker goes on with the queue as it was
         dropped = [message for message in self.arrived if ours(message)]
         self.arrived = deque(message for message in self.arrived if not ours(message))
         for key, lane in self.busy.items():

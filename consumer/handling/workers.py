@@ -36,6 +36,7 @@ from .lanes import Lanes
 from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import Retry, only_retry
 from .retries import Retries
+from .worker_task import WorkerTask
 
 log = logging.getLogger("keylane.consumer")
 
@@ -48,42 +49,6 @@ CANCELLED_WAIT_S = 1.0
 TIMER_MIN_NS = 1_000_000
 _IGNORED = "coroutine ignored GeneratorExit"
 """Python's message for a coroutine that was closed and awaited something nevertheless."""
-
-
-class _WorkerTask:
-    __slots__ = ("cancelled_message", "message", "seen", "seen_attempt", "seen_ms", "task")
-
-    def __init__(self) -> None:
-        self.message: Message | None = None
-        """The message whose handler runs."""
-        self.cancelled_message: Message | None = None
-        """The message whose handler was cancelled, until that request is taken back."""
-        self.task: asyncio.Task[None] | None = None
-        self.seen: Message | None = None
-        """`message` at the last check; with its attempt, and since when it is there."""
-        self.seen_attempt = 0
-        self.seen_ms = 0
-
-    def cancel_handler(self) -> None:
-        """Request that the running handler ends."""
-        assert self.task is not None
-        self.take_back_cancel()
-        self.cancelled_message = self.message
-        self.task.cancel()
-
-    def take_back_cancel(self) -> None:
-        """Take the request back: the cancelled handler has ended."""
-        if self.cancelled_message is not None:
-            self.cancelled_message = None
-            assert self.task is not None
-            while self.task.uncancel():
-                pass
-
-    @property
-    def is_cancelled(self) -> bool:
-        """True if the worker itself is to end: there is a request that is not for a handler."""
-        assert self.task is not None
-        return self.task.cancelling() > (self.cancelled_message is not None)
 
 
 class Workers:
@@ -133,7 +98,7 @@ class Workers:
         self._timer_ns = 0
         self._closed = False
         self._work = asyncio.Event()
-        self._workers = [_WorkerTask() for _ in range(concurrency)]
+        self._workers = [WorkerTask() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
             worker.task = asyncio.create_task(self._run(worker), name=f"handler {index}")
 
@@ -156,7 +121,7 @@ class Workers:
         if self._lanes.resume(partition_id):
             self._work.set()
 
-    async def _run(self, worker: _WorkerTask) -> None:
+    async def _run(self, worker: WorkerTask) -> None:
         message: Message | None = None
         try:
             while True:
@@ -179,7 +144,7 @@ class Workers:
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 raise  # those two would end the event loop before anything is handed over
 
-    def _closed_with_its_task(self, worker: _WorkerTask, error: BaseException) -> Message | None:
+    def _closed_with_its_task(self, worker: WorkerTask, error: BaseException) -> Message | None:
         """
         Continue after a task that a handler awaited ended with a GeneratorExit.
 
@@ -202,7 +167,7 @@ class Workers:
         return self._lanes.finish(message.key)
 
     @staticmethod
-    def _forget_running(worker: _WorkerTask) -> None:
+    def _forget_running(worker: WorkerTask) -> None:
         """Forget the message of a worker that has ended, so that no hand-over waits for it."""
         if worker.message is not None:
             worker.message.delivery.forget(1)  # type: ignore[union-attr]
@@ -213,7 +178,7 @@ class Workers:
             self._on_crash(WorkerCancelledError())
 
     async def _take_turns(  # noqa: C901, PLR0912 - one loop, on purpose
-        self, worker: _WorkerTask, message: Message | None
+        self, worker: WorkerTask, message: Message | None
     ) -> None:
         # One loop without calls of our own in between: a consumer spends most of its time here.
         lanes = self._lanes
@@ -221,7 +186,11 @@ class Workers:
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
         acks_each = self._acks_each
         while True:
-            for _ in range(self._per_turn):
+            left = self._per_turn
+            if message is None and lanes.is_idle and not acks_each:
+                message, ran = await self._run_alone(worker)
+                left -= ran
+            for _ in range(left):
                 if message is None:
                     if (
                         lanes.alone is None
@@ -265,7 +234,72 @@ class Workers:
             else:
                 await asyncio.sleep(0)
 
-    async def _try_again(self, worker: _WorkerTask, message: Message) -> Message | None:
+    async def _run_alone(self, worker: WorkerTask) -> tuple[Message | None, int]:
+        """
+        Handle messages of one pull client while nothing else runs, waits or failed, for at most a turn.
+
+        A handler that does not wait costs no lane.  What was handled is told when one waits, or at the end of the turn:
+        nothing else can look before.
+
+        Returns:
+            The next message of the last one's lane, which counts as running, and the number of messages that were handled.
+        """
+        lanes, boot_ns, handler, awaited = self._lanes, self._boot_ns, self._handler, self._is_async
+        arrived = lanes.arrived
+        client: PullClient = arrived[0].delivery  # type: ignore[assignment]
+        if (handled := client.in_order) is None:
+            return None, 0
+        worker.ran = ran = 0
+        waits = asyncio.get_running_loop().call_soon(self._interrupt, worker, client)
+        try:
+            for ran in range(min(self._per_turn, len(arrived))):
+                worker.ran = ran
+                message = arrived.popleft()
+                if (
+                    message.delivery is not client
+                    or message.attempt != 1
+                    or boot_ns() >= client.deadline_ns
+                ):
+                    arrived.appendleft(message)
+                    break
+                lanes.alone = worker.message = message
+                try:
+                    result = await handler(message) if awaited else handler(message)
+                    if result is not None:
+                        await await_result(result)
+                except BaseException as error:  # noqa: BLE001 - decided there
+                    lanes.note_alone()
+                    again = self._failed(worker, message, error)
+                    return None if again else lanes.finish(message.key), ran
+                offset = message.offset
+                if offset == handled.end:
+                    handled.end = offset + 1
+                else:
+                    handled.done(offset)
+                if lanes.alone is not message:  # it waited
+                    worker.ran += 1
+                    return lanes.finish(message.key), ran + 1
+            else:
+                worker.ran = ran = ran + 1
+            lanes.alone = None
+        finally:
+            waits.cancel()
+            self._tell_handled(worker, client)
+        return None, ran
+
+    def _interrupt(self, worker: WorkerTask, client: PullClient) -> None:
+        """End a run of `_run_alone` with the message whose handler waits: others may run beside it."""
+        self._lanes.note_alone()
+        self._tell_handled(worker, client)
+
+    @staticmethod
+    def _tell_handled(worker: WorkerTask, client: PullClient) -> None:
+        """Do what `PullClient.done` does beside noting offsets, for the messages of a run."""
+        if worker.ran:
+            client.note_handled(worker.ran)
+            worker.ran = 0
+
+    async def _try_again(self, worker: WorkerTask, message: Message) -> Message | None:
         """Run the next try of a failed message; returns the next message of its lane, if this one is over."""
         client: PullClient = message.delivery  # type: ignore[assignment]
         began_ns = self._boot_ns()
@@ -293,7 +327,7 @@ class Workers:
             self._start_due()
         return self._lanes.finish(message.key)
 
-    def _failed(self, worker: _WorkerTask, message: Message, error: BaseException) -> bool:
+    def _failed(self, worker: WorkerTask, message: Message, error: BaseException) -> bool:
         """
         Act on the error of a handler: True if its message now waits for another try, False if it was given up.
 

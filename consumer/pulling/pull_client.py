@@ -136,6 +136,8 @@ class PullClient(UserAcks, PullViews):
         )
         sender = self._new_sender()
         self._acks, self._handled, self._tries = sender, sender.handled, sender.tries
+        if type(self).done is PullClient.done:
+            self.in_order = self._handled
         self.acks_each = sender.each
         """The next message of a key waits for the ack of the one before."""
         self.acked = sender.durable
@@ -257,6 +259,12 @@ class PullClient(UserAcks, PullViews):
         in_flight.count -= 1
         if in_flight.count <= in_flight.wake_at:
             in_flight.wake()
+
+    def note_handled(self, count: int) -> None:
+        """As `done`, of `count` messages whose offsets were noted in `in_order`."""
+        if not self._acks.is_due:
+            self._acks.send_soon()
+        self._in_flight.remove(count)
 
     def done_all(self, messages: list[Message]) -> None:
         """Note that the messages, which are sorted by offset, are handled."""

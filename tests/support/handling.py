@@ -23,6 +23,18 @@ class Crash(BaseException):
     """Not an Exception: the program is to end."""
 
 
+class NotedOffsets:
+    """The offsets that workers note without a call of `Client.done`."""
+
+    end = -1
+
+    def __init__(self, handled: list[int]) -> None:
+        self._handled = handled
+
+    def done(self, offset: int) -> None:
+        self._handled.append(offset)
+
+
 class Client:
     """The members of a pull client that workers use."""
 
@@ -35,6 +47,7 @@ class Client:
         self.in_flight = MessagesInFlight(retrying_max=retrying_max)
         self.set_aside: list[tuple[str, int, list[int], Failure]] = []
         self.is_loose = self.is_apart = False
+        self.in_order = NotedOffsets(self.handled)
 
     def is_of(self, message: Message) -> bool:
         """True if the message is of this client."""
@@ -57,6 +70,9 @@ class Client:
     def done(self, offset: int) -> None:
         self.handled.append(offset)
         self.in_flight.remove(1)
+
+    def note_handled(self, count: int) -> None:
+        self.in_flight.remove(count)
 
     def done_all(self, messages: list[Message]) -> None:
         self.handled += [message.offset for message in messages]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from itertools import pairwise
 
 from hypothesis import assume, example, given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from keylane.protocol import frames
 from keylane.protocol.batch import (
+    SAME_SIZE_BLOCK,
     batch_starts,
     check_batch,
     check_lengths,
@@ -17,6 +19,7 @@ from keylane.protocol.batch import (
     encode_batch,
     encode_body,
     join_columns,
+    slices,
 )
 from keylane.protocol.errors import CorruptBatchError, FrameError
 from keylane.protocol.message import pack_properties, unpack_properties
@@ -43,8 +46,30 @@ messages = st.lists(
 u64 = st.integers(0, 2**64 - 1)
 
 
-def slices(blob: bytes, edges: list[int]) -> list[bytes]:
-    return [blob[start:end] for start, end in pairwise(edges)]
+def sliced(blob: bytes, edges: Sequence[int]) -> list[bytes]:
+    """What lies between each two edges, cut one by one; what the product cuts is the same."""
+    values = [blob[start:end] for start, end in pairwise(edges)]
+    assert slices(blob, edges) == values
+    return values
+
+
+@given(st.integers(0, 9), st.integers(1, 3 * SAME_SIZE_BLOCK + 1), st.binary(min_size=1))
+def test_values_of_one_size_are_cut_in_blocks(size, count, seed):
+    """Whole blocks, and what is left; also where the size is 0."""
+    values = [(seed * (size + 1))[n % len(seed) :][:size] for n in range(count)]
+    keys = [b"%d" % n for n in range(count)]
+    data = encode_batch(
+        partition_id=1,
+        sent_at_ns=[1] * count,
+        keys=keys,
+        values=values,
+        producer_id=1,
+        producer_epoch=0,
+        sequence=0,
+    )
+    cut = columns(data, check_batch(data))
+    assert sliced(cut.blob, cut.value_edges) == values
+    assert sliced(cut.blob, cut.key_edges) == keys
 
 
 @given(
@@ -78,9 +103,9 @@ def test_batch_reads_back_as_it_was_written(
     check_lengths(around, header, len(pre))
     assert header.compression != Compression.NONE or cut.blob == data
     assert cut.sent_at_ns.tolist() == sent_at_ns
-    assert slices(cut.blob, cut.key_edges) == keys
-    assert slices(cut.blob, cut.value_edges) == values
-    unpacked = [unpack_properties(mapping) for mapping in slices(cut.blob, cut.property_edges)]
+    assert sliced(cut.blob, cut.key_edges) == keys
+    assert sliced(cut.blob, cut.value_edges) == values
+    unpacked = [unpack_properties(mapping) for mapping in sliced(cut.blob, cut.property_edges)]
     assert unpacked == properties
 
 

@@ -1,0 +1,47 @@
+"""The task of a worker: the message whose handler runs in it, and requests that this handler ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...protocol.message import Message
+
+
+class WorkerTask:
+    """A worker; `Workers` says how its requests to end are counted."""
+
+    __slots__ = ("cancelled_message", "message", "ran", "seen", "seen_attempt", "seen_ms", "task")
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        """The message whose handler runs."""
+        self.cancelled_message: Message | None = None
+        """The message whose handler was cancelled, until that request is taken back."""
+        self.task: asyncio.Task[None] | None = None
+        self.ran = 0
+        """Messages handled by `_run_alone` that their pull client was not told of."""
+        self.seen: Message | None = None
+        """`message` at the last check; with its attempt, and since when it is there."""
+        self.seen_attempt = 0
+        self.seen_ms = 0
+
+    def cancel_handler(self) -> None:
+        """Request that the running handler ends."""
+        assert self.task is not None
+        self.take_back_cancel()
+        self.cancelled_message = self.message
+        self.task.cancel()
+
+    def take_back_cancel(self) -> None:
+        """Take the request back: the cancelled handler has ended."""
+        if self.cancelled_message is not None:
+            self.cancelled_message = None
+            assert self.task is not None
+            while self.task.uncancel():
+                pass
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the worker itself is to end: there is a request that is not for a handler."""
+        assert self.task is not None
+        return self.task.cancelling() > (self.cancelled_message is not None)
