@@ -138,7 +138,9 @@ class Producer(Sending[V], Generic[V]):
 
     async def drain(self) -> None:
         """
-        If the queue is full, wait until half of it is free.
+        If a quarter of the queue, or less, is free, wait until half of it is.
+
+        A loop that calls this every few hundred messages never meets a full queue.
 
         Raises:
             ForkedError, OtherLoopError: the producer is open in another process or event loop.

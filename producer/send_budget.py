@@ -135,8 +135,14 @@ class SendBudget:
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────
     async def wait_for_room(self) -> None:
-        """If the limit is reached, wait until half of it is free."""
-        while self.full:
+        """
+        If a quarter of the limit, or less, is free, wait until half of it is.
+
+        A program that calls this now and then has room for what it sends before the next call.
+        """
+        if self.bytes * 4 < self._bytes_max * 3:
+            return
+        while self.bytes * 2 >= self._bytes_max:
             self._room.clear()
             await self._room.wait()
 

@@ -322,8 +322,10 @@ class LaterSending:
         return [_waiting_key(attempts) for attempts in entries.values()]
 
     async def wait_for_room(self) -> None:
-        """Wait until another message is taken: fewer bytes than `queue_bytes` wait for brokers."""
-        while self._bytes >= self._settings.queue_bytes:
+        """As `SendBudget.wait_for_room`, of the messages for later that wait for brokers."""
+        if self._bytes * 4 < self._settings.queue_bytes * 3:
+            return
+        while self._bytes * 2 >= self._settings.queue_bytes:
             tasks = [future._task for future in self._pending]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from keylane.producer.outgoing_batch import OutgoingBatch
-from keylane.producer.send_budget import SendBudget
+from keylane.producer.send_budget import MEMORY_PER_MESSAGE, SendBudget
 from keylane.producer.send_future import BatchFuture
 from keylane.protocol.errors import Fate, NotSentError
 from keylane.protocol.message import Receipt
@@ -41,6 +41,25 @@ async def test_wait_for_room_ends_when_half_is_free():
     await asyncio.sleep(0)
     assert not waiter.done()
     budget.stored(batches[2], RECEIPT)
+    await waiter
+
+
+async def test_wait_for_room_leaves_a_quarter_to_those_who_call_it_now_and_then():
+    """Below three quarters nobody waits; from there on as where the queue is full."""
+    budget = SendBudget(1_000)
+    batches = [batch_of(250 - MEMORY_PER_MESSAGE) for _ in range(3)]
+    for batch in batches[:2]:
+        budget.enter(1, batch.size)
+    await asyncio.wait_for(budget.wait_for_room(), 1)
+    budget.enter(1, batches[2].size)
+    waiter = asyncio.create_task(budget.wait_for_room())
+    await asyncio.sleep(0)
+    assert not budget.full
+    assert not waiter.done()
+    budget.stored(batches[0], RECEIPT)
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    budget.stored(batches[1], RECEIPT)
     await waiter
 
 
