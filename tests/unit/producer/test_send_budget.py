@@ -45,7 +45,7 @@ async def test_wait_for_room_ends_when_half_is_free():
 
 
 async def test_wait_for_room_leaves_a_quarter_to_those_who_call_it_now_and_then():
-    """Below three quarters nobody waits; from there on as where the queue is full."""
+    """Below three quarters no caller waits; from there on as where the queue is full."""
     budget = SendBudget(1_000)
     batches = [batch_of(250 - MEMORY_PER_MESSAGE) for _ in range(3)]
     for batch in batches[:2]:
