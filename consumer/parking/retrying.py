@@ -159,7 +159,10 @@ class Retrying:
         due_ns = self._client.boot_ns() + pause_ms * 1_000_000
         key, part = failure.attempts, (offset, offset + 1)
         own = self._context.partition_id
-        self._sender.park(key, [offset], failure, lambda: self._add(key, own, part, due_ns))
+        self._sender.park(
+            *(key, [offset], failure, lambda: self._add(key, own, part, due_ns)),
+            next_try_ms=self._client.wall_ms() + pause_ms,
+        )
 
     def shift(
         self,
@@ -178,7 +181,11 @@ class Retrying:
             if to is not None:
                 self._add(to, source, part, due_ns)
 
-        self._sender.shift(Shift(key, to, source, (part,), failure), confirmed)
+        self._sender.shift(
+            Shift(key, to, source, (part,), failure),
+            confirmed,
+            next_try_ms=self._client.wall_ms() + pause_ms,
+        )
 
     def _add(self, key: int, source: int, part: Range, due_ns: int) -> None:
         self._number += 1
