@@ -250,7 +250,7 @@ class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
 
     partition_id: int
     group: str
-    key: bytes | None
+    key: bytes | int | None
     source: int
     offset: int
 

@@ -227,7 +227,10 @@ class _Checks:
         _check_key(change.key)
         _check_key(change.to)
         _check_ranges(change.ranges, MAX_I64)
-        return None if self._state(change.key) is None or change.to == change.key else change
+        state = self._state(change.key)
+        if change.key is None and state is ParkState.REDRIVING:
+            raise ParkedRedrivenError(partition_id=self._parked.own)
+        return None if state is None or change.to == change.key else change
 
     def _free(self, change: Free) -> Free | None:
         if self._state(change.key) is None:
@@ -325,7 +328,7 @@ def _rooms(parked: Parked) -> tuple[_Room, _Room]:
 
 
 def _check_key(key: ParkKey) -> None:
-    if isinstance(key, int) and not 1 <= abs(key) <= TRIES_MAX_MAX:
+    if isinstance(key, int) and abs(key) > TRIES_MAX_MAX:
         raise InvalidRequestError(f"no message fails {key} times")
     if isinstance(key, bytes) and len(key) > KEY_BYTES_MAX:
         raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")

@@ -8,6 +8,7 @@ from ...protocol.errors import InvalidRequestError
 from ...protocol.parked import (
     PARKED_PAGE_BYTES,
     PARKED_ROWS_MAX,
+    RETRIED,
     ChangeParkedKey,
     ParkChange,
     ParkedList,
@@ -15,6 +16,7 @@ from ...protocol.parked import (
     ParkKey,
     ParkState,
     Redrive,
+    Shift,
     Unpark,
 )
 from .parked import Parked
@@ -76,10 +78,17 @@ def operators_change(asked: ChangeParkedKey) -> list[ParkChange]:
         InvalidRequestError: the key is not hexadecimal, or there is no message to skip, or too many.
     """
     key = key_of(asked.key_hex)
-    if asked.skip is None:
+    rows = asked.retry if asked.skip is None else asked.skip
+    if rows is None:
         return [Redrive(key)]
-    if not 1 <= len(asked.skip) <= PARKED_ROWS_MAX:
+    if not 1 <= len(rows) <= PARKED_ROWS_MAX:
         raise InvalidRequestError(
-            f"{len(asked.skip)} ranges to skip: from 1 to {PARKED_ROWS_MAX} in one request"
+            f"{len(rows)} ranges of messages: from 1 to {PARKED_ROWS_MAX} in one request"
         )
-    return [Unpark(key, source, ((start, end),)) for source, start, end in asked.skip]
+    if asked.retry is None:
+        return [Unpark(key, source, ((start, end),)) for source, start, end in rows]
+    if key is not None or asked.skip is not None:
+        raise InvalidRequestError(
+            "retry is of dead letters, which have no key here, and is no skip"
+        )
+    return [Shift(None, RETRIED, source, ((start, end),)) for source, start, end in rows]

@@ -23,6 +23,7 @@ from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
     PARKED_PAGE_BYTES,
     PARKED_ROWS_MAX,
+    RETRIED,
     Adopt,
     AdoptedKey,
     AncestorTold,
@@ -83,7 +84,9 @@ class Parked:
     @property
     def retrying(self) -> int:
         """Messages that wait for retry."""
-        return sum(parked.messages for key, parked in self._keys.items() if isinstance(key, int))
+        return sum(
+            parked.messages for key, parked in self._keys.items() if isinstance(key, int) and key
+        )
 
     def get(self, key: ParkKey) -> ParkedKey | None:
         """The parked messages of a key."""
@@ -103,9 +106,9 @@ class Parked:
     def dead(self) -> tuple[int, int]:
         """The number of dead keys, and of all dead letters."""
         counts = [
-            (int(key is not None), parked.messages)
+            (int(isinstance(key, bytes)), parked.messages)
             for key, parked in self._keys.items()
-            if key is None or parked.state is ParkState.DEAD
+            if key in {None, RETRIED} or parked.state is ParkState.DEAD
         ]
         return sum(keys for keys, _ in counts), sum(messages for _, messages in counts)
 
@@ -257,14 +260,21 @@ class Parked:
             undos.append(self._set(change.to, None))
             added = [part for start, end in gone for part in target.add(source, start, end)]
             target.failure = change.failure or target.failure
+            if change.to == RETRIED:
+                target.state = ParkState.REDRIVING
         self.messages += message_count(added) - message_count(gone)
         emptied = not parked.messages
         edits = parked.take_edits(source, gone)
+        if target is not None:
+            target.edits |= edits
         if emptied:
             del self._keys[change.key]
 
         def take_back() -> None:
             parked.edits |= edits
+            for place in edits:
+                if target is not None:
+                    target.edits.pop(place, None)
             if emptied:
                 self._keys[change.key] = parked
             for start, end in added:

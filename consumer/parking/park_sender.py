@@ -116,7 +116,7 @@ class ParkSender:
         return answer
 
     async def put_edits_in(
-        self, key: bytes | None, edited: Collection[tuple[int, int]], messages: Iterable[Message]
+        self, key: ParkKey, edited: Collection[tuple[int, int]], messages: Iterable[Message]
     ) -> None:
         """Put what an operator has edited in the places of messages; `edited` has their sources and offsets."""
         context = self._context

@@ -28,7 +28,7 @@ from ...protocol.errors import FencedError, KeylaneError
 from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
 from ...protocol.offsets import IntervalSet, Range
-from ...protocol.parked import Failure, ParkedKeyRow, Shift, crash_of
+from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_of
 from ...protocol.text import counted
 from .context import ParkContext
 from .park_sender import ParkSender
@@ -126,7 +126,7 @@ class Retrying:
         places = [
             (row.key, *place)
             for row in rows
-            if isinstance(row.key, int)
+            if isinstance(row.key, int) and row.key != RETRIED
             for place in await self._places(row.key)
         ]
         self._begun = True

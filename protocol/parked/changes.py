@@ -31,7 +31,9 @@ from msgspec import Meta, Struct
 from ..offsets import Range
 
 ParkKey = bytes | int | None
-LOOSE: tuple[ParkKey, ...] = (b"", None)
+RETRIED = 0
+"""The key of dead letters that an operator has chosen to be handled again; the others stay where they are."""
+LOOSE: tuple[ParkKey, ...] = (b"", None, RETRIED)
 """Loose keys that operators know; numbers are loose too: `is_loose`."""
 
 FAILURE_KIND_CHARS_MAX = 200
@@ -116,9 +118,13 @@ class Free(Struct, frozen=True, array_like=True, tag=3):
 
 
 class Shift(Struct, frozen=True, array_like=True, tag=11):
-    """Messages of `source` that wait for retry are counted as tried so often now, or given up: `to` is None."""
+    """
+    Messages of `source` that wait for retry are counted as tried so often now, or given up: `to` is None.
 
-    key: int
+    From None to RETRIED: dead letters that are handled again.
+    """
+
+    key: int | None
     to: int | None
     source: int
     ranges: tuple[Range, ...]

@@ -29,7 +29,11 @@ class ParkedView(Struct, frozen=True, kw_only=True):
     """The partition that has the first message; the offset in it is `first_offset`."""
     first_offset: int
     tries: int | None = None
-    """Messages of any key that wait for retry have failed so often; None: these do not wait for retry."""
+    """
+    Messages of any key that wait for retry have failed so often; None: these do not wait for retry.
+
+    0: dead letters that an operator has chosen to be handled again.
+    """
     next_ms: int | None = None
     """When the next of them is tried again, as their owner said, milliseconds since 1970; None: not known."""
 
@@ -62,6 +66,8 @@ class ChangeParkedKey(Struct, frozen=True, kw_only=True):
     key_hex: str | None
     skip: list[tuple[int, int, int]] | None = None
     """Messages to skip, as (source, start, end); None: redrive the key."""
+    retry: list[tuple[int, int, int]] | None = None
+    """Dead letters to handle again, in the same way; the others stay.  Without a key, and without `skip`."""
 
 
 _rows = msgspec.msgpack.Decoder(list[ParkedKeyRow])

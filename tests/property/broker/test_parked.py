@@ -76,6 +76,7 @@ CHANGES = st.one_of(
     st.builds(Redrive, KEYS),
     st.builds(Free, KEYS),
     st.builds(Edit, KEYS, EDITED),
+    st.builds(Shift, st.sampled_from([None, 0]), st.sampled_from([None, 0]), SOURCES, SOME),
     st.builds(Shift, RETRY_KEYS, RETRY_KEYS | st.none(), SOURCES, SOME, st.none() | FAILURES),
     st.builds(
         Adopt, st.sampled_from([3, 5]), st.lists(ADOPTED, max_size=2).map(tuple), st.booleans()
