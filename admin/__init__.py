@@ -34,7 +34,7 @@ from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification
 from .client import Admin
-from .parked import ParkedKeyView, ParkedMessage
+from .parked_views import ParkedKeyView, ParkedMessage
 from .scheduled import ScheduledMessages
 from .undrained import UndrainedPartition
 from .views import (

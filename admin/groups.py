@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ..protocol.groups import (
     CreateGroup,
     FailurePolicy,
+    FullPolicy,
     GroupSettings,
     SetGroup,
     StartAt,
@@ -75,6 +76,7 @@ class GroupCalls(ClusterCalls):
         group: str,
         *,
         on_failure: FailurePolicy | str | None = None,
+        on_full: FullPolicy | str | None = None,
         tries_max: int | None = None,
         backoff_first_ms: int | None = None,
         backoff_max_ms: int | None = None,
@@ -87,6 +89,7 @@ class GroupCalls(ClusterCalls):
 
         Args:
             on_failure: "block", "park" or "dead": what becomes of a message that has failed `tries_max` times.
+            on_full: "block" or "dead": what becomes of a key that is to be parked and finds no room.
             tries_max: 1 to 1_000_000.
             backoff_first_ms: the pause after the first try, in milliseconds; goes with `backoff_max_ms`.
             backoff_max_ms: the longest pause between two tries, in milliseconds.
@@ -96,8 +99,12 @@ class GroupCalls(ClusterCalls):
             SubjectUnknownError, GroupUnknownError
             PolicyInvalidError: the fields do not work together; nothing has changed.
         """
-        fields = {"on_failure": on_failure, "tries_max": tries_max, "forget": forget}
-        fields |= {"backoff_first_ms": backoff_first_ms, "backoff_max_ms": backoff_max_ms}
+        fields = {"on_failure": on_failure, "on_full": on_full, "tries_max": tries_max}
+        fields |= {
+            "forget": forget,
+            "backoff_first_ms": backoff_first_ms,
+            "backoff_max_ms": backoff_max_ms,
+        }
         return await self._meta.set_group(*_names(subject, group), checked(SetGroup, fields))
 
     async def suspend_group(

@@ -7,30 +7,25 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import islice
 from types import EllipsisType
+from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from ..protocol.batch import batch_starts, columns
 from ..protocol.clock import SystemClock
 from ..protocol.errors import (
     GroupUnknownError,
     InvalidRequestError,
-    KeylaneError,
     NotSentError,
     ParkedKeyUnknownError,
     ParkedMessageUnknownError,
     PartitionUnknownError,
 )
-from ..protocol.frames import Batches, EditParked, ParkedEdited, Read, ReadEdited
+from ..protocol.frames import EditParked, ParkedEdited, ReadEdited
 from ..protocol.ids import MAX_I64
-from ..protocol.limits import KEY_BYTES_MAX
-from ..protocol.message import Message, check_message_size, pack_properties
+from ..protocol.message import check_message_size, pack_properties
 from ..protocol.parked import (
     PARKED_ROWS_MAX,
     ChangeParkedKey,
-    Failure,
-    ParkedView,
     ParkKey,
     ParkState,
 )
@@ -38,43 +33,14 @@ from ..protocol.routing import Partition
 from ..protocol.settings import is_within
 from ..rpc.client import BrokerClient
 from .calls import ClusterCalls
+from .parked_reading import ParkedReader
+from .parked_views import AnyKey, ParkedKeyView, ParkedMessage, WantedKeys, view_of
 
+Row = tuple[int, int, int]
 PASSES_MAX = 3
 """How often the pages of a partition are read while keys are parked and freed meanwhile."""
 TOGETHER = 64
 """Keys that are redriven at once, which a broker makes durable together."""
-READ_BYTES = 1 << 16
-AnyKey = bytes | EllipsisType | None
-
-
-class ParkedKeyView(Struct, frozen=True, kw_only=True):
-    """A key that a consumer group has parked on a partition."""
-
-    partition_id: int
-    key: bytes | None
-    """b"": messages without a key; None: dead letters, of any key."""
-    state: ParkState
-    messages: int
-    since_ms: int
-    """When its first message was parked, by the broker's calendar."""
-    failure: Failure | None
-    """The last one: type, text, consumer, time and number of tries."""
-    first_source: int
-    """The partition that has the first message: this one, or an ancestor of it."""
-    first_offset: int
-    """Its offset there; -1: no message is left, and the consumer will free the key."""
-
-
-class ParkedMessage(Struct, frozen=True, kw_only=True):
-    """A parked message, as the partition has it where it was stored."""
-
-    partition_id: int
-    offset: int
-    message: Message[bytes] | None
-    problem: str = ""
-    """Why there is no message, as when retention has removed it."""
-    edited: bool = False
-    """An operator has edited it: value and properties are the new ones."""
 
 
 class ParkedCalls(ClusterCalls):
@@ -86,67 +52,75 @@ class ParkedCalls(ClusterCalls):
         group: str,
         *,
         key: bytes | EllipsisType | None = ...,
+        dead: bool | None = None,
         partition_id: int | None = None,
         older_than_ms: int | None = None,
         error: str | None = None,
+        retrying: bool = False,
     ) -> AsyncIterator[ParkedKeyView]:
         """
         The keys that a consumer group has parked on the partitions of a subject; a key may be on two of them for a moment.
 
         Args:
-            key: this key; b"": messages without a key; None: dead letters; `...`: all of these.
+            key: this key; b"": messages without a key; None: dead letters of any key; `...`: all of these.
+            dead: True: dead letters alone; with a key also those of it among dead letters of any key, which are read to
+                find them; False: all but dead letters.
             older_than_ms: parked for at least this time.
-            error: the last failure is of this type, by the name of its class.
+            error: a text in the type or the text of the last failure; dead letters of any key have one for each partition.
+            retrying: with what waits for retry: see `ParkedKeyView.tries`.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
             PartitionUnknownError: `partition_id` is none of this subject.
             UnreachableError: a broker does not answer, so that what it has parked is not known.
         """
-        wanted = _Wanted(key, older_than_ms, error)
+        wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for partition in await self._partitions(subject, group, partition_id):
-            for view in await self._parked_on(partition, group):
-                if wanted.matches(view):
+            for view in await self._parked_on(partition, group, retrying=retrying):
+                if not wanted.matches(view):
+                    continue
+                if wanted.inside(view) is None:
                     yield view
+                    continue
+                found = await self._found(subject, group, view, wanted)
+                if found:
+                    (first, _), count = found[0], len(found)
+                    place = {"first_source": first[0], "first_offset": first[1]}
+                    yield replace(view, messages=count, **place)
 
     async def parked_messages(
         self,
         subject: str,
         group: str,
-        key: bytes | None,
+        key: bytes | EllipsisType | None = ...,
         *,
+        dead: bool | None = None,
         partition_id: int | None = None,
+        older_than_ms: int | None = None,
+        error: str | None = None,
         first: int | None = None,
     ) -> AsyncIterator[ParkedMessage]:
         """
-        The parked messages of a key, the oldest first, read from the brokers that have them.
+        The parked messages of a key, or of all keys asked for, the oldest of each first, read from the brokers that have them.
 
         Args:
-            key: b"": messages without a key; None: dead letters.
-            first: the number of messages, from the oldest on; None: all.
+            key, dead, partition_id, older_than_ms, error: as of `parked`.
+            first: the number of messages of each key on a partition, from the oldest on; None: all.
 
         Raises:
             ParkedKeyUnknownError: nothing of this key is parked.
             As `parked`.
         """
-        left = _checked_count(first)
-        views = await self._views(subject, group, key, partition_id)
-        served: dict[int, Partition] = {
-            partition.partition_id: partition
-            for partition in await self._partitions(subject, group, None)
-        }
-        for view in views:
-            broker = self._broker(served[view.partition_id])
-            reader = _Reader(self, subject, served)
-            async for source, start, end, edited in _rows(broker, group, view):
-                for offset in range(start, end):
-                    if not left:
-                        return
-                    left -= 1
-                    read = await reader.read(source, offset)
-                    if (source, offset) in edited:
-                        read = await _with_edit(broker, group, view, read)
-                    yield read
+        most = _checked_count(first)
+        asked = {"dead": dead, "older_than_ms": older_than_ms, "error": error}
+        wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
+        for view in await self._views(subject, group, key, partition_id, **asked):
+            left = most
+            async for _, read in self._messages_of(subject, group, view, wanted):
+                if not left:
+                    break
+                left -= 1
+                yield read
 
     async def redrive(
         self,
@@ -154,6 +128,7 @@ class ParkedCalls(ClusterCalls):
         group: str,
         *,
         key: bytes | EllipsisType | None = ...,
+        dead: bool | None = None,
         all: bool = False,  # noqa: A002 - what the caller says: all of them
         partition_id: int | None = None,
         older_than_ms: int | None = None,
@@ -163,7 +138,7 @@ class ParkedCalls(ClusterCalls):
         Have the messages of parked keys handled again, the oldest first; a repeat is harmless.
 
         Args:
-            key, partition_id, older_than_ms, error: as of `parked`.
+            key, dead, partition_id, older_than_ms, error: as of `parked`.
             all: every parked key; needed if nothing else says which.
 
         Returns:
@@ -174,27 +149,33 @@ class ParkedCalls(ClusterCalls):
             ParkMovedError: a partition was sealed, and its children have these messages since: ask again.
             As `parked`.
         """
-        said = key is not ... or any(
-            each is not None for each in (partition_id, older_than_ms, error)
-        )
+        said = _said(key, dead, partition_id, older_than_ms, error)
         if not (all or said):
             raise InvalidRequestError("say which keys are redriven, or all=True")
         if key is not ...:
-            await self._views(subject, group, key, partition_id)
+            await self._views(subject, group, key, partition_id, dead=dead)
+        wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
         asked = self.parked(
-            subject, group, key=key, partition_id=partition_id,
+            subject, group, key=key, dead=dead, partition_id=partition_id,
             older_than_ms=older_than_ms, error=error,
         )  # fmt: skip
-        parked = [view async for view in asked if view.state is ParkState.PARKED]
+        parked = [view async for view in asked if view.state is not ParkState.REDRIVING]
         partitions: dict[int, Partition] = {
             each.partition_id: each for each in await self._partitions(subject, group, None)
         }
 
         async def ask(view: ParkedKeyView) -> ParkedKeyView | None:
             broker = self._broker(partitions[view.partition_id])
-            body = ChangeParkedKey(group=group, key_hex=_hex(view.key))
+            bodies = [ChangeParkedKey(group=group, key_hex=_hex(view.key))]
+            if wanted.inside(view) is not None:
+                found = [row for row, _ in await self._found(subject, group, view, wanted)]
+                bodies = [
+                    ChangeParkedKey(group=group, key_hex=None, retry=some)
+                    for some in _in_parts(found)
+                ]
             try:
-                await broker.change_parked(view.partition_id, body)
+                for body in bodies:
+                    await broker.change_parked(view.partition_id, body)
             except ParkedKeyUnknownError:  # skipped or redriven and handled since
                 return None
             return view
@@ -209,17 +190,21 @@ class ParkedCalls(ClusterCalls):
         self,
         subject: str,
         group: str,
-        partition_id: int,
-        key: bytes | None,
+        partition_id: int | None = None,
+        key: bytes | EllipsisType | None = ...,
         *,
+        dead: bool | None = None,
+        older_than_ms: int | None = None,
+        error: str | None = None,
         first: int | None = None,
     ) -> int:
         """
         Never handle parked messages of a key: they stay stored until retention removes them, and no consumer gets them.
 
         Args:
-            partition_id: as `parked` says.
-            first: the number of messages, from the oldest on; None: all that are parked now.
+            partition_id: as `parked` says; None: of all partitions.
+            key, dead, older_than_ms, error: as of `parked`; at least one of them, or `partition_id`.
+            first: the number of messages of each key on a partition, from the oldest on; None: all that are parked now.
 
         Returns:
             The number of skipped messages.
@@ -228,21 +213,34 @@ class ParkedCalls(ClusterCalls):
             ParkedKeyUnknownError, ParkMovedError
             As `parked`.
         """
-        _checked_key(key)
-        left = before = _checked_count(first)
-        (partition,) = await self._partitions(subject, group, partition_id)
-        (view,) = await self._views(subject, group, key, partition_id)
-        broker = self._broker(partition)
-        rows: list[tuple[int, int, int]] = []
-        async for source, start, end, _ in _rows(broker, group, view):
-            if left > 0:
-                rows.append((source, start, min(end, start + left)))
-            left -= min(end - start, left)
-        for begin in range(0, len(rows), PARKED_ROWS_MAX):
-            some = rows[begin : begin + PARKED_ROWS_MAX]
-            body = ChangeParkedKey(group=group, key_hex=_hex(key), skip=some)
-            await broker.change_parked(partition_id, body)
-        return before - left
+        if not _said(key, dead, partition_id, older_than_ms, error):
+            raise InvalidRequestError("say which keys are skipped")
+        most, skipped = _checked_count(first), 0
+        asked = {"dead": dead, "older_than_ms": older_than_ms, "error": error}
+        wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
+        for view in await self._views(subject, group, key, partition_id, **asked):
+            (partition,) = await self._partitions(subject, group, view.partition_id)
+            broker = self._broker(partition)
+            if view.key is None and view.messages > 1 and (older_than_ms, error) != (None, None):
+                raise InvalidRequestError(
+                    "dead letters of a partition have one age and one last failure together: "
+                    "choose those to skip by key, or all"
+                )
+            left, rows = most, list[Row]()
+            if wanted.inside(view) is not None:
+                found = await self._found(subject, group, view, wanted)
+                rows = [row for row, _ in found[:left]]
+                left -= len(rows)
+            else:
+                async for source, start, end, _ in _rows(broker, group, view):
+                    if left > 0:
+                        rows.append((source, start, min(end, start + left)))
+                    left -= min(end - start, left)
+            for some in _in_parts(rows):
+                body = ChangeParkedKey(group=group, key_hex=_hex(view.key), skip=some)
+                await broker.change_parked(view.partition_id, body)
+            skipped += most - left
+        return skipped
 
     async def parked_message(
         self, subject: str, group: str, partition_id: int, offset: int
@@ -327,22 +325,24 @@ class ParkedCalls(ClusterCalls):
             raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
         return self._connections.broker_at(partition.address)
 
-    async def _parked_on(self, partition: Partition, group: str) -> list[ParkedKeyView]:
+    async def _parked_on(
+        self, partition: Partition, group: str, *, retrying: bool = False
+    ) -> list[ParkedKeyView]:
         """What a group has parked on a partition; nothing where its children have adopted it."""
         broker, number = self._broker(partition), partition.partition_id
-        views_by_key: dict[ParkKey, ParkedKeyView] = {}
+        views_by_key: dict[tuple[ParkKey, int | None], ParkedKeyView] = {}
         for _ in range(PASSES_MAX):
             known, pages, more = len(views_by_key), 0, True
             first = 0
             while more:
                 try:
-                    page = await broker.parked(number, group, first=first)
+                    page = await broker.parked(number, group, first=first, retrying=retrying)
                 except GroupUnknownError:  # it has not read this partition yet
                     return []
                 if page.frozen:
                     return []
-                views = [_view(number, view) for view in page.keys]
-                views_by_key.update((view.key, view) for view in views)
+                views = [view_of(number, view) for view in page.keys]
+                views_by_key.update(((view.key, view.tries), view) for view in views)
                 first += len(views)
                 pages, more = pages + 1, page.more
             if pages == 1 or len(views_by_key) == known:
@@ -359,7 +359,7 @@ class ParkedCalls(ClusterCalls):
         served: dict[int, Partition] = {
             each.partition_id: each for each in await self._partitions(subject, group, None)
         }
-        read = await _Reader(self, subject, served).read(partition_id, offset)
+        read = await ParkedReader(subject, served, self._broker).read(partition_id, offset)
         unknown = ParkedMessageUnknownError(
             f"offset {offset} of partition {partition_id}: {read.problem or 'it is not parked'}",
             partition_id=partition_id,
@@ -375,98 +375,46 @@ class ParkedCalls(ClusterCalls):
         raise unknown
 
     async def _views(
-        self, subject: str, group: str, key: bytes | None, partition_id: int | None
+        self,
+        subject: str,
+        group: str,
+        key: bytes | EllipsisType | None,
+        partition_id: int | None,
+        **asked: Any,
     ) -> list[ParkedKeyView]:
-        """A key where it is parked.  Raises ParkedKeyUnknownError."""
-        _checked_key(key)
-        views = [
-            view async for view in self.parked(subject, group, key=key, partition_id=partition_id)
-        ]
-        if not views:
-            raise ParkedKeyUnknownError(f"{_named(key)} of group {group!r}: nothing is parked")
-        return views
+        """The keys that are asked for, where they are parked.  Raises ParkedKeyUnknownError."""
+        views = self.parked(subject, group, key=key, partition_id=partition_id, **asked)
+        found = [view async for view in views]
+        if not found:
+            what = "these keys" if isinstance(key, EllipsisType) else _named(key)
+            raise ParkedKeyUnknownError(f"{what} of group {group!r}: nothing is parked")
+        return found
 
+    async def _messages_of(
+        self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
+    ) -> AsyncIterator[tuple[Row, ParkedMessage]]:
+        """The messages of a view that are asked for, each with its place as a row."""
+        served: dict[int, Partition] = {
+            partition.partition_id: partition
+            for partition in await self._partitions(subject, group, None)
+        }
+        broker, inside = self._broker(served[view.partition_id]), wanted.inside(view)
+        reader = ParkedReader(subject, served, self._broker)
+        async for source, start, end, edited in _rows(broker, group, view):
+            for offset in range(start, end):
+                read = await reader.read(source, offset)
+                if inside is not None and (read.message is None or read.message.key != inside):
+                    continue
+                if (source, offset) in edited:
+                    read = await _with_edit(broker, group, view, read)
+                yield (source, offset, offset + 1), read
 
-class _Wanted:
-    """Which keys a caller asks for."""
-
-    def __init__(self, key: AnyKey, older_than_ms: int | None, error: str | None) -> None:
-        if key is not ...:
-            _checked_key(key)
-        if older_than_ms is not None and not is_within(older_than_ms, 0, MAX_I64):
-            raise InvalidRequestError(f"not a time in milliseconds: {older_than_ms!r:.40}")
-        if error is not None and not (isinstance(error, str) and error):
-            raise InvalidRequestError(f"not the name of an error's class: {error!r:.80}")
-        self._key = key
-        self._error = error
-        self._until_ms = (
-            MAX_I64 if older_than_ms is None else SystemClock().wall_ms() - older_than_ms
-        )
-
-    def matches(self, view: ParkedKeyView) -> bool:
-        """True if the key is asked for."""
-        if self._key is not ... and self._key != view.key:
-            return False
-        kind = "" if view.failure is None else view.failure.kind
-        return (self._error is None or self._error == kind) and view.since_ms <= self._until_ms
-
-
-class _Reader:
-    """Reads messages by offset; those that came with the ones before are not read again."""
-
-    def __init__(self, calls: ParkedCalls, subject: str, served: dict[int, Partition]) -> None:
-        self._calls = calls
-        self._subject = subject
-        self._served = served
-        self._read: dict[int, Message[bytes]] = {}
-        self._source = 0
-
-    async def read(self, source: int, offset: int) -> ParkedMessage:
-        """A message, or why there is none."""
-        problem = ""
-        if source != self._source or offset not in self._read:
-            self._source, self._read = source, {}
-            try:
-                await self._fetch(source, offset)
-            except KeylaneError as error:
-                problem = error.message
-        message = self._read.get(offset)
-        if message is None and not problem:
-            problem = "it is not stored any more"
-        return ParkedMessage(partition_id=source, offset=offset, message=message, problem=problem)
-
-    async def _fetch(self, source: int, offset: int) -> None:
-        partition = self._served.get(source)
-        if partition is None:
-            return
-        broker = self._calls._broker(partition)
-        answer, payload = await broker.call(Read(source, offset, READ_BYTES))
-        assert isinstance(answer, Batches)
-        for message in _messages(self._subject, source, bytes(payload)):
-            self._read[message.offset] = message
-
-
-def _messages(subject: str, partition_id: int, payload: bytes) -> list[Message[bytes]]:
-    messages = []
-    for start, header in batch_starts(payload):
-        cut = columns(payload, header, start)
-        for index in range(header.count):
-            key, value, packed = (
-                bytes(cut.blob[edges[index] : edges[index + 1]])
-                for edges in (cut.key_edges, cut.value_edges, cut.property_edges)
-            )
-            messages.append(
-                Message(
-                    subject,
-                    key,
-                    value,
-                    header.base_offset + index,
-                    partition_id,
-                    cut.sent_at_ns[index],
-                    packed_properties=packed,
-                )
-            )
-    return messages
+    async def _found(
+        self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
+    ) -> list[tuple[Row, ParkedMessage]]:
+        """The dead letters of the key that is asked for, among those of any key."""
+        found = self._messages_of(subject, group, view, wanted)
+        return [(row, replace(read, message=None)) async for row, read in found]
 
 
 async def _rows(
@@ -502,26 +450,6 @@ def _edited(read: ParkedMessage, value: bytes, packed_properties: bytes) -> Park
     return replace(read, message=message, edited=True)
 
 
-def _view(partition_id: int, view: ParkedView) -> ParkedKeyView:
-    return ParkedKeyView(
-        partition_id=partition_id,
-        key=None if view.key_hex is None else bytes.fromhex(view.key_hex),
-        state=view.state,
-        messages=view.messages,
-        since_ms=view.since_ms,
-        failure=view.failure,
-        first_source=view.first_source,
-        first_offset=view.first_offset,
-    )
-
-
-def _checked_key(key: object) -> None:
-    if key is not None and not isinstance(key, bytes):
-        raise InvalidRequestError(f"a key is bytes, or None for dead letters, not {key!r:.80}")
-    if key is not None and len(key) > KEY_BYTES_MAX:
-        raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")
-
-
 def _checked_count(first: int | None) -> int:
     if first is not None and not is_within(first, 1, MAX_I64):
         raise InvalidRequestError(f"first is a number from 1 on, not {first!r:.40}")
@@ -536,3 +464,22 @@ def _named(key: ParkKey) -> str:
     if not key:
         return "dead letters" if key is None else "messages without a key"
     return f"key {key!r:.80}"
+
+
+def _wanted(
+    key: AnyKey, *, dead: bool | None, older_than_ms: int | None, error: str | None
+) -> WantedKeys:
+    now_ms = SystemClock().wall_ms()
+    return WantedKeys(key, dead=dead, older_than_ms=older_than_ms, error=error, now_ms=now_ms)
+
+
+def _said(key: AnyKey, *others: object) -> bool:
+    """True if anything says which keys."""
+    return key is not ... or any(each is not None for each in others)
+
+
+def _in_parts(rows: Sequence[Row]) -> list[list[Row]]:
+    return [
+        list(rows[begin : begin + PARKED_ROWS_MAX])
+        for begin in range(0, len(rows), PARKED_ROWS_MAX)
+    ]

@@ -12,7 +12,7 @@ Invariant
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -50,12 +50,13 @@ from ..protocol.message import (
 )
 from ..protocol.parked import (
     PARKED_ROWS_MAX,
+    AskedChange,
+    Bury,
     ChangeParkedKey,
     Clear,
     Edit,
     EditedMessage,
     Freeze,
-    ParkChange,
     ParkedList,
     ParkedOffsets,
     ParkKey,
@@ -68,7 +69,7 @@ from ..protocol.routing import logical_partition
 from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import key_digest
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
-from .partition.parked import key_of, operators_change
+from .partition.park_views import key_of, listed_keys, operators_change
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService, Handled
 from .standing import Standing, check_standing
@@ -76,7 +77,7 @@ from .store.parking import change_parked
 from .store.store import Store
 
 log = logging.getLogger("keylane.broker")
-_NOT_OF_OWNERS = Clear | Edit | Freeze | Redrive | Unneeded
+_NOT_OF_OWNERS = Bury | Clear | Edit | Freeze | Redrive | Unneeded
 LISTED_DEFAULT = 100
 LISTED_MAX = 1_000
 
@@ -117,12 +118,14 @@ class Parking:
         if any(isinstance(change, _NOT_OF_OWNERS) for change in changes):
             raise InvalidRequestError("no change of an owner")
         await self._changed(partition, group, changes)
+        if request.next_tries:
+            group.parked_on(partition.partition_id).note_next_tries(request.next_tries)
         if group.in_flight is not None and group.in_flight.acked_since(group.acked):
             self._store.wake(partition.partition_id)  # for what waits to be handled alone
         return ParkedChanged(group.parked_version), b""
 
     def _changed(
-        self, partition: HostedPartition, group: Group, changes: list[ParkChange]
+        self, partition: HostedPartition, group: Group, changes: Sequence[AskedChange]
     ) -> Awaitable[object]:
         return change_parked(self._store, partition, group, changes, at_ms=self._clock.wall_ms())
 
@@ -198,7 +201,8 @@ class Parking:
                 keys=[],
                 more=False,
             )
-        return group.parked.listed(group.name, first, count)
+        retrying = whole_number(params, "retrying", 0, low=0, high=1) == 1
+        return listed_keys(group.parked, group.name, first, count, retrying=retrying)
 
     async def offsets(self, _body: object, params: Params) -> ParkedOffsets:
         """Where the parked messages of a key are."""
@@ -223,7 +227,7 @@ class Parking:
         # The log's end rises over restarts, so that no version comes twice.
         parked.version = max(parked.version + 1, self._store.log.end)
         self._store.wake(partition.partition_id)
-        return parked.listed(group.name, 0, 0)
+        return listed_keys(parked, group.name, 0, 0)
 
     async def _edit(self, request: EditParked, payload: memoryview) -> Handled:
         partition, group = self._of_group(request)

@@ -10,7 +10,7 @@ from .pulling.progress import Position
 from .reading.queue_reader import QueueProgress, QueueReader, QueueSlice
 from .reading.reader import Reader
 from .rebalance import PartitionsCallback
-from .settings import AckMode, ConsumerSettings, FailurePolicy
+from .settings import AckMode, ConsumerSettings, FailurePolicy, FullPolicy
 
 __all__ = [
     "NACK",
@@ -21,6 +21,7 @@ __all__ = [
     "Consumer",
     "ConsumerSettings",
     "FailurePolicy",
+    "FullPolicy",
     "Filter",
     "Handler",
     "Lag",

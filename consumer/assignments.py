@@ -38,7 +38,7 @@ from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
-from .settings import AckMode, ConsumerSettings
+from .settings import AckMode, ConsumerSettings, FullPolicy
 from .told import Told
 
 log = logging.getLogger("keylane.consumer")
@@ -144,6 +144,11 @@ class Assignments:
         if self._settings.ack is AckMode.BEFORE:
             return False
         return not (isinstance(self._dispatch, Stream) and self._dispatch.takes_batches)
+
+    @property
+    def buries_when_full(self) -> bool:
+        """Keys become dead letters where the group can park no more."""
+        return self._settings.on_full is FullPolicy.DEAD
 
     # ── called by the membership: GrantHolder ────────────────────────────────────────────────────────
     def granted(self, grants: Grants, deadline_ms: int) -> None:

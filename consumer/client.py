@@ -40,7 +40,7 @@ from .manifest_file import begin_of
 from .membership import Membership
 from .owned import Owned
 from .rebalance import PartitionsCallback, Rebalance, check_callbacks
-from .settings import AckMode, ConsumerSettings, FailurePolicy
+from .settings import AckMode, ConsumerSettings, FailurePolicy, FullPolicy
 from .several import Several
 from .taking import Taking
 
@@ -91,8 +91,8 @@ class Consumer(Resident, Owned, Taking[V]):
             nothing behind when it ends.
         handler: an `async def`, called for many keys at once; or a `def`, called on the event loop, so it must be
             quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
-        batch_handler: in place of `handler`: it gets a list of up to `max_records` messages of one partition.  A batch that
-            fails is tried again whole once, and then in halves, by key.
+        batch_handler: in place of `handler`: it gets a list of up to `max_records` messages of one partition.
+            One that fails is tried again whole once, then in halves, by key.
         threads: the handler is a `def` that blocks, and is called in as many threads, in place of `concurrency`.
         codec: decodes values for `message.decode()`, as JsonCodec(Order) does; None: that returns bytes.
         concurrency: handlers at once, each on another key; 16 by default.
@@ -100,8 +100,7 @@ class Consumer(Resident, Owned, Taking[V]):
         max_wait_ms: how long a message may wait for others of its batch; 0 by default.
         ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
         name: for people, shown with the partitions; up to 512 characters; by default host and process id.
-        instance: a name within the group that outlives the process: one that is started under the same name takes the
-            partitions of its predecessor at once, without waiting for its ttl.
+        instance: a name that outlives the process: the next one of this name takes its partitions over at once.
         consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
             partition, in no order, each at least once.  The group's first consumer decides.
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts; or
@@ -110,8 +109,9 @@ class Consumer(Resident, Owned, Taking[V]):
             default of strict subjects: it is tried on; "park": its key is set aside at the broker with all that follows,
             in order; "dead": the message alone is.  "retry", the default of best_tried subjects: at the first failure
             the message alone is set aside, tried again in 5 s and then ever later, and is a dead letter in the end.
-        tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for "retry".  What
-            `keylane group set` stored for the group overrides `on_failure`, `tries_max` and `handler_backoff`.
+        on_full: for "park": what becomes of a key where the group can park no more: "block" or "dead".
+        tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for "retry".  What `keylane
+            group set` stored overrides these three, and `handler_backoff`.
         start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
             consumer is open; an instant, as a datetime with a time zone, or "-1h"; or "manifest:DIR": where the backfill
             in that folder ended, with nothing twice and nothing between.  A group that exists ignores it.
@@ -120,8 +120,7 @@ class Consumer(Resident, Owned, Taking[V]):
             returns True.  If it raises, that is a failed try of the message.  All members of a group need the same
             tags and filter.
         on_assigned: called with ids of partitions that were granted, before anything of them is pulled.
-        on_revoked: called with ids of partitions that go to another consumer, before they do: without a
-            handler, what is in hand may still be acked.
+        on_revoked: called before partitions go to another consumer: without a handler, what is in hand may be acked.
         on_lost: called with ids of partitions whose leases are lost: nothing of them can be acked.
             The three may be `async def`, and have `handover_ms`.
         settings: everything that can be set; the arguments above take precedence.
@@ -148,6 +147,7 @@ class Consumer(Resident, Owned, Taking[V]):
         consume_strategy: ConsumeStrategy | str | None = None,
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
+        on_full: FullPolicy | str | None = None,
         tries_max: int | None = None,
         start: GroupBegin | None = None,
         tags: Collection[str] | None = None,
@@ -177,7 +177,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._settings = _settings_with(
             settings, concurrency=concurrency, max_records=max_records, max_wait_ms=max_wait_ms,
             ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
-            on_failure=on_failure, tries_max=tries_max, retry_tries_max=tries_max,
+            on_failure=on_failure, on_full=on_full, tries_max=tries_max, retry_tries_max=tries_max,
         )  # fmt: skip
         self._broadcast = check_broadcast(broadcast, group, start, self._settings)
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
 from ..protocol.errors import InvalidNameError
-from ..protocol.groups import TRIES_MAX_MAX, FailurePolicy
+from ..protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
 from ..protocol.ids import check_name
 from ..protocol.limits import (
     ACK_RANGES_MAX,
@@ -20,7 +20,7 @@ from ..protocol.limits import (
 from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
-__all__ = ["RECORDS_MAX", "AckMode", "ConsumerSettings", "FailurePolicy"]
+__all__ = ["RECORDS_MAX", "AckMode", "ConsumerSettings", "FailurePolicy", "FullPolicy"]
 
 
 class AckMode(enum.StrEnum):
@@ -101,6 +101,10 @@ class ConsumerSettings:
             best_tried subjects, and only for them: the first failure sets the message aside alone, at the broker, for
             the pauses of `retry_backoff`; after `retry_tries_max` tries it is a dead letter.  What `keylane group set`
             has stored for the group counts more.
+        on_full: for "park", also as text: what becomes of a key that finds no room, because the group has 10,000 parked keys or
+            1,000,000 parked messages on the partition.  "block", the default: its message waits until there is room.
+            "dead": the key is set aside all the same, with all that follows, in order, as dead letters, which have as
+            much room of their own; messages without a key become dead letters.  What is stored for the group counts more.
         tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, until `on_failure` applies.  A
             `Retry` counts, and is never the last.  What is stored for the group counts more.
         retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry".  What is stored as the group's
@@ -132,6 +136,7 @@ class ConsumerSettings:
     ack_linger_ms: int = 20
     handover_ms: int = 5_000
     on_failure: FailurePolicy | None = None
+    on_full: FullPolicy = FullPolicy.BLOCK
     tries_max: int = 10
     retry_tries_max: int = 32
     call_timeout_ms: int = 5_000
@@ -151,7 +156,8 @@ class ConsumerSettings:
         except ValueError:
             names = " or ".join(ConsumeStrategy)
             problems.append(f"consume_strategy must be {names}, not {self.consume_strategy!r:.40}")
-        for name, kind in (("ack", AckMode), ("on_failure", FailurePolicy)):
+        kinds = (("ack", AckMode), ("on_failure", FailurePolicy), ("on_full", FullPolicy))
+        for name, kind in kinds:
             if name == "on_failure" and values[name] is None:
                 continue
             try:

@@ -18,7 +18,7 @@ from .settings import AckMode, ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 _DEFAULTS = ConsumerSettings()
-_POLICY_FIELDS = ("on_failure", "tries_max", "handler_backoff")
+_POLICY_FIELDS = ("on_failure", "on_full", "tries_max", "handler_backoff")
 
 
 class Told:
@@ -109,8 +109,8 @@ def in_force(
     order_strategy: OrderStrategy = OrderStrategy.STRICT,
 ) -> ConsumerSettings:
     """The settings of a consumer of a subject, with the stored fields in the place of its own."""
-    fields: dict[str, Any] = {"on_failure": stored.on_failure, "tries_max": stored.tries_max}
-    fields["retry_tries_max"] = stored.tries_max
+    fields: dict[str, Any] = {"on_failure": stored.on_failure, "on_full": stored.on_full}
+    fields["tries_max"] = fields["retry_tries_max"] = stored.tries_max
     first_ms, max_ms = stored.backoff_first_ms, stored.backoff_max_ms
     if first_ms is not None and max_ms is not None:
         backoff = Backoff(first_ms=first_ms, max_ms=max_ms)

@@ -434,7 +434,7 @@ PARKED = Endpoint(
     ParkedList,
     Rights.READ,
     "A page of the keys that a consumer group has parked on a partition.",
-    query=("group", "first", "count"),
+    query=("group", "first", "count", "retrying"),
 )
 PARKED_OFFSETS = Endpoint(
     "GET",

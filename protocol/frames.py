@@ -175,6 +175,8 @@ class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     group: str
     session: str
     token: int
+    next_tries: tuple[tuple[int, int, int, int], ...] = ()
+    """When messages that wait for retry are tried, for people: number of tries, source, offset, milliseconds since 1970."""
 
 
 class ListParked(Frame, frozen=True, array_like=True, tag=12):
@@ -248,7 +250,7 @@ class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
 
     partition_id: int
     group: str
-    key: bytes | None
+    key: bytes | int | None
     source: int
     offset: int
 

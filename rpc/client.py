@@ -514,9 +514,12 @@ class BrokerClient:
         """Have a scheduled message never delivered.  Raises ScheduledUnknownError."""
         return await self._control(endpoints.CANCEL_SCHEDULED, id=scheduled_id)
 
-    async def parked(self, partition_id: int, group: str, *, first: int = 0) -> ParkedList:
-        """The keys that a group has parked on a partition, from the `first`th on."""
+    async def parked(
+        self, partition_id: int, group: str, *, first: int = 0, retrying: bool = False
+    ) -> ParkedList:
+        """The keys that a group has parked on a partition, from the `first`th on; `retrying`: and what waits for retry."""
         query = {"group": group, "first": str(first), "count": "1000"}
+        query |= {"retrying": "1"} if retrying else {}
         return await self._control(endpoints.PARKED, query=query, id=partition_id)
 
     async def parked_offsets(

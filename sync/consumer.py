@@ -15,6 +15,7 @@ from ..consumer import (
     ConsumerSettings,
     FailurePolicy,
     Filter,
+    FullPolicy,
     Lag,
     Position,
 )
@@ -125,6 +126,7 @@ class SyncConsumer(Generic[V]):
         consume_strategy: ConsumeStrategy | str | None = None,
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
+        on_full: FullPolicy | str | None = None,
         tries_max: int | None = None,
         start: GroupBegin | None = None,
         tags: Collection[str] | None = None,
@@ -145,6 +147,7 @@ class SyncConsumer(Generic[V]):
             consume_strategy=consume_strategy,
             ack=ack,
             on_failure=on_failure,
+            on_full=on_full,
             tries_max=tries_max,
             start=start,
             tags=tags,

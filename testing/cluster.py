@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from ..admin import Admin
-from ..admin.parked import ParkedKeyView
+from ..admin.parked_views import ParkedKeyView
 from ..consumer import Reader
 from ..metaserver.settings import MetaserverSettings
 from ..protocol.control import SubjectView

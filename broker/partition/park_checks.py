@@ -8,6 +8,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from ...protocol.errors import (
@@ -29,6 +30,8 @@ from ...protocol.parked import (
     PARKED_ROWS_MAX,
     Adopt,
     AncestorTold,
+    AskedChange,
+    Bury,
     Clear,
     Edit,
     Free,
@@ -36,6 +39,7 @@ from ...protocol.parked import (
     Park,
     ParkChange,
     ParkKey,
+    ParkOrBury,
     ParkState,
     Redrive,
     Shift,
@@ -46,10 +50,11 @@ from ...protocol.parked import (
 from .acks import decide_ack
 from .offset_runs import OffsetRuns
 from .parked import Parked
+from .parked_key import message_count
 
 
 def park_changes(
-    parked: Parked, changes: Iterable[ParkChange], acked: AckedOffsets, *, next_offset: int
+    parked: Parked, changes: Iterable[AskedChange], acked: AckedOffsets, *, next_offset: int
 ) -> list[ParkChange]:
     """
     What has to be written for the changes of one request.
@@ -83,8 +88,10 @@ class _Checks:
         """Key and source → messages that are parked no longer."""
         self._states: dict[ParkKey, ParkState | None] = {}
         """The state of a key behind the changes so far; None: it is freed."""
+        self._alive, self._dead = _rooms(parked)
         self._checks: dict[type[Any], Callable[[Any], ParkChange | None]] = {
             Park: self._park,
+            ParkOrBury: self._park_or_bury,
             Unpark: self._unpark,
             Free: self._free,
             Shift: self._shift,
@@ -97,7 +104,7 @@ class _Checks:
             AncestorTold: lambda change: change if change.source in parked.sources else None,
         }
 
-    def wanted(self, changes: Iterable[ParkChange]) -> list[ParkChange]:
+    def wanted(self, changes: Iterable[AskedChange]) -> list[ParkChange]:
         """The changes to write."""
         wanted = []
         for change in changes:
@@ -114,7 +121,7 @@ class _Checks:
         return wanted + [
             Redrive(key)
             for key in emptied
-            if not is_loose(key) and self._state(key) is ParkState.PARKED
+            if not is_loose(key) and self._state(key) in {ParkState.PARKED, ParkState.DEAD}
         ]
 
     def _state(self, key: ParkKey) -> ParkState | None:
@@ -130,43 +137,77 @@ class _Checks:
         return (parked.messages if parked else 0) + (added.messages if added else 0) - gone
 
     def _check_room(self) -> None:
-        parked = self._parked
-        new = sum(
-            state is not None and parked.get(key) is None for key, state in self._states.items()
-        )
-        if new and len(parked) + new > PARKED_KEYS_MAX:
-            raise ParkFullError(
-                f"the group has {len(parked)} parked keys on partition {parked.own}",
-                limit=PARKED_KEYS_MAX,
-            )
-        if self._taken and parked.messages + self._taken.messages > PARKED_MESSAGES_MAX:
-            raise ParkFullError(
-                f"the group has {parked.messages} parked messages on partition {parked.own}",
-                limit=PARKED_MESSAGES_MAX,
-            )
+        named = ("parked keys", "parked messages"), ("dead keys", "dead letters")
+        for room, (keys, messages) in zip((self._alive, self._dead), named, strict=True):
+            if room.keys and room.keys_over(PARKED_KEYS_MAX):
+                raise ParkFullError(
+                    f"the group has {room.keys_before} {keys} on partition {self._parked.own}",
+                    limit=PARKED_KEYS_MAX,
+                )
+            if room.messages and room.messages_over(PARKED_MESSAGES_MAX):
+                raise ParkFullError(
+                    f"the group has {room.messages_before} {messages} on partition {self._parked.own}",
+                    limit=PARKED_MESSAGES_MAX,
+                )
         decide_ack(self._acked, list(self._taken), next_offset=self._next_offset)
 
-    def _park(self, change: Park) -> Park | None:
-        _check_key(change.key)
-        _check_ranges(change.ranges, self._next_offset)
+    def _park(self, change: Park, room: _Room | None = None) -> Park | None:
+        new = self._new_of(change)
         known = self._state(change.key) is not None
-        if not known and change.failure is None:
-            raise InvalidRequestError("the key is not parked, and no failure is given")
-        acked, taken = self._acked, self._taken
-        new = tuple(
-            part
-            for start, end in change.ranges
-            for low, high in _unacked(acked, start, end)
-            for part in taken.add(low, high)
-        )
         if not new and (change.failure is None or not known):
             return None
-        added = self._added.setdefault(change.key, OffsetRuns())
-        for start, end in new:
-            added.add(start, end)
+        self._add(change.key, new)
         if change.failure is not None:
             self._states[change.key] = ParkState.PARKED
+        is_dead = change.key is None or self._state(change.key) is ParkState.DEAD
+        room = room or (self._dead if is_dead else self._alive)
+        room.messages += message_count(new)
+        room.keys += not known and change.key is not None
         return Park(change.key, new, change.failure)
+
+    def _park_or_bury(self, change: ParkOrBury) -> Park | Bury | None:
+        key, failure = change.key, change.failure
+        known, state = self._state(key) is not None, self._state(key)
+        new = message_count(part for part in self._new_of(change, take=False))
+        fits = not (
+            self._alive.messages_over(PARKED_MESSAGES_MAX, new)
+            or (not known and self._alive.keys_over(PARKED_KEYS_MAX, 1))
+        )
+        if fits or key is None or (failure is None and state is ParkState.DEAD):
+            return self._park(Park(key, change.ranges, failure))
+        if failure is None and state is ParkState.REDRIVING:
+            # It is being handled, and stays what it is; the room is that of dead letters.
+            return self._park(Park(key, change.ranges), self._dead)
+        if is_loose(key):
+            return self._park(Park(None, change.ranges, failure))
+        assert isinstance(key, bytes)
+        ranges = self._new_of(change)
+        if not ranges and failure is None:
+            return None
+        parked = self._parked.get(key)
+        self._add(key, ranges)
+        self._states[key] = ParkState.DEAD
+        # The whole key changes over; what it leaves is room only for the requests behind this one.
+        before = parked.messages if parked is not None and state is not ParkState.DEAD else 0
+        self._dead.messages += before + message_count(ranges)
+        self._dead.keys += 1
+        return Bury(key, ranges, failure)
+
+    def _new_of(self, change: Park | ParkOrBury, *, take: bool = True) -> tuple[Range, ...]:
+        """The messages of a change that are not acked, and that the request has not parked yet; `take`: it parks them."""
+        _check_key(change.key)
+        _check_ranges(change.ranges, self._next_offset)
+        if self._state(change.key) is None and change.failure is None:
+            raise InvalidRequestError("the key is not parked, and no failure is given")
+        parts = [part for start, end in change.ranges for part in _unacked(self._acked, start, end)]
+        if not take:
+            return tuple(parts)
+        return tuple(part for low, high in parts for part in self._taken.add(low, high))
+
+    def _add(self, key: ParkKey, new: Iterable[Range]) -> None:
+        added = self._added.setdefault(key, OffsetRuns())
+        for start, end in new:
+            added.add(start, end)
 
     def _unpark(self, change: Unpark) -> Unpark | None:
         _check_ranges(change.ranges, MAX_I64)
@@ -186,7 +227,10 @@ class _Checks:
         _check_key(change.key)
         _check_key(change.to)
         _check_ranges(change.ranges, MAX_I64)
-        return None if self._state(change.key) is None or change.to == change.key else change
+        state = self._state(change.key)
+        if change.key is None and state is ParkState.REDRIVING:
+            raise ParkedRedrivenError(partition_id=self._parked.own)
+        return None if state is None or change.to == change.key else change
 
     def _free(self, change: Free) -> Free | None:
         if self._state(change.key) is None:
@@ -197,7 +241,7 @@ class _Checks:
         return change
 
     def _redrive(self, change: Redrive) -> Redrive | None:
-        if self._state(change.key) is not ParkState.PARKED:
+        if self._state(change.key) not in {ParkState.PARKED, ParkState.DEAD}:
             return None
         self._states[change.key] = ParkState.REDRIVING
         return change
@@ -234,8 +278,57 @@ class _Checks:
         return change
 
 
+class _Room:
+    """
+    What a group has parked of one kind, and what a request adds.
+
+    Args:
+        count: counts the keys and the messages, exactly, once that is needed.
+    """
+
+    def __init__(self, parked: Parked, count: Callable[[], tuple[int, int]]) -> None:
+        self.keys = self.messages = 0
+        """What the request adds."""
+        self._most = len(parked), parked.messages
+        self._count = count
+
+    @cached_property
+    def _before(self) -> tuple[int, int]:
+        return self._count()
+
+    @property
+    def keys_before(self) -> int:
+        """The keys without the request."""
+        return self._before[0]
+
+    @property
+    def messages_before(self) -> int:
+        """The messages without the request."""
+        return self._before[1]
+
+    def keys_over(self, limit: int, more: int = 0) -> bool:
+        """True if there are too many keys, with `more`."""
+        added = self.keys + more
+        return self._most[0] + added > limit and self.keys_before + added > limit
+
+    def messages_over(self, limit: int, more: int = 0) -> bool:
+        """True if there are too many messages, with `more`."""
+        added = self.messages + more
+        return self._most[1] + added > limit and self.messages_before + added > limit
+
+
+def _rooms(parked: Parked) -> tuple[_Room, _Room]:
+    """The room of what is parked, and that of dead keys and dead letters."""
+
+    def alive() -> tuple[int, int]:
+        keys, messages = parked.dead
+        return len(parked) - (parked.get(None) is not None) - keys, parked.messages - messages
+
+    return _Room(parked, alive), _Room(parked, lambda: parked.dead)
+
+
 def _check_key(key: ParkKey) -> None:
-    if isinstance(key, int) and not 1 <= abs(key) <= TRIES_MAX_MAX:
+    if isinstance(key, int) and abs(key) > TRIES_MAX_MAX:
         raise InvalidRequestError(f"no message fails {key} times")
     if isinstance(key, bytes) and len(key) > KEY_BYTES_MAX:
         raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")

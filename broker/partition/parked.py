@@ -13,20 +13,21 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import msgspec
 
-from ...protocol.errors import InvalidRequestError, ParkedMessageUnknownError, ParkMovedError
+from ...protocol.errors import ParkedMessageUnknownError, ParkMovedError
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
     PARKED_PAGE_BYTES,
     PARKED_ROWS_MAX,
+    RETRIED,
     Adopt,
     AdoptedKey,
     AncestorTold,
-    ChangeParkedKey,
+    Bury,
     Clear,
     Edit,
     EditedMessage,
@@ -36,9 +37,7 @@ from ...protocol.parked import (
     Park,
     ParkChange,
     ParkedKeyRow,
-    ParkedList,
     ParkedOffsets,
-    ParkedView,
     ParkKey,
     ParkState,
     Redrive,
@@ -53,6 +52,8 @@ from .parked_key import ParkedKey, Place, Row, message_count
 
 KEY_ROW_BYTES = 24
 """About the length of a key's row, without the key."""
+NEXT_TRIES_MAX = 1_000
+"""Messages of one number of tries whose next try is known."""
 Undo = Callable[[], None]
 
 
@@ -83,7 +84,9 @@ class Parked:
     @property
     def retrying(self) -> int:
         """Messages that wait for retry."""
-        return sum(parked.messages for key, parked in self._keys.items() if isinstance(key, int))
+        return sum(
+            parked.messages for key, parked in self._keys.items() if isinstance(key, int) and key
+        )
 
     def get(self, key: ParkKey) -> ParkedKey | None:
         """The parked messages of a key."""
@@ -98,6 +101,29 @@ class Parked:
     def seen_version(self) -> int:
         """What the owner compares: `version` while anything is parked, else 0."""
         return self.version if self._keys or self.sources or self.version > 1 else 0
+
+    @property
+    def dead(self) -> tuple[int, int]:
+        """The number of dead keys, and of all dead letters."""
+        counts = [
+            (int(isinstance(key, bytes)), parked.messages)
+            for key, parked in self._keys.items()
+            if key in {None, RETRIED} or parked.state is ParkState.DEAD
+        ]
+        return sum(keys for keys, _ in counts), sum(messages for _, messages in counts)
+
+    def note_next_tries(self, tries: Iterable[tuple[int, int, int, int]]) -> None:
+        """Note when messages that wait for retry are tried: number of tries, source, offset, milliseconds since 1970."""
+        for key, source, offset, at_ms in tries:
+            parked = self._keys.get(key)
+            known = parked is not None and parked.has((source, offset))
+            if parked is not None and known and len(parked.next_tries) < NEXT_TRIES_MAX:
+                parked.next_tries[source, offset] = at_ms
+
+    def forget_next_tries(self) -> None:
+        """Forget when messages are tried: a new owner tries at once what waits."""
+        for parked in self._keys.values():
+            parked.next_tries = {}
 
     def first_own(self) -> int | None:
         """The lowest parked offset of the partition itself, or None."""
@@ -122,7 +148,9 @@ class Parked:
         """
         match change:
             case Park():
-                return self._park(change, at_ms, acked)
+                return self._park(change, ParkState.PARKED, at_ms, acked)
+            case Bury():
+                return self._park(change, ParkState.DEAD, at_ms, acked)
             case Shift():
                 return self._shift(change, at_ms)
             case Unpark():
@@ -145,7 +173,9 @@ class Parked:
             case Edit():
                 return self._edit(change.key, change.message)
 
-    def _park(self, change: Park, at_ms: int, acked: AckedOffsets | None) -> Undo:
+    def _park(
+        self, change: Park | Bury, state: ParkState, at_ms: int, acked: AckedOffsets | None
+    ) -> Undo:
         parked = self._keys.get(change.key)
         undo = self._own_key(change.key, at_ms) if parked is None else self._set(change.key, None)
         parked = self._keys[change.key]
@@ -157,7 +187,8 @@ class Parked:
         self.messages += message_count(added)
         if change.failure is not None:
             parked.failure = change.failure
-            parked.state = ParkState.PARKED
+        if change.failure is not None or state is ParkState.DEAD:
+            parked.state = state
 
         def take_back() -> None:
             for start, end in added:
@@ -217,13 +248,9 @@ class Parked:
 
     def _shift(self, change: Shift, at_ms: int) -> Undo:
         source, parked = change.source, self._keys.get(change.key)
-        gone = (
-            []
-            if parked is None
-            else [
-                part for start, end in change.ranges for part in parked.remove(source, start, end)
-            ]
-        )
+        if parked is None:
+            return _nothing
+        gone = [part for start, end in change.ranges for part in parked.remove(source, start, end)]
         undos = [
             _nothing if change.to in self._keys or not gone else self._own_key(change.to, at_ms)
         ]
@@ -233,16 +260,21 @@ class Parked:
             undos.append(self._set(change.to, None))
             added = [part for start, end in gone for part in target.add(source, start, end)]
             target.failure = change.failure or target.failure
+            if change.to == RETRIED:
+                target.state = ParkState.REDRIVING
         self.messages += message_count(added) - message_count(gone)
-        emptied = parked is not None and not parked.messages
-        edits = {} if parked is None else parked.take_edits(source, gone)
+        emptied = not parked.messages
+        edits = parked.take_edits(source, gone)
+        if target is not None:
+            target.edits |= edits
         if emptied:
             del self._keys[change.key]
 
         def take_back() -> None:
-            if parked is None:
-                return
             parked.edits |= edits
+            for place in edits:
+                if target is not None:
+                    target.edits.pop(place, None)
             if emptied:
                 self._keys[change.key] = parked
             for start, end in added:
@@ -467,34 +499,10 @@ class Parked:
             row += 1
         yield page, None
 
-    def listed(self, group: str, first: int, count: int) -> ParkedList:
-        """Keys that operators know, from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES."""
-        known = [key for key in self._keys if not isinstance(key, int)]
-        views: list[ParkedView] = []
-        size_bytes = 0
-        for key in islice(known, first, first + count):
-            if size_bytes >= PARKED_PAGE_BYTES:
-                break
-            parked = self._keys[key]
-            source, start, _ = next(parked.rows(0, 1), (self.own, -1, -1))
-            view = ParkedView(
-                key_hex=None if key is None else key.hex(),
-                state=parked.state,
-                messages=parked.messages,
-                since_ms=parked.since_ms,
-                failure=parked.failure,
-                first_source=source,
-                first_offset=start,
-            )
-            views.append(view)
-            size_bytes += len(msgspec.json.encode(view))
-        return ParkedList(
-            partition_id=self.own,
-            group=group,
-            frozen=self.frozen,
-            keys=views,
-            more=first + len(views) < len(known),
-        )
+    def some_keys(self, first: int, *, retrying: bool) -> Iterator[tuple[ParkKey, ParkedKey]]:
+        """Keys that operators know, from the `first`th on; `retrying`: with what waits for retry, by its tries."""
+        known = (each for each in self._keys.items() if retrying or not isinstance(each[0], int))
+        return islice(known, first, None)
 
     # ── as bytes ──────────────────────────────────────────────────────────────────────────────────────
     def image(self) -> bytes:
@@ -565,31 +573,6 @@ class _ParkedImage(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_ParkedImage).decode
-
-
-def key_of(key_hex: str | None) -> ParkKey:
-    """The key that an operator names.  Raises InvalidRequestError: it is not hexadecimal."""
-    try:
-        return None if key_hex is None else bytes.fromhex(key_hex)
-    except ValueError:
-        raise InvalidRequestError(f"a key in hexadecimal, not {key_hex!r:.80}") from None
-
-
-def operators_change(asked: ChangeParkedKey) -> list[ParkChange]:
-    """
-    The changes that an operator asks for.
-
-    Raises:
-        InvalidRequestError: the key is not hexadecimal, or there is no message to skip, or too many.
-    """
-    key = key_of(asked.key_hex)
-    if asked.skip is None:
-        return [Redrive(key)]
-    if not 1 <= len(asked.skip) <= PARKED_ROWS_MAX:
-        raise InvalidRequestError(
-            f"{len(asked.skip)} ranges to skip: from 1 to {PARKED_ROWS_MAX} in one request"
-        )
-    return [Unpark(key, source, ((start, end),)) for source, start, end in asked.skip]
 
 
 def _nothing() -> None:

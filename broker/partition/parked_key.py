@@ -21,7 +21,7 @@ def message_count(ranges: Iterable[Range]) -> int:
 class ParkedKey:
     """The parked messages of a key."""
 
-    __slots__ = ("edits", "failure", "messages", "pieces", "since_ms", "state")
+    __slots__ = ("edits", "failure", "messages", "next_tries", "pieces", "since_ms", "state")
 
     def __init__(self, since_ms: int) -> None:
         self.state = ParkState.PARKED
@@ -32,6 +32,8 @@ class ParkedKey:
         self.messages = 0
         self.edits: dict[Place, EditedMessage] = {}
         """By source and offset; of messages that are parked."""
+        self.next_tries: dict[Place, int] = {}
+        """When messages that wait for retry are tried, as their owner said: milliseconds since 1970.  In memory only."""
 
     def has(self, place: Place) -> bool:
         """True if this message is parked."""
@@ -75,6 +77,10 @@ class ParkedKey:
         if not runs:
             del self.pieces[source]
         self.messages -= message_count(gone)
+        if self.next_tries:
+            offsets = IntervalSet(gone)
+            for place in [p for p in self.next_tries if p[0] == source and p[1] in offsets]:
+                del self.next_tries[place]
         return gone
 
     def take_edits(self, source: int, gone: Iterable[Range]) -> dict[Place, EditedMessage]:

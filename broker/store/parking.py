@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 
 from ...protocol.offsets import AckedOffsets
-from ...protocol.parked import Park, ParkChange
+from ...protocol.parked import AskedChange, Bury, Park
 from ..partition.offset_runs import OffsetRuns
 from ..partition.park_checks import park_changes
 from ..partition.partition import Group, HostedPartition
@@ -24,7 +24,7 @@ def change_parked(
     store: Store,
     partition: HostedPartition,
     group: Group,
-    changes: Sequence[ParkChange],
+    changes: Sequence[AskedChange],
     *,
     at_ms: int,
 ) -> asyncio.Future[None]:
@@ -48,7 +48,7 @@ def change_parked(
     store.state.touch(partition)
     undos = [parked.apply(change, at_ms=at_ms, acked=group.acked) for change in wanted]
     group.changing += 1
-    acked = [part for change in wanted if isinstance(change, Park) for part in change.ranges]
+    acked = [part for change in wanted if isinstance(change, Park | Bury) for part in change.ranges]
     if acked:
         group.changed()
 

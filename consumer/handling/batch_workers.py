@@ -2,7 +2,7 @@
 
     batch fails ─▶ once more, whole ─▶ fails again ─▶ two halves, by key ─▶ … ─▶ one message
          │                                                                       ╰─ failed too often: set aside
-         ╰─ asks for another try (`Retry`, NACK): always whole
+         ╰─ asks for another try (`Retry`, NACK): always whole; under RETRY each of its messages is set aside for that try
 
 Invariants
     Messages of a batch are acked together, when its handler has returned.
@@ -21,6 +21,7 @@ from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
 from ...protocol.message import Message
 from ..pulling.pull_client import PullClient
+from ..settings import FailurePolicy
 from .batch import Batch
 from .batch_lanes import BatchLanes
 from .failing import Failing
@@ -113,8 +114,24 @@ class BatchWorkers(Workers):
             self._try_soon(other)
 
     def _failed_message(self, message: Message) -> Message | None:
-        batch = cast(Batch, message)
+        batch: Any = message
+        if not isinstance(batch, Batch):
+            return message  # one of a batch that is set aside whole
         return batch.messages[0] if len(batch) == 1 else None
+
+    def _is_last(self, message: Message, error: BaseException) -> bool:
+        asked = isinstance(only_retry(error) or error, Retry)
+        if asked and self._failing.policy is FailurePolicy.RETRY:
+            return True
+        return super()._is_last(message, error)
+
+    def _set_aside(self, message: Message, error: BaseException) -> bool:
+        batch = cast(Batch, message)
+        if len(batch) == 1:
+            return super()._set_aside(message, error)
+        for each in batch.messages:  # under RETRY alone: none of them holds its key
+            super()._set_aside(each, error)
+        return False
 
     def _try_soon(self, batch: Batch) -> None:
         """Have the other half of a failed batch tried again after the shortest pause."""

@@ -77,6 +77,11 @@ class ParkingOwner(Protocol):
         """Whether it takes parked messages that are handled again."""
         ...
 
+    @property
+    def buries_when_full(self) -> bool:
+        """Whether keys become dead letters where the group can park no more."""
+        ...
+
     async def history(self) -> SubjectHistory:
         """Every partition that the subject ever had."""
         ...

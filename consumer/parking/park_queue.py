@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from ...protocol.offsets import IntervalSet
 from ...protocol.parked import (
     PARKED_ROWS_MAX,
+    AskedChange,
     Failure,
     Free,
     Park,
     ParkChange,
     ParkKey,
+    ParkOrBury,
     Shift,
     Unpark,
 )
@@ -38,6 +40,8 @@ class Waiting:
 
     change: ParkChange
     confirmed: Confirmed
+    next_try_ms: int | None = None
+    """When the message is tried again, if it waits for retry: milliseconds since 1970."""
 
 
 class ParkQueue:
@@ -84,6 +88,8 @@ class ParkQueue:
         offsets: list[int],
         failure: Failure | None,
         confirmed: Confirmed | None = None,
+        *,
+        next_try_ms: int | None = None,
     ) -> None:
         """Add messages to park, sorted by offset."""
         self._messages += len(offsets)
@@ -91,15 +97,15 @@ class ParkQueue:
         for first in range(0, max(len(ranges), 1), PARKED_ROWS_MAX):
             part = ranges[first : first + PARKED_ROWS_MAX]
             change = Park(key, part, failure if first == 0 else None)
-            self._parks.append(Waiting(change, confirmed or _nothing))
+            self._parks.append(Waiting(change, confirmed or _nothing, next_try_ms))
 
     def unpark(self, key: ParkKey, source: int, start: int, end: int, confirmed: Confirmed) -> None:
         """Add redriven messages that are handled."""
         self._others.append(Waiting(Unpark(key, source, ((start, end),)), confirmed))
 
-    def shift(self, change: Shift, confirmed: Confirmed) -> None:
+    def shift(self, change: Shift, confirmed: Confirmed, *, next_try_ms: int | None = None) -> None:
         """Add messages that wait for another retry now, or are dead letters."""
-        self._others.append(Waiting(change, confirmed))
+        self._others.append(Waiting(change, confirmed, next_try_ms))
 
     def free(self, key: ParkKey, confirmed: Confirmed) -> None:
         """Add a key that has no parked messages any more."""
@@ -113,6 +119,24 @@ class ParkQueue:
             if self._parks and not (self._under_way and self._full):
                 self._take_parks()
         return [waiting.change for waiting in self._under_way]
+
+    def next_tries(self, own: int) -> tuple[tuple[int, int, int, int], ...]:
+        """
+        When the messages of the request under way are tried again that wait for retry, as a frame tells it.
+
+        Args:
+            own: the partition, which stores what is parked.
+        """
+        told = []
+        for waiting in self._under_way:
+            change, at_ms = waiting.change, waiting.next_try_ms
+            if at_ms is None:
+                continue
+            if isinstance(change, Park) and isinstance(change.key, int):
+                told.append((change.key, own, change.ranges[0][0], at_ms))
+            elif isinstance(change, Shift) and change.to is not None:
+                told.append((change.to, change.source, change.ranges[0][0], at_ms))
+        return tuple(told)
 
     def _take_parks(self) -> None:
         count = 1 if self._alone else CHANGES_MAX - len(self._under_way)
@@ -153,3 +177,10 @@ class ParkQueue:
 
 def _nothing() -> None:
     pass
+
+
+def or_bury(change: ParkChange) -> AskedChange:
+    """What is asked for where a key that finds no room is buried; what waits for retry holds no key, and waits for room."""
+    if isinstance(change, Park) and not isinstance(change.key, int):
+        return ParkOrBury(change.key, change.ranges, change.failure)
+    return change

@@ -24,14 +24,16 @@ from ...protocol.frames import (
     ReadParked,
 )
 from ...protocol.message import Message
-from ...protocol.parked import Failure, ParkChange, ParkKey, Shift, encode_parked
+from ...protocol.parked import AskedChange, Failure, ParkKey, Shift, encode_parked
 from .context import ParkContext
-from .park_queue import ParkQueue
+from .park_queue import ParkQueue, or_bury
 
 log = logging.getLogger("keylane.consumer")
 
 WAITING_MAX = 10_000
 """Messages that wait to be parked at the broker; their values are not kept."""
+
+NextTries = tuple[tuple[int, int, int, int], ...]
 
 
 class ParkSender:
@@ -71,6 +73,8 @@ class ParkSender:
         offsets: list[int],
         failure: Failure | None,
         confirmed: Callable[[], None] | None = None,
+        *,
+        next_try_ms: int | None = None,
     ) -> None:
         """
         Park messages of a key.
@@ -79,8 +83,9 @@ class ParkSender:
             offsets: sorted, of the partition itself; none if they are parked there already.
             failure: of the first of them; None: they follow one that failed.
             confirmed: called when they are parked durably.
+            next_try_ms: when the message is tried again, if it waits for retry, milliseconds since 1970.
         """
-        self._queue.park(key, offsets, failure, confirmed)
+        self._queue.park(key, offsets, failure, confirmed, next_try_ms=next_try_ms)
         self._send_soon()
 
     def unpark(
@@ -90,9 +95,11 @@ class ParkSender:
         self._queue.unpark(key, source, start, end, confirmed)
         self._send_soon()
 
-    def shift(self, change: Shift, confirmed: Callable[[], None]) -> None:
+    def shift(
+        self, change: Shift, confirmed: Callable[[], None], *, next_try_ms: int | None = None
+    ) -> None:
         """Have messages wait for another retry, or be dead letters."""
-        self._queue.shift(change, confirmed)
+        self._queue.shift(change, confirmed, next_try_ms=next_try_ms)
         self._send_soon()
 
     def free(self, key: ParkKey, confirmed: Callable[[], None]) -> None:
@@ -109,7 +116,7 @@ class ParkSender:
         return answer
 
     async def put_edits_in(
-        self, key: bytes | None, edited: Collection[tuple[int, int]], messages: Iterable[Message]
+        self, key: ParkKey, edited: Collection[tuple[int, int]], messages: Iterable[Message]
     ) -> None:
         """Put what an operator has edited in the places of messages; `edited` has their sources and offsets."""
         context = self._context
@@ -123,11 +130,12 @@ class ParkSender:
                 if answer.properties is not None:
                     message.value, message.packed_properties = bytes(value), answer.properties
 
-    async def send_now(self, changes: Iterable[ParkChange]) -> int:
+    async def send_now(self, changes: Iterable[AskedChange], next_tries: NextTries = ()) -> int:
         """Make changes durable that do not wait for others; returns the broker's version.  Raises KeylaneError."""
         context = self._context
         payload = encode_parked(list(changes))
-        answer, _ = await context.client.broker.call(ChangeParked(*context.who), payload)
+        ask = ChangeParked(*context.who, next_tries)
+        answer, _ = await context.client.broker.call(ask, payload)
         assert isinstance(answer, ParkedChanged)
         return answer.parked_version
 
@@ -171,7 +179,9 @@ class ParkSender:
         """
         changes = self._queue.take()
         try:
-            await self.send_now(changes)
+            buries = self._context.owner.buries_when_full
+            asked = [or_bury(change) for change in changes] if buries else changes
+            await self.send_now(asked, self._queue.next_tries(self._context.partition_id))
         except ParkFullError:
             waited = self._queue.full and len(changes) == 1
             self._queue.refused()

@@ -29,8 +29,9 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.frames import Batches, Read
+from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
-from ...protocol.parked import LOOSE, Failure, Park, ParkKey, crash_of, is_loose
+from ...protocol.parked import LOOSE, RETRIED, Failure, Park, ParkKey, Shift, crash_of, is_loose
 from ...rpc.client import BrokerClient
 from ..delivery.decode import decode_messages
 from ..delivery.user_acks import UserAcks
@@ -147,6 +148,13 @@ class RedriveDelivery(UserAcks):
         """Leave a message that failed too often parked, and those behind it."""
         count = 1 + len(waiting)
         self._fails_no_more([message.offset])
+        if self._key == RETRIED and isinstance(self._key, int):
+            part = message.offset, message.offset + 1
+            change = Shift(RETRIED, None, self._source, (part,), failure)
+            self._sender.shift(change, self._saved)
+            self._take(1)
+            self.client.forget(1)
+            return
         if self._key in LOOSE:
             self.failure = failure
             self.unsaved -= 1
@@ -247,8 +255,18 @@ class Redrives:
 
     async def _park_again(self, key: ParkKey) -> None:
         """Have a key stay parked if this process ends while its messages are handled."""
-        now_ms = self._client.wall_ms()
-        await self._sender.send_now([Park(key, (), crash_of("again", at_ms=now_ms, attempts=1))])
+        crash = crash_of("again", at_ms=self._client.wall_ms(), attempts=1)
+        if key != RETRIED:
+            await self._sender.send_now([Park(key, (), crash)])
+            return
+        # One of the chosen dead letters may have done it: all are dead letters as before.
+        while rows := (await self._sender.first_rows(key, MAX_I64)).rows:
+            await self._sender.send_now(
+                [
+                    Shift(RETRIED, None, source, ((start, end),), crash)
+                    for source, start, end in rows
+                ]
+            )
 
     async def _next_window(self, key: ParkKey) -> bool:
         """Have the first messages of a key handled; False if there are none, or the key is parked again."""
@@ -267,7 +285,7 @@ class Redrives:
         messages, _ = await self.read(key, source, ranges)
         if not messages:
             return True
-        if not isinstance(key, int):
+        if not isinstance(key, int) or key == RETRIED:
             await self._sender.put_edits_in(key, parked.edited, messages)
         delivery: RedriveDelivery = messages[0].delivery  # type: ignore[assignment]
         self._client.hand_out(messages)

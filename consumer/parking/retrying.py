@@ -28,7 +28,7 @@ from ...protocol.errors import FencedError, KeylaneError
 from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
 from ...protocol.offsets import IntervalSet, Range
-from ...protocol.parked import Failure, ParkedKeyRow, Shift, crash_of
+from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_of
 from ...protocol.text import counted
 from .context import ParkContext
 from .park_sender import ParkSender
@@ -126,7 +126,7 @@ class Retrying:
         places = [
             (row.key, *place)
             for row in rows
-            if isinstance(row.key, int)
+            if isinstance(row.key, int) and row.key != RETRIED
             for place in await self._places(row.key)
         ]
         self._begun = True
@@ -159,7 +159,10 @@ class Retrying:
         due_ns = self._client.boot_ns() + pause_ms * 1_000_000
         key, part = failure.attempts, (offset, offset + 1)
         own = self._context.partition_id
-        self._sender.park(key, [offset], failure, lambda: self._add(key, own, part, due_ns))
+        self._sender.park(
+            *(key, [offset], failure, lambda: self._add(key, own, part, due_ns)),
+            next_try_ms=self._client.wall_ms() + pause_ms,
+        )
 
     def shift(
         self,
@@ -178,7 +181,11 @@ class Retrying:
             if to is not None:
                 self._add(to, source, part, due_ns)
 
-        self._sender.shift(Shift(key, to, source, (part,), failure), confirmed)
+        self._sender.shift(
+            Shift(key, to, source, (part,), failure),
+            confirmed,
+            next_try_ms=self._client.wall_ms() + pause_ms,
+        )
 
     def _add(self, key: int, source: int, part: Range, due_ns: int) -> None:
         self._number += 1

@@ -30,6 +30,11 @@ class PullOwner(Protocol):
         """Whether it takes parked messages that are handled again."""
         ...
 
+    @property
+    def buries_when_full(self) -> bool:
+        """Whether keys become dead letters where the group can park no more."""
+        ...
+
     def hand_out_batch(self, batch: PulledBatch) -> None:
         """Take a batch that is not opened, if it `keeps_batches`."""
         ...

@@ -32,7 +32,7 @@ from ..sql.dialect import insert_new
 from ..sql.schema import groups, suspended_clients
 from .lease_rows import Changes
 from .locked_group import lock_group, raise_group_versions
-from .stored_settings import POLICY_COLUMNS, policy_of, read_stored
+from .stored_settings import POLICY_COLUMNS, policy_of, policy_values, read_stored
 from .views import find_group, grants_versions
 
 SUSPENDED_CLIENTS_MAX = 1_000
@@ -70,7 +70,7 @@ def set_policy(
     policy = changed_policy(before, ask)
     if ask.on_failure is FailurePolicy.RETRY:
         _check_retries(connection, subject, group, group_id)
-    connection.execute(sa.update(groups).where(here).values(asdict(policy)))
+    connection.execute(sa.update(groups).where(here).values(policy_values(policy)))
     return group_id, _tell_members(connection, group_id)
 
 

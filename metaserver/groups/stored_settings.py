@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import asdict
 from sqlalchemy.engine import Connection
 
 from ...protocol.groups import (
     FailurePolicy,
+    FullPolicy,
     GroupPolicy,
     GroupSettings,
     GroupStart,
@@ -25,6 +27,9 @@ POLICY_COLUMNS = (
     groups.c.backoff_first_ms,
     groups.c.backoff_max_ms,
 )
+
+_WHEN_FULL = "+"
+_FULL = {policy.value[0]: policy for policy in FullPolicy}
 
 client_is_suspended = (
     sa.select(sa.literal(1))
@@ -128,9 +133,20 @@ def start_of(row: Any) -> GroupStart:
 
 def policy_of(row: Any) -> GroupPolicy:
     """The policy in a row of `groups`."""
+    on_failure, _, on_full = (row.on_failure or "").partition(_WHEN_FULL)
     return GroupPolicy(
-        on_failure=None if row.on_failure is None else FailurePolicy(row.on_failure),
+        on_failure=FailurePolicy(on_failure) if on_failure else None,
+        on_full=_FULL[on_full] if on_full else None,
         tries_max=row.tries_max,
         backoff_first_ms=row.backoff_first_ms,
         backoff_max_ms=row.backoff_max_ms,
     )
+
+
+def policy_values(policy: GroupPolicy) -> dict[str, object]:
+    """What the columns of a policy have: `on_failure` also has `on_full`, as "park+d"."""
+    values = asdict(policy)
+    on_full = values.pop("on_full")
+    if on_full is not None:
+        values["on_failure"] = f"{policy.on_failure or ''}{_WHEN_FULL}{on_full[0]}"
+    return values

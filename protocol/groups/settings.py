@@ -33,6 +33,13 @@ class FailurePolicy(enum.StrEnum):
     RETRY = "retry"
 
 
+class FullPolicy(enum.StrEnum):
+    """What becomes of a key that is to be parked where a group can park no more."""
+
+    BLOCK = "block"
+    DEAD = "dead"
+
+
 class StartAt(enum.StrEnum):
     """
     Where a new group begins: the first message, behind the last one, or the first one at or after a time.
@@ -71,6 +78,8 @@ class GroupPolicy(Struct, frozen=True, kw_only=True):
     """What is stored of a group's failure policy; None: what the code of each consumer says."""
 
     on_failure: FailurePolicy | None = None
+    on_full: FullPolicy | None = None
+    """For PARK: what becomes of a key that finds no room."""
     tries_max: TriesMax | None = None
     """Tries of a message until `on_failure` applies."""
     backoff_first_ms: FirstMs | None = None
@@ -98,6 +107,7 @@ class SetGroup(Struct, frozen=True, kw_only=True):
     """Change what is stored of a group's failure policy; None leaves a field as it is."""
 
     on_failure: FailurePolicy | None = None
+    on_full: FullPolicy | None = None
     tries_max: TriesMax | None = None
     backoff_first_ms: FirstMs | None = None
     backoff_max_ms: MaxMs | None = None

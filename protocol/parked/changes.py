@@ -11,6 +11,7 @@ same in the frame that asks for it and in the record that makes it durable.
 Words
     key         an order key; b"": messages without one; None: dead letters, of any key; a number: those that wait for retry
     loose       the messages of all but order keys, which wait for nothing and hold nothing back
+    dead key    a key that found no room among the parked ones: it is kept with all its messages, in their order, as dead letters
     for retry   messages of any key that failed that number of times, and are tried again when due; a negative number:
                 the next try has begun, alone, because it may end its process
     source      the partition that has the bytes of a message: the group's own, or an ancestor of it
@@ -30,15 +31,17 @@ from msgspec import Meta, Struct
 from ..offsets import Range
 
 ParkKey = bytes | int | None
-LOOSE: tuple[ParkKey, ...] = (b"", None)
+RETRIED = 0
+"""The key of dead letters that an operator has chosen to be handled again; the others stay where they are."""
+LOOSE: tuple[ParkKey, ...] = (b"", None, RETRIED)
 """Loose keys that operators know; numbers are loose too: `is_loose`."""
 
 FAILURE_KIND_CHARS_MAX = 200
 FAILURE_TEXT_CHARS_MAX = 1_000
 PARKED_KEYS_MAX = 10_000
-"""Keys that a group may have parked on one partition.  A consumer asks for all of them when it begins."""
+"""Keys that a group may have parked on one partition, and dead keys as well.  A consumer asks for all when it begins."""
 PARKED_MESSAGES_MAX = 1_000_000
-"""Messages that a group may have parked on one partition: 16 bytes of the broker's memory each."""
+"""Messages that a group may have parked on one partition: 16 bytes of the broker's memory each; and dead letters as well."""
 PARKED_ROWS_MAX = 5_000
 """Ranges of offsets in one request or answer."""
 EDITS_MAX = 1_000
@@ -50,10 +53,11 @@ PARKED_PAGE_BYTES = 1 << 19
 
 
 class ParkState(enum.StrEnum):
-    """Whether the messages of a key wait for an operator, or are handled again."""
+    """Whether the messages of a key wait for an operator, as parked ones or as dead letters, or are handled again."""
 
     PARKED = "parked"
     REDRIVING = "redriving"
+    DEAD = "dead"
 
 
 class Failure(Struct, frozen=True, array_like=True):
@@ -83,6 +87,22 @@ class Park(Struct, frozen=True, array_like=True, tag=1):
     failure: Failure | None = None
 
 
+class Bury(Struct, frozen=True, array_like=True, tag=12):
+    """As Park, of an order key that finds no room among the parked ones: it is a dead key from now on, with all its messages."""
+
+    key: bytes
+    ranges: tuple[Range, ...]
+    failure: Failure | None = None
+
+
+class ParkOrBury(Struct, frozen=True, array_like=True, tag=13):
+    """In requests alone: Park if there is room, else Bury; of messages without an order, else Park as dead letters."""
+
+    key: ParkKey
+    ranges: tuple[Range, ...]
+    failure: Failure | None = None
+
+
 class Unpark(Struct, frozen=True, array_like=True, tag=2):
     """Messages of `source` that were parked are handled, or skipped by an operator."""
 
@@ -98,9 +118,13 @@ class Free(Struct, frozen=True, array_like=True, tag=3):
 
 
 class Shift(Struct, frozen=True, array_like=True, tag=11):
-    """Messages of `source` that wait for retry are counted as tried so often now, or given up: `to` is None."""
+    """
+    Messages of `source` that wait for retry are counted as tried so often now, or given up: `to` is None.
 
-    key: int
+    From None to RETRIED: dead letters that are handled again.
+    """
+
+    key: int | None
     to: int | None
     source: int
     ranges: tuple[Range, ...]
@@ -177,8 +201,21 @@ class Clear(Struct, frozen=True, array_like=True, tag=7):
 
 
 ParkChange = (
-    Park | Unpark | Free | Redrive | Adopt | Freeze | Clear | Unneeded | AncestorTold | Edit | Shift
+    Park
+    | Bury
+    | Unpark
+    | Free
+    | Redrive
+    | Adopt
+    | Freeze
+    | Clear
+    | Unneeded
+    | AncestorTold
+    | Edit
+    | Shift
 )
+AskedChange = ParkChange | ParkOrBury
+"""What a request may say."""
 
 
 def is_loose(key: ParkKey) -> bool:
@@ -186,14 +223,14 @@ def is_loose(key: ParkKey) -> bool:
     return not isinstance(key, bytes) or not key
 
 
-_changes = msgspec.msgpack.Decoder(list[ParkChange])
+_changes = msgspec.msgpack.Decoder(list[AskedChange])
 _keys = msgspec.msgpack.Decoder(list[AdoptedKey])
 encode_parked = msgspec.msgpack.Encoder().encode
 
 
-def decode_changes(data: bytes | memoryview) -> list[ParkChange]:
+def decode_changes(data: bytes | memoryview) -> list[AskedChange]:
     """The changes of a request.  Raises msgspec.MsgspecError."""
-    changes: list[ParkChange] = _changes.decode(data)
+    changes: list[AskedChange] = _changes.decode(data)
     return changes
 
 

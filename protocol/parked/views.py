@@ -17,7 +17,7 @@ class ParkedKeyRow(Struct, frozen=True, array_like=True):
 
 
 class ParkedView(Struct, frozen=True, kw_only=True):
-    """A parked key for people; without `key_hex`: dead letters; with "": messages without a key."""
+    """A parked key for people; without `key_hex`: dead letters, or what waits for retry; with "": messages without a key."""
 
     key_hex: str | None
     state: ParkState
@@ -28,6 +28,14 @@ class ParkedView(Struct, frozen=True, kw_only=True):
     first_source: int
     """The partition that has the first message; the offset in it is `first_offset`."""
     first_offset: int
+    tries: int | None = None
+    """
+    Messages of any key that wait for retry have failed so often; None: these do not wait for retry.
+
+    0: dead letters that an operator has chosen to be handled again.
+    """
+    next_ms: int | None = None
+    """When the next of them is tried again, as their owner said, milliseconds since 1970; None: not known."""
 
 
 class ParkedList(Struct, frozen=True, kw_only=True):
@@ -58,6 +66,8 @@ class ChangeParkedKey(Struct, frozen=True, kw_only=True):
     key_hex: str | None
     skip: list[tuple[int, int, int]] | None = None
     """Messages to skip, as (source, start, end); None: redrive the key."""
+    retry: list[tuple[int, int, int]] | None = None
+    """Dead letters to handle again, in the same way; the others stay.  Without a key, and without `skip`."""
 
 
 _rows = msgspec.msgpack.Decoder(list[ParkedKeyRow])

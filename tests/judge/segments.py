@@ -25,7 +25,7 @@ MAGIC = b"BKL1"
 LENGTH_MAX = 1_118_208
 MESSAGES, PARTITION, SEAL, FENCE, CURSOR, STATE = 1, 2, 3, 4, 5, 6
 PARKED = 10
-PARK, UNPARK, FREE, ADOPT, FREEZE, CLEAR = 1, 2, 3, 5, 6, 7
+PARK, UNPARK, FREE, ADOPT, FREEZE, CLEAR, BURY = 1, 2, 3, 5, 6, 7, 12
 """Changes in a record of kind PARKED."""
 ZSTD, LZ4 = 1, 2
 PACKED_RATIO_MAX = 64
@@ -238,7 +238,7 @@ def _fold(partition: Partition, record: Record) -> str:
 
 def _fold_change(partition: Partition, group: Group, number: int, *told: Any) -> str:
     """Add a change of what a group has parked."""
-    if number == PARK:
+    if number in {PARK, BURY}:
         key, ranges, *_ = told
         _park(group, key, ((partition.partition_id, start, end) for start, end in ranges))
     elif number == UNPARK:

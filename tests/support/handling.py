@@ -67,6 +67,10 @@ class Client:
         self.set_aside.append(("buried", message.offset, [], failure))
         self.in_flight.remove(1)
 
+    def retry(self, message: Message, failure: Failure, _pause_ms: int) -> None:
+        self.set_aside.append(("retried", message.offset, [], failure))
+        self.in_flight.remove(1)
+
     def done(self, offset: int) -> None:
         self.handled.append(offset)
         self.in_flight.remove(1)

@@ -28,7 +28,7 @@ from keylane.protocol.frames import (
     Request,
 )
 from keylane.protocol.message import Message
-from keylane.protocol.parked import Park, decode_changes
+from keylane.protocol.parked import Park, ParkOrBury, decode_changes
 
 
 def started(
@@ -98,7 +98,7 @@ def set_aside(request: Request, payload: memoryview) -> list[SetAside]:
     return [
         SetAside(request.group, request.partition_id, request.token, change.ranges)
         for change in decode_changes(payload)
-        if isinstance(change, Park) and change.ranges
+        if isinstance(change, Park | ParkOrBury) and change.ranges
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ....protocol.groups import TRIES_MAX_MAX, FailurePolicy
+from ....protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
 from ....protocol.routing import ConsumeStrategy
 from ...options import (
     META_DEFAULT,
@@ -121,6 +121,13 @@ def group_set(
             "park: its key is set aside in order; dead: the message alone is."
         ),
     ] = None,
+    on_full: Annotated[
+        FullPolicy | None,
+        typer.Option(
+            help="What becomes of a key that is to be parked where no more can be. block: its message waits; "
+            "dead: it is set aside all the same, in order, as dead letters."
+        ),
+    ] = None,
     tries_max: Annotated[
         int | None, typer.Option(min=1, max=TRIES_MAX_MAX, help="How often is too often.")
     ] = None,
@@ -149,6 +156,7 @@ def group_set(
             subject,
             group,
             on_failure=on_failure,
+            on_full=on_full,
             tries_max=tries_max,
             backoff_first_ms=backoff_first_ms,
             backoff_max_ms=backoff_max_ms,

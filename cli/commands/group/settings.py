@@ -8,7 +8,7 @@ from ....admin import Admin, GroupSettings, ResetTo
 from ....consumer.manifest_file import PREFIX, manifest_start
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError
-from ....protocol.groups import FailurePolicy
+from ....protocol.groups import FailurePolicy, FullPolicy
 from ....protocol.routing import ConsumeStrategy
 from ...connection import open_admin
 from ...options import OutputFormat
@@ -60,15 +60,18 @@ async def set_group(
     group: str,
     *,
     on_failure: FailurePolicy | None,
+    on_full: FullPolicy | None,
     tries_max: int | None,
     backoff_first_ms: int | None,
     backoff_max_ms: int | None,
     forget: bool,
 ) -> None:
     """Change the stored policy of a group, and show its settings."""
-    given = (on_failure, tries_max, backoff_first_ms, backoff_max_ms)
+    given = (on_failure, on_full, tries_max, backoff_first_ms, backoff_max_ms)
     if not forget and all(value is None for value in given):
-        raise ConfigError("say what to set: --on-failure, --tries-max, the back-off, or --forget")
+        raise ConfigError(
+            "say what to set: --on-failure, --on-full, --tries-max, the back-off, or --forget"
+        )
     await change(
         meta,
         output,
@@ -76,6 +79,7 @@ async def set_group(
             subject,
             group,
             on_failure=on_failure,
+            on_full=on_full,
             tries_max=tries_max,
             backoff_first_ms=backoff_first_ms,
             backoff_max_ms=backoff_max_ms,
@@ -102,6 +106,7 @@ def settings_lines(settings: GroupSettings) -> list[str]:
     policy = settings.policy
     stored = {
         "on failure": policy.on_failure,
+        "when full": policy.on_full,
         "tries max": policy.tries_max,
         "back-off": None
         if policy.backoff_max_ms is None

@@ -30,14 +30,21 @@ PartitionOption = Annotated[
     int | None, typer.Option(min=1, metavar="ID", help="Only on the partition with this id.")
 ]
 OlderThanOption = Annotated[
-    float | None,
-    typer.Option(min=0, metavar="SECONDS", help="Only keys that are parked for at least so long."),
+    str | None,
+    typer.Option(
+        metavar="AGE",
+        help="Only keys that are parked for at least so long: 90 (seconds), 15m, 1h, 2d.",
+    ),
 ]
 ErrorOption = Annotated[
     str | None,
-    typer.Option(metavar="CLASS", help="Only keys whose last failure is of this type."),
+    typer.Option(
+        metavar="TEXT", help="Only keys with this in the type or text of the last failure."
+    ),
 ]
-FirstOption = Annotated[int, typer.Option(min=1, help="Number of messages, from the oldest on.")]
+FirstOption = Annotated[
+    int, typer.Option(min=1, help="Number of messages of each key, from the oldest on.")
+]
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask; needed where the input is no terminal.")
 ]
@@ -77,16 +84,18 @@ def parked_show(
     no_key: NoKeyOption = False,
     dead: DeadOption = False,
     partition: PartitionOption = None,
+    older_than: OlderThanOption = None,
+    error: ErrorOption = None,
     first: FirstOption = 20,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the parked messages of a key, the oldest first."""
+    """Show the parked messages of a key, or of all keys asked for, the oldest of each first."""
     from ...screen import run
     from .messages import show_parked
     from .selection import Selection
 
-    selection = Selection(key, key_hex, no_key, dead, partition)
+    selection = Selection(key, key_hex, no_key, dead, partition, older_than, error)
     run(output, show_parked(meta, output, subject, group, selection, first=first))
 
 
@@ -174,6 +183,8 @@ def parked_skip(
     no_key: NoKeyOption = False,
     dead: DeadOption = False,
     partition: PartitionOption = None,
+    older_than: OlderThanOption = None,
+    error: ErrorOption = None,
     first: FirstOption = 1,
     all_messages: Annotated[
         bool, typer.Option("--all", help="Skip every parked message of the key.")
@@ -182,11 +193,11 @@ def parked_skip(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Never handle the oldest parked message of a key, or more of them.  Shows what is skipped, and asks."""
+    """Never handle the oldest parked message of each key asked for, or more of them.  Shows what is skipped, and asks."""
     from ...screen import run
     from .messages import skip_parked
     from .selection import Selection
 
-    selection = Selection(key, key_hex, no_key, dead, partition)
+    selection = Selection(key, key_hex, no_key, dead, partition, older_than, error)
     count = None if all_messages else first
     run(output, skip_parked(meta, output, subject, group, selection, first=count, yes=yes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,19 @@ from ...options import (
     OutputOption,
     SubjectArgument,
 )
-from .app import ErrorOption, FirstOption, OlderThanOption, PartitionOption, YesOption, parked_edit
+from .app import (
+    ErrorOption,
+    FirstOption,
+    KeyHexOption,
+    KeyOption,
+    OlderThanOption,
+    PartitionOption,
+    YesOption,
+    parked_edit,
+)
+
+if TYPE_CHECKING:
+    from .selection import Selection
 
 dead_app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +39,8 @@ def dead_list(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
+    key: KeyOption = None,
+    key_hex: KeyHexOption = None,
     partition: PartitionOption = None,
     older_than: OlderThanOption = None,
     error: ErrorOption = None,
@@ -36,9 +50,8 @@ def dead_list(
     """Show the number of dead letters of a consumer group on each partition, with the last failure."""
     from ...screen import run
     from .keys import list_parked
-    from .selection import Selection
 
-    selection = Selection(None, None, False, True, partition, older_than, error)
+    selection = _selection(key, key_hex, partition, older_than, error)
     run(output, list_parked(meta, output, subject, group, selection))
 
 
@@ -47,7 +60,11 @@ def dead_show(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
+    key: KeyOption = None,
+    key_hex: KeyHexOption = None,
     partition: PartitionOption = None,
+    older_than: OlderThanOption = None,
+    error: ErrorOption = None,
     first: FirstOption = 20,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
@@ -55,9 +72,8 @@ def dead_show(
     """Show dead letters, the oldest first."""
     from ...screen import run
     from .messages import show_parked
-    from .selection import Selection
 
-    selection = Selection(dead=True, partition=partition)
+    selection = _selection(key, key_hex, partition, older_than, error)
     run(output, show_parked(meta, output, subject, group, selection, first=first))
 
 
@@ -66,6 +82,8 @@ def dead_retry(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
+    key: KeyOption = None,
+    key_hex: KeyHexOption = None,
     partition: PartitionOption = None,
     older_than: OlderThanOption = None,
     error: ErrorOption = None,
@@ -75,9 +93,8 @@ def dead_retry(
     """Have dead letters handled again; those that fail again stay.  Later messages of their keys may be handled already."""
     from ...screen import run
     from .keys import redrive_parked
-    from .selection import Selection
 
-    selection = Selection(None, None, False, True, partition, older_than, error)
+    selection = _selection(key, key_hex, partition, older_than, error)
     run(
         output,
         redrive_parked(meta, output, subject, group, selection, all_keys=False, yes=True),
@@ -93,7 +110,11 @@ def dead_skip(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
+    key: KeyOption = None,
+    key_hex: KeyHexOption = None,
     partition: PartitionOption = None,
+    older_than: OlderThanOption = None,
+    error: ErrorOption = None,
     first: FirstOption = 1,
     all_messages: Annotated[bool, typer.Option("--all", help="Skip every dead letter.")] = False,
     yes: YesOption = False,
@@ -103,8 +124,21 @@ def dead_skip(
     """Never handle the oldest dead letter, or more of them.  Shows what is skipped, and asks."""
     from ...screen import run
     from .messages import skip_parked
-    from .selection import Selection
 
-    selection = Selection(dead=True, partition=partition)
+    selection = _selection(key, key_hex, partition, older_than, error)
     count = None if all_messages else first
     run(output, skip_parked(meta, output, subject, group, selection, first=count, yes=yes))
+
+
+def _selection(
+    key: str | None,
+    key_hex: str | None,
+    partition: int | None,
+    older_than: str | None,
+    error: str | None,
+) -> Selection:
+    from .selection import Selection
+
+    return Selection(
+        key, key_hex, partition=partition, older_than=older_than, error=error, among_dead=True
+    )

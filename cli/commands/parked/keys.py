@@ -17,7 +17,10 @@ from .selection import Selection, confirm, key_facts, key_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLUMNS = ("partition#", "key", "state", "messages#", "parked since", "first", "tries#", "last failure", "consumer")  # fmt: skip
+COLUMNS = (
+    *("partition#", "key", "state", "messages#", "parked since", "first", "tries#"),
+    *("failed at", "last failure", "consumer", "next try"),
+)
 FAILURE_CHARS_SHOWN = 80
 
 
@@ -26,7 +29,7 @@ async def list_parked(
 ) -> None:
     """Show the parked keys that are asked for."""
     async with open_admin(meta) as admin:
-        views = await selected(admin, subject, group, selection)
+        views = await selected(admin, subject, group, selection, retrying=True)
     if output is OutputFormat.JSON:
         show_json([key_facts(view) for view in views])
     else:
@@ -45,24 +48,22 @@ async def redrive_parked(
 ) -> None:
     """Redrive the parked keys that are asked for; without a key only after a yes."""
     key = selection.wanted_key()
+    whole = selection.key is None and selection.among_dead is True
     if all_keys and selection.said:
         raise ConfigError("--all is every key: leave the others out, or --all")
-    if not (all_keys or selection.said):
+    if not (all_keys or selection.said or whole):
         raise ConfigError("say which keys: --key, --older-than, --error, …, or --all")
     async with open_admin(meta) as admin:
         if key is ...:
             views = await selected(admin, subject, group, selection)
-            parked = [view for view in views if view.state is ParkState.PARKED]
+            parked = [view for view in views if view.state is not ParkState.REDRIVING]
             if parked:
                 confirm(f"Redrive {_sum(parked)} of {group} on {subject}?", yes=yes)
         redriven = await admin.redrive(
             subject,
             group,
-            key=key,
             all=all_keys,
-            partition_id=selection.partition,
-            older_than_ms=selection.older_than_ms,
-            error=selection.error,
+            **selection.asked,
         )
     if output is OutputFormat.JSON:
         show_json({"redriven": [key_facts(view) for view in redriven]})
@@ -76,17 +77,10 @@ async def redrive_parked(
 
 
 async def selected(
-    admin: Admin, subject: str, group: str, selection: Selection
+    admin: Admin, subject: str, group: str, selection: Selection, *, retrying: bool = False
 ) -> list[ParkedKeyView]:
     """The parked keys that are asked for."""
-    views = admin.parked(
-        subject,
-        group,
-        key=selection.wanted_key(),
-        partition_id=selection.partition,
-        older_than_ms=selection.older_than_ms,
-        error=selection.error,
-    )
+    views = admin.parked(subject, group, retrying=retrying, **selection.asked)
     return [view async for view in views]
 
 
@@ -103,14 +97,16 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
         text = f"{text[:FAILURE_CHARS_SHOWN]}…"
     return (
         view.partition_id,
-        key_text(view.key),
-        view.state,
+        key_text(view.key) if view.tries is None else "(dead letters)" if not view.tries else None,
+        "waits for retry" if view.tries and view.state is ParkState.PARKED else view.state,
         view.messages,
         shown(view.since_ms),
         None if view.first_offset < 0 else f"{view.first_source}:{view.first_offset}",
-        None if failure is None else failure.attempts,
+        view.tries or (None if failure is None else failure.attempts),
+        None if failure is None else shown(failure.at_ms),
         text,
         None if failure is None else failure.client,
+        None if view.next_ms is None else shown(view.next_ms),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedMessage
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLUMNS = ("partition#", "offset#", "sent at", "key", "value")
+OPTIONS = "--key, --key-hex, --no-key, --dead, --older-than, --error or --partition"
 VALUE_CHARS_SHOWN = 100
 SKIPPED_SHOWN = 10
 """The number of messages that are shown before the question."""
@@ -31,15 +33,16 @@ SKIPPED_SHOWN = 10
 async def show_parked(
     meta: str, output: OutputFormat, subject: str, group: str, selection: Selection, *, first: int
 ) -> None:
-    """Show the oldest parked messages of a key.  Raises ParkedKeyUnknownError."""
-    key = selection.one_key()
+    """Show the oldest parked messages of each key that is asked for.  Raises ParkedKeyUnknownError."""
+    if not (selection.said or selection.among_dead):
+        raise ConfigError(f"say which messages: {OPTIONS}")
     async with open_admin(meta) as admin:
-        messages = await _messages(admin, subject, group, key, selection.partition, first)
+        messages = await _messages(admin, subject, group, selection, first)
     if output is OutputFormat.JSON:
         for each in messages:
             _print_json(each)
     else:
-        title = f"{key_text(key)}: the first {counted(len(messages), 'parked message')}"
+        title = f"{_whose(selection)}: the first {counted(len(messages), 'parked message')}"
         show_table(message_table(title, messages))
 
 
@@ -54,36 +57,49 @@ async def skip_parked(
     yes: bool,
 ) -> None:
     """
-    Skip parked messages of a key, after a yes.
+    Skip parked messages of each key that is asked for, after a yes.
 
     Raises:
         ParkedKeyUnknownError
-        ConfigError: the key is parked on two partitions, and none is named.
+        ConfigError: nothing says which, or one key is parked on two partitions, and none is named.
     """
-    key = selection.one_key()
+    if not (selection.said or selection.among_dead):
+        raise ConfigError(f"say which messages: {OPTIONS}")
+    one = selection.key is not None or selection.key_hex is not None
     async with open_admin(meta) as admin:
         views = await selected(admin, subject, group, selection)
-        if len(views) > 1:
-            numbers = ", ".join(str(view.partition_id) for view in views)
-            raise ConfigError(f"it is parked on partitions {numbers}: say --partition")
+        if one and not selection.among_dead and len(views) > 1:
+            ids = ", ".join(str(view.partition_id) for view in views)
+            raise ConfigError(f"it is parked on partitions {ids}: say --partition")
         few = SKIPPED_SHOWN if first is None else min(first, SKIPPED_SHOWN)
-        lost = await _messages(admin, subject, group, key, selection.partition, few)
+        lost = await _messages(admin, subject, group, selection, few)
         if not views:  # it was parked since
             raise ParkedKeyUnknownError
-        view = views[0]
-        count = view.messages if first is None else min(first, view.messages)
+        count = sum(view.messages if first is None else min(first, view.messages) for view in views)
         skipped = 0
         if count:
-            what = f"{counted(count, 'message')} of {key_text(key)}"
+            what = f"{counted(count, 'message')} of {_whose(selection)}"
             if output is OutputFormat.TABLE:
                 title = f"{what}: no consumer of {group} will handle"
-                show_table(message_table(f"{title} these" if count <= few else title, lost))
+                all_shown = count <= len(lost)
+                show_table(message_table(f"{title} these" if all_shown else title, lost))
             confirm(f"Skip {what}?", yes=yes)
-            skipped = await admin.skip(subject, group, view.partition_id, key, first=count)
+            skipped = await admin.skip(subject, group, **selection.asked, first=first)
+    numbers = sorted({view.partition_id for view in views})
     if output is OutputFormat.JSON:
-        show_json({"partition_id": view.partition_id, "skipped": skipped})
+        where = {"partition_id": numbers[0]} if len(numbers) == 1 else {"partition_ids": numbers}
+        show_json({**where, "skipped": skipped})
     else:
-        show_line(f"partition {view.partition_id}: {counted(skipped, 'message')} skipped")
+        which = f"partition{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        show_line(f"{which}: {counted(skipped, 'message')} skipped")
+
+
+def _whose(selection: Selection) -> str:
+    """Which messages a selection names, for people."""
+    key = selection.wanted_key()
+    if isinstance(key, EllipsisType):
+        return "dead letters" if selection.among_dead else "the keys asked for"
+    return f"dead letters of {key_text(key)}" if selection.among_dead and key else key_text(key)
 
 
 async def edit_parked(
@@ -142,9 +158,9 @@ def _content(path: Path) -> bytes:
 
 
 async def _messages(
-    admin: Admin, subject: str, group: str, key: bytes | None, partition: int | None, first: int
+    admin: Admin, subject: str, group: str, selection: Selection, first: int
 ) -> list[ParkedMessage]:
-    messages = admin.parked_messages(subject, group, key, partition_id=partition, first=first)
+    messages = admin.parked_messages(subject, group, **selection.asked, first=first)
     return [message async for message in messages]
 
 

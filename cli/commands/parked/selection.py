@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from types import EllipsisType
+from typing import Any
 
 import typer
 
 from ....admin import ParkedKeyView
 from ....protocol.errors import ConfigError
 from ....protocol.http.message_json import bytes_field
+from ....protocol.reading.instants import ago_ms
 
 KEY_CHARS_SHOWN = 60
 
@@ -24,8 +26,10 @@ class Selection:
     no_key: bool = False
     dead: bool = False
     partition: int | None = None
-    older_than_s: float | None = None
+    older_than: str | None = None
     error: str | None = None
+    among_dead: bool | None = None
+    """True: dead letters alone; False: all others; None: both."""
 
     def wanted_key(self) -> bytes | EllipsisType | None:
         """
@@ -45,17 +49,30 @@ class Selection:
             return _not_empty(_bytes_of(self.key_hex))
         return ... if self.key is None else _not_empty(self.key.encode(errors="surrogateescape"))
 
-    def one_key(self) -> bytes | None:
-        """The same, where a key must be named.  Raises ConfigError."""
-        key = self.wanted_key()
-        if isinstance(key, EllipsisType):
-            raise ConfigError("name the key: --key, --key-hex, --no-key or --dead")
-        return key
-
     @property
     def older_than_ms(self) -> int | None:
-        """The age in milliseconds."""
-        return None if self.older_than_s is None else int(self.older_than_s * 1000)
+        """The age in milliseconds.  Raises ConfigError."""
+        if self.older_than is None:
+            return None
+        age_ms = ago_ms(f"-{self.older_than}")
+        if age_ms is None and self.older_than.isascii() and self.older_than.isdecimal():
+            age_ms = int(self.older_than[:12]) * 1_000
+        if age_ms is None:
+            raise ConfigError(
+                f"--older-than {self.older_than[:40]!r}: give it as 90, 15m, 1h or 2d"
+            )
+        return age_ms
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the calls of an admin take.  Raises ConfigError."""
+        return {
+            "key": self.wanted_key(),
+            "dead": self.among_dead,
+            "partition_id": self.partition,
+            "older_than_ms": self.older_than_ms,
+            "error": self.error,
+        }
 
     @property
     def by_key(self) -> bool:
@@ -65,7 +82,7 @@ class Selection:
     @property
     def said(self) -> bool:
         """True if anything says which keys."""
-        others = (self.partition, self.older_than_s, self.error)
+        others = (self.partition, self.older_than, self.error)
         return self.by_key or any(other is not None for other in others)
 
 
@@ -91,11 +108,11 @@ def key_text(key: bytes | None) -> str:
 
 
 def key_facts(view: ParkedKeyView) -> dict[str, object]:
-    """A parked key as names and values for programs; `key` is missing for dead letters."""
+    """A parked key as names and values for programs; `key` is missing for dead letters of any key, and for retries."""
     failure = view.failure
     return {
         "partition_id": view.partition_id,
-        "dead": view.key is None,
+        "dead": view.is_dead,
         **({} if view.key is None else bytes_field("key", view.key)),
         "state": view.state,
         "messages": view.messages,
@@ -103,6 +120,7 @@ def key_facts(view: ParkedKeyView) -> dict[str, object]:
         "failure": failure and {name: getattr(failure, name) for name in failure.__struct_fields__},
         "first_source": view.first_source,
         "first_offset": view.first_offset,
+        **({} if view.tries is None else {"tries": view.tries, "next_ms": view.next_ms}),
     }
 
 

@@ -15,6 +15,7 @@ from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
     AncestorTold,
+    Bury,
     Clear,
     Edit,
     EditedMessage,
@@ -51,6 +52,7 @@ CHANGES: tuple[ParkChange, ...] = (
     Edit(b"N14228", EDITED),
     Shift(4, -5, 3, ((7, 8),)),
     Shift(-5, None, 3, ((7, 8),), FAILURE),
+    Bury(b"N24211", ((11, 12),), FAILURE),
 )
 KEY_ROWS = [
     ParkedKeyRow(b"N14228", ParkState.PARKED, 2),

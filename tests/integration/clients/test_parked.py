@@ -17,7 +17,7 @@ from keylane import (
 from keylane.admin import ParkedKeyView, ParkState
 from keylane.errors import ParkedKeyUnknownError, PartitionUnknownError
 from keylane.protocol.operations import OperationKind, Reshape
-from keylane.protocol.parked import Park, ParkedKeyRow
+from keylane.protocol.parked import Failure, Park, ParkedKeyRow
 from support.cluster import Cluster
 from support.parked.raw_owner import FAILURE, RawOwner
 from support.server_process import run_keylane
@@ -232,3 +232,62 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
         assert "nothing to redrive" in keylane(shared_cluster, "redrive", *where, "--all", "--yes")
         refused = keylane(shared_cluster, "skip", *where, "--key", "unknown", "--yes", status=1)
         assert "ParkedKeyUnknownError" in refused
+
+
+async def test_dead_letters_are_chosen_by_key(shared_cluster: Cluster):
+    places = await sent(shared_cluster, "dead-by-key", partitions=1)
+    where = ("dead-by-key", "g")
+    async with (
+        asyncio.timeout(120),
+        RawOwner(shared_cluster.meta, *where) as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        number = places[b"a"][0][0]
+        letters = places[b"a"][:3] + places[b"b"][:2]
+        await owner.change(number, Park(None, ranges(sorted(letters)), FAILURE))
+        await owner.change(number, Park(b"b", ranges(places[b"b"][2:]), FAILURE))
+        (view,) = await keys_of(admin, "dead-by-key", key=b"a", dead=True)
+        assert (view.key, view.messages, view.first_offset) == (None, 3, places[b"a"][0][1])
+        dead = admin.parked_messages(*where, b"b", dead=True)
+        assert [(each.partition_id, each.offset) async for each in dead] == places[b"b"][:2]
+        parked = admin.parked_messages(*where, error="aircraft", dead=False)
+        assert [(each.partition_id, each.offset) async for each in parked] == places[b"b"][2:]
+
+        shown = run_keylane("dead", "show", *where, "--key", "b", "--meta", shared_cluster.meta)
+        assert "value 1" in shown.stdout
+        assert "value 0" not in shown.stdout
+        assert await admin.skip(*where, key=b"b", dead=True, first=1) == 1
+        assert await admin.skip(*where, key=b"b", dead=True) == 1
+        with pytest.raises(InvalidRequestError, match="together"):
+            await admin.skip(*where, dead=True, error="ValueError")
+        with pytest.raises(InvalidRequestError):
+            await admin.skip(*where)
+        with pytest.raises(ParkedKeyUnknownError):
+            await admin.skip(*where, key=b"b", dead=True)
+        edited = await admin.edit_parked(*where, *places[b"a"][1], value=b"mended")
+        assert edited.edited
+        (redriven,) = await admin.redrive(*where, key=b"a", dead=True)
+        assert redriven.messages == 3
+        assert ParkedKeyRow(0, ParkState.REDRIVING, 3) in await owner.keys(number)
+        (chosen,) = [v for v in await keys_of(admin, "dead-by-key", retrying=True) if v.tries == 0]
+        assert (chosen.key, chosen.messages, chosen.is_dead) == (None, 3, False)
+
+
+async def test_commands_choose_by_age_and_error(shared_cluster: Cluster):
+    places = await sent(shared_cluster, "parked-chosen")
+    where = ("parked-chosen", "g")
+    async with asyncio.timeout(120), RawOwner(shared_cluster.meta, *where) as owner:
+        await park(owner, places, b"a")
+        other = Failure("KeyError", "town", "host-1:worker", 1_800_000_000_123, 5)
+        await owner.change(places[b"b"][0][0], Park(b"b", ranges(places[b"b"]), other))
+        shown = keylane(shared_cluster, "show", *where, "--error", "KeyError")
+        assert "value 1" in shown
+        assert "value 0" not in shown
+        table = keylane(shared_cluster, "list", *where)
+        assert "failed at" in table
+        assert "No key" not in keylane(shared_cluster, "show", *where, "--older-than", "0")
+        refused = keylane(shared_cluster, "show", *where, "--older-than", "1h", status=1)
+        assert "ParkedKeyUnknownError" in refused
+        assert "say which" in keylane(shared_cluster, "show", *where, status=1)
+        said = keylane(shared_cluster, "skip", *where, "--error", "town", "--all", "--yes")
+        assert "4 messages skipped" in said

@@ -178,3 +178,73 @@ async def test_retry_is_refused_on_a_strict_subject(shared_cluster: Cluster):
     async with Admin(shared_cluster.meta) as admin:
         with pytest.raises(RetryPolicyError):
             await admin.set_group(subject, "g", on_failure="retry")
+
+
+async def test_list_shows_the_tries_and_the_next_time_of_what_waits_for_retry(
+    shared_cluster: Cluster,
+):
+    subject, handler = "retry-listed", Handler()
+    await shared_cluster.create(subject, partitions=1, strategy="best_tried")
+    handler.poison = {b"bad"}
+    slow = Backoff(first_ms=60_000, max_ms=60_000)
+    consumer = Consumer(
+        shared_cluster.meta,
+        subject=subject,
+        group="g",
+        handler=handler,
+        settings=ConsumerSettings(retry_backoff=slow),
+    )
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        Admin(shared_cluster.meta) as admin,
+        consumer,
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        waiting = []
+        while sum(view.messages for view in waiting) < 2:
+            waiting = [view async for view in admin.parked(subject, "g", retrying=True)]
+            await asyncio.sleep(0.05)
+        (view,) = waiting
+        assert (view.key, view.tries, view.messages, view.is_dead) == (None, 1, 2, False)
+        assert view.failure is not None
+        assert view.next_ms is not None
+        assert 20_000 <= view.next_ms - view.failure.at_ms <= 61_000
+        listed = await asyncio.to_thread(
+            run_keylane, "parked", "list", subject, "g", "--meta", shared_cluster.meta
+        )
+        assert "waits for retry" in listed.stdout
+        assert [view async for view in admin.parked(subject, "g")] == []
+
+
+async def test_dead_letters_of_one_key_are_retried_alone(shared_cluster: Cluster):
+    """Those that fail again are dead letters as before; those of other keys stay where they are."""
+    subject, handler = "dead-one-key", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad", b"worse"}
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        Admin(shared_cluster.meta) as admin,
+        consumer_of(shared_cluster, subject, handler, on_failure="dead", tries_max=1),
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        await send(producer, subject, b"worse", 0, 1)
+
+        async def dead(count: int) -> None:
+            seen = -1
+            while seen != count:
+                views = [view async for view in admin.parked(subject, "g", dead=True)]
+                seen = sum(view.messages for view in views)
+                await asyncio.sleep(0.05)
+
+        await dead(4)
+        tried = len(handler.tried)
+        await admin.redrive(subject, "g", key=b"worse", dead=True)
+        await eventually(lambda: len(handler.tried) == tried + 2)
+        await dead(4)
+        handler.poison = {b"worse"}
+        await admin.redrive(subject, "g", key=b"bad", dead=True)
+        await eventually(lambda: handler.handled[b"bad"] == [0, 1])
+        await dead(2)
+        assert handler.handled[b"worse"] == []

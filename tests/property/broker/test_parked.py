@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keylane.broker.partition import park_checks
 from keylane.broker.partition.offset_runs import OffsetRuns
 from keylane.broker.partition.park_checks import park_changes
 from keylane.broker.partition.parked import Parked
@@ -16,6 +18,8 @@ from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
+    AskedChange,
+    Bury,
     Clear,
     Edit,
     EditedMessage,
@@ -24,6 +28,7 @@ from keylane.protocol.parked import (
     Freeze,
     Park,
     ParkChange,
+    ParkOrBury,
     ParkState,
     Redrive,
     Shift,
@@ -33,6 +38,8 @@ from support.running.examples import examples
 
 OWN = 7
 END = 24
+MESSAGES_MAX = 8
+"""So few that some keys find no room."""
 KEYS = st.sampled_from([b"a", b"b", b"", None, 1, 2, -2])
 RETRY_KEYS = st.sampled_from([1, 2, -2])
 FAILURES = st.sampled_from([Failure("E", "text", "c", 1, 1), Failure("F", "", "d", 2, 9)])
@@ -63,11 +70,13 @@ ADOPTED = st.builds(
 CHANGES = st.one_of(
     st.builds(Park, KEYS, SOME, FAILURES),
     st.builds(Park, KEYS, SOME),
+    st.builds(Bury, st.sampled_from([b"a", b"b"]), SOME, st.none() | FAILURES),
     st.builds(Unpark, KEYS, SOURCES, SOME),
     st.builds(Unpark, KEYS, st.just(OWN), st.just(((0, END),))),
     st.builds(Redrive, KEYS),
     st.builds(Free, KEYS),
     st.builds(Edit, KEYS, EDITED),
+    st.builds(Shift, st.sampled_from([None, 0]), st.sampled_from([None, 0]), SOURCES, SOME),
     st.builds(Shift, RETRY_KEYS, RETRY_KEYS | st.none(), SOURCES, SOME, st.none() | FAILURES),
     st.builds(
         Adopt, st.sampled_from([3, 5]), st.lists(ADOPTED, max_size=2).map(tuple), st.booleans()
@@ -75,7 +84,10 @@ CHANGES = st.one_of(
     st.just(Freeze()),
     st.just(Clear()),
 )
-REQUESTS = st.lists(st.lists(CHANGES, min_size=1, max_size=3), max_size=14)
+ASKED = CHANGES | st.builds(
+    ParkOrBury, KEYS.filter(lambda key: not isinstance(key, int)), SOME, st.none() | FAILURES
+)
+REQUESTS = st.lists(st.lists(ASKED, min_size=1, max_size=3), max_size=14)
 Log = list[tuple[int, ParkChange]]
 
 
@@ -107,12 +119,15 @@ def fold(log: Log, parked: Parked | None = None) -> Parked:
     return parked
 
 
-def served(requests: list[list[ParkChange]]) -> tuple[Log, Parked, AckedOffsets]:
+def served(requests: list[list[AskedChange]]) -> tuple[Log, Parked, AckedOffsets]:
     """What a broker writes for these requests, of which some are refused."""
     parked, acked, log = Parked(OWN), AckedOffsets(0), Log()
     for at_ms, request in enumerate(requests, 10):
+        asked = [change for change in request if not isinstance(change, Bury)]
         try:
-            wanted = park_changes(parked, request, acked, next_offset=END)
+            with pytest.MonkeyPatch.context() as bounds:
+                bounds.setattr(park_checks, "PARKED_MESSAGES_MAX", MESSAGES_MAX)
+                wanted = park_changes(parked, asked, acked, next_offset=END)
         except KeylaneError:
             continue
         for change in wanted:

@@ -1,4 +1,4 @@
-"""Keys whose handlers fail for a while are parked; an operator redrives, skips and edits, while partitions change and brokers crash."""
+"""Keys whose handlers fail for a while are parked, or dead where none finds room; an operator redrives, skips and edits, while partitions change and brokers crash."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from keylane.admin import Admin
+from keylane.broker.partition import park_checks
 from keylane.broker.partition.parked import Parked
+from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Edited, SetAside
+from keylane.checker.findings import Findings
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import ChangeParkedKey, ParkedView
@@ -21,6 +24,8 @@ from sim.features.feature import Feature
 from sim.swarm import Swarm
 
 GROUP = "group0"
+KEYS_MAX = 1
+"""Keys that may be parked on a partition where others become dead letters; as many may be dead."""
 EDITED = b"edited:"
 """Values that operators give begin so."""
 
@@ -120,6 +125,8 @@ class Parks(Feature):
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
         policy = {"on_failure": "park", "tries_max": rng.choice((1, 2, 3))}
+        if policy["tries_max"] != 2:
+            policy["on_full"] = "dead"
         return replace(
             swarm,
             keys=rng.choice((2, 3, 6)),
@@ -130,6 +137,12 @@ class Parks(Feature):
 
     def build(self) -> None:
         self.keys = ParkedKeys(self)
+        self._keys_max = park_checks.PARKED_KEYS_MAX
+        if self.world.swarm.consumer.get("on_full"):
+            park_checks.PARKED_KEYS_MAX = KEYS_MAX
+
+    def check(self, findings: Findings, hosted: dict[int, HostedPartition]) -> None:
+        park_checks.PARKED_KEYS_MAX = self._keys_max
 
     async def work(self) -> None:
         """Have keys fail, and redrive, skip, edit and reshape; once all is healed redrive until nothing is parked."""

@@ -163,6 +163,7 @@ CATCHES: dict[str, int] = {
     "strict_gives_up": 0,
     "strict_gives_up_at_a_broken_disk": 5,
     "strict_is_given_up_too": 213,
+    "tail_of_a_dead_key_is_handed_out": 2_000_000_066,
     "token_reused": 0,
     "unheard_grants_stay": 25,
     "unheard_sessions_hold_the_place": 2_000_000_357,

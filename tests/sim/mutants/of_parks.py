@@ -14,7 +14,7 @@ from keylane.consumer.parking.redrive import Redrives
 from keylane.consumer.pulling.careful import CarefulHandOut
 from keylane.metaserver.groups import lease_rows
 from keylane.protocol.frames import ParkedRows
-from keylane.protocol.parked import LOOSE, Free
+from keylane.protocol.parked import LOOSE, Free, ParkState
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -42,6 +42,19 @@ def parked_is_forgotten_at_restart(patches: Patches) -> None:
         self.groups[body.group].parked = None
 
     real = patches.set(HostedPartition, "apply_parked", apply)
+
+
+def tail_of_a_dead_key_is_handed_out(patches: Patches) -> None:
+    """A consumer that begins takes dead keys for dead letters of any key, and hands their later messages out."""
+
+    async def refresh(self: Any) -> Any:
+        before = set(self.keys)
+        rows = await real(self)
+        dead = {row.key for row in rows if row.state is ParkState.DEAD}
+        self.keys.difference_update(dead - before)
+        return rows
+
+    real = patches.set(KeyParking, "refresh", refresh)
 
 
 def redriven_messages_run_backwards(patches: Patches) -> None:
@@ -121,6 +134,7 @@ BREAKS: tuple[Breaks, ...] = (
     later_messages_pass_a_parked_key,
     new_messages_overtake_suspects,
     parked_is_forgotten_at_restart,
+    tail_of_a_dead_key_is_handed_out,
     redriven_messages_run_backwards,
     redriven_messages_are_done_at_once,
     redriven_key_is_free_at_once,

@@ -21,12 +21,15 @@ from keylane.protocol.parked import (
     PARKED_ROWS_MAX,
     Adopt,
     AdoptedKey,
+    AskedChange,
+    Bury,
     Clear,
     Failure,
     Free,
     Freeze,
     Park,
     ParkChange,
+    ParkOrBury,
     ParkState,
     Redrive,
     Unpark,
@@ -42,7 +45,7 @@ class CheckedDesk:
         self.parked = Parked(7)
         self.acked = acked or AckedOffsets(0)
 
-    def ask(self, *changes: ParkChange) -> list[ParkChange]:
+    def ask(self, *changes: AskedChange) -> list[ParkChange]:
         """Have the changes checked and made."""
         wanted = park_changes(self.parked, changes, self.acked, next_offset=100)
         for change in wanted:
@@ -191,7 +194,7 @@ def test_parent_is_adopted_once():
     assert len(desk.parked) == 0
 
 
-def full(desk: CheckedDesk, error: type[KeylaneError], *changes: ParkChange) -> None:
+def full(desk: CheckedDesk, error: type[KeylaneError], *changes: AskedChange) -> None:
     before = desk.parked.image()
     with pytest.raises(error):
         desk.ask(*changes)
@@ -205,7 +208,72 @@ def test_keys_have_a_limit(monkeypatch: pytest.MonkeyPatch):
     full(desk, ParkFullError, Park(b"b", ((1, 2),), FAILURE), Park(b"c", ((2, 3),), FAILURE))
     desk.ask(Park(b"b", ((1, 2),), FAILURE))
     desk.ask(Park(b"a", ((3, 4),)), Park(b"a", ((4, 5),), FAILURE))
-    full(desk, ParkFullError, Park(None, ((2, 3),), FAILURE))
+    desk.ask(Park(None, ((2, 3),), FAILURE))
+
+
+def test_dead_letters_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(park_checks, "PARKED_MESSAGES_MAX", 3)
+    desk = CheckedDesk()
+    desk.ask(Park(b"a", ((0, 3),), FAILURE))
+    desk.ask(Park(None, ((3, 6),), FAILURE))
+    full(desk, ParkFullError, Park(None, ((6, 7),), FAILURE))
+    full(desk, ParkFullError, Park(b"a", ((6, 7),)))
+
+
+def test_key_without_room_is_buried_and_so_is_what_follows(monkeypatch: pytest.MonkeyPatch):
+    """Its later messages need no word that it is dead."""
+    monkeypatch.setattr(park_checks, "PARKED_KEYS_MAX", 1)
+    desk = CheckedDesk()
+    assert desk.ask(ParkOrBury(b"a", ((0, 1),), FAILURE)) == [Park(b"a", ((0, 1),), FAILURE)]
+    asked = [ParkOrBury(b"b", ((1, 2), (4, 5)), FAILURE), ParkOrBury(b"b", ((6, 7),))]
+    buried = [Bury(b"b", ((1, 2), (4, 5)), FAILURE), Park(b"b", ((6, 7),))]
+    assert desk.ask(*asked) == buried
+    assert desk.ask(ParkOrBury(b"b", ((8, 9),))) == [Park(b"b", ((8, 9),))]
+    assert desk.ask(*asked[1:]) == []
+    assert desk.parked.get(b"b").state is ParkState.DEAD
+    assert list(desk.parked.get(b"b").rows()) == [(7, 1, 2), (7, 4, 5), (7, 6, 7), (7, 8, 9)]
+    full(desk, ParkFullError, ParkOrBury(b"c", ((2, 3),), FAILURE))
+    assert desk.ask(ParkOrBury(b"", ((2, 3),), FAILURE)) == [Park(None, ((2, 3),), FAILURE)]
+
+
+def test_parked_key_is_buried_whole_when_its_tail_finds_no_room(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(park_checks, "PARKED_MESSAGES_MAX", 4)
+    desk = CheckedDesk()
+    desk.ask(ParkOrBury(b"a", ((0, 2),), FAILURE), ParkOrBury(b"b", ((2, 4),), FAILURE))
+    assert desk.ask(ParkOrBury(b"a", ((4, 5),))) == [Bury(b"a", ((4, 5),))]
+    assert desk.parked.dead == (1, 3)
+    assert desk.ask(ParkOrBury(b"b", ((5, 7),))) == [Park(b"b", ((5, 7),))]
+    full(desk, ParkFullError, ParkOrBury(b"a", ((7, 9),)))
+    full(desk, ParkFullError, ParkOrBury(b"b", ((7, 9),)))
+
+
+def test_redriven_key_stays_so_when_its_tail_finds_no_room(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(park_checks, "PARKED_MESSAGES_MAX", 2)
+    desk = CheckedDesk()
+    desk.ask(ParkOrBury(b"a", ((0, 2),), FAILURE))
+    desk.ask(Redrive(b"a"))
+    assert desk.ask(ParkOrBury(b"a", ((2, 3),))) == [Park(b"a", ((2, 3),))]
+    assert desk.parked.get(b"a").state is ParkState.REDRIVING
+
+
+def test_dead_key_is_redriven_and_freed_as_a_parked_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(park_checks, "PARKED_KEYS_MAX", 1)
+    desk = CheckedDesk()
+    desk.ask(ParkOrBury(b"b", ((2, 3),), FAILURE), ParkOrBury(b"a", ((0, 2),), FAILURE))
+    assert desk.parked.get(b"a").state is ParkState.DEAD
+    assert desk.ask(Redrive(b"a")) == [Redrive(b"a")]
+    desk.ask(Unpark(b"a", 7, ((0, 2),)), Free(b"a"))
+    assert desk.parked.get(b"a") is None
+
+
+def test_dead_key_whose_messages_are_all_skipped_is_freed_by_its_owner(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(park_checks, "PARKED_KEYS_MAX", 1)
+    desk = CheckedDesk()
+    desk.ask(ParkOrBury(b"b", ((2, 3),), FAILURE), ParkOrBury(b"a", ((0, 2),), FAILURE))
+    assert desk.parked.get(b"a").state is ParkState.DEAD
+    assert desk.ask(Unpark(b"a", 7, ((0, 2),)))[-1] == Redrive(b"a")
 
 
 def test_messages_have_a_limit(monkeypatch: pytest.MonkeyPatch):

@@ -8,8 +8,9 @@ import sys
 import msgspec
 import pytest
 
-from keylane.broker.partition.parked import Parked, key_of, operators_change
-from keylane.protocol.errors import InvalidRequestError, ParkedMessageUnknownError
+from keylane.broker.partition.park_views import listed_keys
+from keylane.broker.partition.parked import Parked
+from keylane.protocol.errors import ParkedMessageUnknownError
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import (
     FAILURE_TEXT_CHARS_MAX,
@@ -17,7 +18,7 @@ from keylane.protocol.parked import (
     PARKED_ROWS_MAX,
     Adopt,
     AdoptedKey,
-    ChangeParkedKey,
+    Bury,
     Clear,
     Edit,
     EditedMessage,
@@ -28,6 +29,7 @@ from keylane.protocol.parked import (
     ParkChange,
     ParkState,
     Redrive,
+    Shift,
     Unpark,
 )
 
@@ -147,10 +149,10 @@ def test_pages_keep_their_length():
         pages.append(page)
     assert sum(len(page) for page in pages) == 1500
     assert all(len(msgspec.msgpack.encode(page)) < PARKED_PAGE_BYTES + 8_192 for page in pages)
-    listed = parked.listed("g", 0, 1_000)
+    listed = listed_keys(parked, "g", 0, 1_000)
     assert listed.more
     assert len(msgspec.json.encode(listed)) < PARKED_PAGE_BYTES + 16_384
-    assert parked.listed("g", 1499, 1_000).more is False
+    assert listed_keys(parked, "g", 1499, 1_000).more is False
     key_rows = parked.key_rows(0)
     assert len(msgspec.msgpack.encode(key_rows)) < PARKED_PAGE_BYTES + 8_192
     assert parked.key_rows(len(key_rows))[0].key[:4] == b"%04d" % len(key_rows)
@@ -165,10 +167,27 @@ def test_offsets_of_a_key_are_given_from_the_oldest_on():
     assert parked.offsets(b"other", count=1).rows == []
 
 
-def test_key_without_messages_is_listed():
-    parked = parked_of(Park(b"k", ((0, 1),), FAILURE), Unpark(b"k", 7, ((0, 1),)))
-    (view,) = parked.listed("g", 0, 10).keys
-    assert (view.messages, view.first_source, view.first_offset) == (0, 7, -1)
+def test_buried_key_is_dead_with_all_its_messages():
+    before = parked_of(Park(b"k", ((0, 2),), FAILURE), Park(None, ((5, 6),), FAILURE))
+    image = before.image()
+    undo = before.apply(Bury(b"k", ((3, 4),)), at_ms=9)
+    key = before.get(b"k")
+    assert (key.state, key.failure, key.since_ms) == (ParkState.DEAD, FAILURE, 1)
+    assert list(key.rows()) == [(7, 0, 2), (7, 3, 4)]
+    assert before.dead == (1, 4)
+    assert Parked.of_image(7, before.image()).get(b"k").state is ParkState.DEAD
+    undo()
+    assert (before.image(), before.dead) == (image, (0, 1))
+
+
+def test_next_tries_are_known_until_the_message_leaves():
+    parked = parked_of(Park(2, ((0, 2),), FAILURE))
+    parked.note_next_tries([(2, 7, 0, 400), (2, 7, 1, 300), (2, 7, 9, 1), (3, 7, 0, 1)])
+    assert parked.get(2).next_tries == {(7, 0): 400, (7, 1): 300}
+    parked.apply(Shift(2, 3, 7, ((1, 2),), FAILURE), at_ms=1)
+    assert parked.get(2).next_tries == {(7, 0): 400}
+    parked.forget_next_tries()
+    assert parked.get(2).next_tries == {}
 
 
 def test_image_of_nothing_is_empty():
@@ -180,28 +199,6 @@ def test_image_of_frozen_and_adopted_is_kept_without_keys():
     parked = parked_of(Adopt(3, (), last=True), Freeze())
     again = Parked.of_image(7, parked.image())
     assert (again.adopted, again.frozen, bool(again), len(again)) == ({3}, True, True, 0)
-
-
-@pytest.mark.parametrize(("hexed", "key"), [("4e31", b"N1"), ("", b""), (None, None)])
-def test_key_is_read_from_hexadecimal(hexed: str | None, key: bytes | None):
-    assert operators_change(ChangeParkedKey(group="g", key_hex=hexed)) == [Redrive(key)]
-    asked = ChangeParkedKey(group="g", key_hex=hexed, skip=[(3, 0, 1), (7, 4, 6)])
-    assert operators_change(asked) == [Unpark(key, 3, ((0, 1),)), Unpark(key, 7, ((4, 6),))]
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ChangeParkedKey(group="g", key_hex="4e3"),
-        ChangeParkedKey(group="g", key_hex="zz"),
-        ChangeParkedKey(group="g", key_hex="4e", skip=[]),
-        ChangeParkedKey(group="g", key_hex="4e", skip=[(1, 0, 1)] * (PARKED_ROWS_MAX + 1)),
-    ],
-)
-def test_change_of_an_operator_is_refused_when_it_is_impossible(asked: ChangeParkedKey):
-    with pytest.raises(InvalidRequestError):
-        operators_change(asked)
-    assert key_of("4e") == b"N"
 
 
 MILLION = """

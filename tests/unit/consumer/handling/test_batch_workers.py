@@ -290,3 +290,49 @@ class Window(Client):
 
     def done(self, offset: int) -> None:
         self.handled.append(offset)
+
+
+@pytest.mark.parametrize("how", ["Retry", "NACK"])
+async def test_batch_that_asks_for_another_try_is_set_aside_for_it_under_retry(how: str):
+    """Each message for itself, after one try; others of its keys go on."""
+    tried: list[list[int]] = []
+
+    async def handle(messages: list[Message]) -> object:
+        tried.append([message.offset for message in messages])
+        if messages[0].offset:
+            return None
+        if how == "Retry":
+            raise Retry("not yet", after_s=0)
+        return NACK
+
+    client = Client()
+    failing = Failing(policy=FailurePolicy.RETRY)
+    workers = workers_of(handle, failing=failing, max_records=2, concurrency=1)
+    client.give(workers, b"a", b"b", b"a", b"b")
+    await eventually(lambda: len(tried) == 2 and client.in_flight.count == 0)
+    await workers.close()
+    assert tried == [[0, 1], [2, 3]]
+    assert [(what, offset) for what, offset, *_ in client.set_aside] == [
+        ("retried", 0),
+        ("retried", 1),
+    ]
+    assert client.handled == [2, 3]
+
+
+async def test_message_that_asks_too_often_is_buried_alone_of_a_batch():
+    async def handle(_messages: list[Message]) -> object:
+        return NACK
+
+    client = Client()
+    failing = Failing(policy=FailurePolicy.RETRY, retry_tries_max=3)
+    workers = workers_of(handle, failing=failing, max_records=2, concurrency=1)
+    messages = client.messages(b"a", b"b")
+    messages[0].attempt = 3
+    client.in_flight.count += 2
+    workers.put(messages)
+    await eventually(lambda: client.in_flight.count == 0)
+    await workers.close()
+    assert [(what, offset) for what, offset, *_ in client.set_aside] == [
+        ("buried", 0),
+        ("retried", 1),
+    ]

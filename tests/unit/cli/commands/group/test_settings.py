@@ -57,6 +57,7 @@ async def test_set_without_an_option_is_refused():
         await set_group(
             *("127.0.0.1:1", OutputFormat.TABLE, "s", "g"),
             on_failure=None,
+            on_full=None,
             tries_max=None,
             backoff_first_ms=None,
             backoff_max_ms=None,

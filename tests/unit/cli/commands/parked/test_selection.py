@@ -63,17 +63,11 @@ def test_impossible_options_are_refused(selection: Selection):
         selection.wanted_key()
 
 
-def test_key_has_to_be_named_where_messages_are_shown_or_skipped():
-    with pytest.raises(ConfigError, match="--key"):
-        Selection(partition=3).one_key()
-    assert Selection(dead=True).one_key() is None
-
-
 @pytest.mark.parametrize(
     ("selection", "said"),
     [
         (Selection(), False),
-        (Selection(older_than_s=0), True),
+        (Selection(older_than="0"), True),
         (Selection(error="E"), True),
         (Selection(partition=1), True),
         (Selection(dead=True), True),
@@ -83,9 +77,25 @@ def test_selection_knows_whether_anything_was_said(selection: Selection, said: b
     assert selection.said is said
 
 
-def test_age_is_in_milliseconds():
-    assert Selection(older_than_s=1.5).older_than_ms == 1_500
+@pytest.mark.parametrize(
+    ("text", "age_ms"), [("90", 90_000), ("1h", 3_600_000), ("2d", 172_800_000), ("15ms", 15)]
+)
+def test_age_is_read_as_seconds_or_with_a_unit(text: str, age_ms: int):
+    assert Selection(older_than=text).older_than_ms == age_ms
     assert Selection().older_than_ms is None
+
+
+@pytest.mark.parametrize("text", ["", "-1h", "1 h", "soon", "1y", "٣"])
+def test_age_that_cannot_be_is_refused(text: str):
+    with pytest.raises(ConfigError, match="--older-than"):
+        _ = Selection(older_than=text).older_than_ms
+
+
+def test_selection_is_what_an_admin_is_asked_for():
+    asked = Selection(key="a", error="E", partition=3, among_dead=True).asked
+    assert asked == {
+        "key": b"a", "dead": True, "partition_id": 3, "older_than_ms": None, "error": "E",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -115,10 +125,23 @@ def test_table_has_a_row_for_each_key():
     first, second = cells(table)
     assert first[:4] == ["7", "a", "parked", "2"]
     assert first[5:7] == ["3:9", "5"]
-    assert first[7].startswith("ValueError: no xx")
-    assert len(first[7]) == 81
-    assert second[5:] == ["-"] * 4
+    assert first[8].startswith("ValueError: no xx")
+    assert len(first[8]) == 81
+    assert first[8:] == [first[8], "host-1:worker", "-"]
+    assert first[7].startswith("1970-01-01T00:00:00.007")
+    assert second[5:] == ["-"] * 6
     assert parked_table("g on s", []).title == "g on s: nothing is parked"
+
+
+def test_table_shows_what_waits_for_retry_with_its_tries_and_its_next_time():
+    waiting = view(None, tries=3, next_ms=90)
+    chosen = view(None, tries=0, state=ParkState.REDRIVING)
+    first, second = cells(parked_table("g on s", [waiting, chosen]))
+    assert first[1:4] == ["-", "waits for retry", "2"]
+    assert (first[6], first[10][:23]) == ("3", "1970-01-01T00:00:00.090")
+    assert second[1:3] == ["(dead letters)", "redriving"]
+    assert key_facts(waiting)["tries"] == 3
+    assert not key_facts(waiting)["dead"]
 
 
 def test_table_has_a_row_for_each_message():

@@ -1,0 +1,133 @@
+"""What an admin tells of parked keys and messages, and which of them a caller asks for.  Pure."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+
+from msgspec import Struct
+
+from ..protocol.errors import InvalidRequestError
+from ..protocol.ids import MAX_I64
+from ..protocol.limits import KEY_BYTES_MAX
+from ..protocol.message import Message
+from ..protocol.parked import Failure, ParkedView, ParkState
+from ..protocol.settings import is_within
+
+AnyKey = bytes | EllipsisType | None
+
+
+class ParkedKeyView(Struct, frozen=True, kw_only=True):
+    """A key that a consumer group has parked on a partition."""
+
+    partition_id: int
+    key: bytes | None
+    """b"": messages without a key; None: dead letters, of any key, or what waits for retry: see `tries`."""
+    state: ParkState
+    messages: int
+    since_ms: int
+    """When its first message was parked, by the broker's calendar."""
+    failure: Failure | None
+    """The last one: type, text, consumer, time and number of tries."""
+    first_source: int
+    """The partition that has the first message: this one, or an ancestor of it."""
+    first_offset: int
+    """Its offset there; -1: no message is left, and the consumer will free the key."""
+    tries: int | None = None
+    """These messages, of any key, wait for retry, and have failed so often; None: they do not wait for retry.
+    0: dead letters that were chosen to be handled again."""
+    next_ms: int | None = None
+    """When the next of them is tried again, milliseconds since 1970, as its consumer said; None: not known."""
+
+    @property
+    def is_dead(self) -> bool:
+        """True for dead letters: of any key, or all messages of a key that found no room among the parked ones."""
+        return self.tries is None and (self.key is None or self.state is ParkState.DEAD)
+
+
+class ParkedMessage(Struct, frozen=True, kw_only=True):
+    """A parked message, as the partition has it where it was stored."""
+
+    partition_id: int
+    offset: int
+    message: Message[bytes] | None
+    problem: str = ""
+    """Why there is no message, as when retention has removed it."""
+    edited: bool = False
+    """An operator has edited it: value and properties are the new ones."""
+
+
+class WantedKeys:
+    """
+    Which parked keys a caller asks for.
+
+    Args:
+        key: this key; None: dead letters; `...`: any.
+        dead: True: dead letters alone, also those of `key` among dead letters of any key; False: all others.
+        older_than_ms: parked for at least this time.
+        error: a text in the type or in the text of the last failure.
+        now_ms: the calendar, in milliseconds since 1970.
+
+    Raises:
+        InvalidRequestError: a value that cannot be.
+    """
+
+    def __init__(
+        self,
+        key: AnyKey,
+        *,
+        dead: bool | None = None,
+        older_than_ms: int | None = None,
+        error: str | None = None,
+        now_ms: int,
+    ) -> None:
+        if key is not ...:
+            checked_key(key)
+        if older_than_ms is not None and not is_within(older_than_ms, 0, MAX_I64):
+            raise InvalidRequestError(f"not a time in milliseconds: {older_than_ms!r:.40}")
+        if error is not None and not (isinstance(error, str) and error):
+            raise InvalidRequestError(f"not a text of an error: {error!r:.80}")
+        self._key = key
+        self._dead = dead
+        self._error = error
+        self._until_ms = MAX_I64 if older_than_ms is None else now_ms - older_than_ms
+
+    def matches(self, view: ParkedKeyView) -> bool:
+        """True if the key is asked for, or messages of it may be among these."""
+        if self._dead is not None and view.is_dead is not self._dead:
+            return False
+        if view.tries is not None and self._key is not ...:
+            return False
+        if self._key is not ... and self._key != view.key and self.inside(view) is None:
+            return False
+        failure = view.failure
+        text = "" if failure is None else f"{failure.kind}: {failure.text}"
+        return (self._error is None or self._error in text) and view.since_ms <= self._until_ms
+
+    def inside(self, view: ParkedKeyView) -> bytes | None:
+        """The key of the messages that are asked for among dead letters of any key; None: all messages of the view."""
+        among = self._dead and view.key is None and isinstance(self._key, bytes)
+        return self._key if among and isinstance(self._key, bytes) else None
+
+
+def view_of(partition_id: int, view: ParkedView) -> ParkedKeyView:
+    """A broker's view of a parked key, as an admin tells it."""
+    return ParkedKeyView(
+        partition_id=partition_id,
+        key=None if view.key_hex is None else bytes.fromhex(view.key_hex),
+        state=view.state,
+        messages=view.messages,
+        since_ms=view.since_ms,
+        failure=view.failure,
+        first_source=view.first_source,
+        first_offset=view.first_offset,
+        tries=view.tries,
+        next_ms=view.next_ms,
+    )
+
+
+def checked_key(key: object) -> None:
+    """Raises InvalidRequestError: it is no key."""
+    if key is not None and not isinstance(key, bytes):
+        raise InvalidRequestError(f"a key is bytes, or None for dead letters, not {key!r:.80}")
+    if key is not None and len(key) > KEY_BYTES_MAX:
+        raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")

@@ -1,0 +1,80 @@
+"""Which parked keys a caller asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane.admin.parked_views import ParkedKeyView, WantedKeys, checked_key, view_of
+from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.parked import Failure, ParkedView, ParkState
+
+FAILURE = Failure("TimeoutError", "no answer of the bank", "c", 7, 5)
+NOW_MS = 10_000
+
+
+def view(key: bytes | None, **changes: Any) -> ParkedKeyView:
+    facts = {
+        "partition_id": 7, "key": key, "state": ParkState.PARKED, "messages": 2, "since_ms": 4_000,
+        "failure": FAILURE, "first_source": 3, "first_offset": 9,
+    }  # fmt: skip
+    return ParkedKeyView(**(facts | changes))
+
+
+PARKED = view(b"a")
+DEAD_KEY = view(b"a", state=ParkState.DEAD)
+LETTERS = view(None)
+RETRYING = view(None, tries=2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "matching"),
+    [
+        ({}, [PARKED, DEAD_KEY, LETTERS, RETRYING]),
+        ({"key": b"a"}, [PARKED, DEAD_KEY]),
+        ({"key": None}, [LETTERS]),
+        ({"dead": True}, [DEAD_KEY, LETTERS]),
+        ({"dead": False}, [PARKED, RETRYING]),
+        ({"key": b"a", "dead": True}, [DEAD_KEY, LETTERS]),
+        ({"key": b"b", "dead": True}, [LETTERS]),
+        ({"key": b"a", "error": "Timeout"}, [PARKED, DEAD_KEY]),
+        ({"key": b"a", "error": "the bank"}, [PARKED, DEAD_KEY]),
+        ({"error": "ValueError"}, []),
+        ({"key": b"a", "older_than_ms": 6_000}, [PARKED, DEAD_KEY]),
+        ({"older_than_ms": 6_001}, []),
+    ],
+)
+def test_keys_are_chosen_by_key_kind_age_and_error(asked: dict, matching: list):
+    wanted = WantedKeys(**{"key": ..., "now_ms": NOW_MS, **asked})
+    views = [PARKED, DEAD_KEY, LETTERS, RETRYING]
+    assert [each for each in views if wanted.matches(each)] == matching
+
+
+def test_dead_letters_of_any_key_are_looked_into_for_a_key():
+    wanted = WantedKeys(b"a", dead=True, now_ms=NOW_MS)
+    assert wanted.inside(LETTERS) == b"a"
+    assert wanted.inside(DEAD_KEY) is None
+    assert WantedKeys(None, dead=True, now_ms=NOW_MS).inside(LETTERS) is None
+
+
+@pytest.mark.parametrize(
+    "asked", [{"error": ""}, {"error": 5}, {"older_than_ms": -1}, {"key": "a"}]
+)
+def test_value_that_cannot_be_is_refused(asked: dict):
+    with pytest.raises(InvalidRequestError):
+        WantedKeys(**{"key": ..., "now_ms": NOW_MS, **asked})
+
+
+def test_key_is_bytes_within_the_limit():
+    checked_key(b"a")
+    with pytest.raises(InvalidRequestError):
+        checked_key(bytes(2_000))
+
+
+def test_view_of_a_broker_is_told_whole():
+    said = ParkedView(
+        key_hex="61", state=ParkState.PARKED, messages=2, since_ms=4_000, failure=FAILURE,
+        first_source=3, first_offset=9,
+    )  # fmt: skip
+    assert view_of(7, said) == PARKED
