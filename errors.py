@@ -61,6 +61,7 @@ __all__ = [
     "FolderGivenUpError",
     "ForeignHostError",
     "ForeignServerError",
+    "ForkReturnedError",
     "ForkedError",
     "FrameError",
     "GivenUpError",

@@ -107,6 +107,11 @@ class Assignments:
         self._stalls = Stalls()
         self._losses = Losses()
 
+    def forked(self) -> None:
+        """Have no handler start in this process, which is a child: the leases are the parent's."""
+        for client in (*self._clients.values(), *self._ending.values()):
+            client.deadline_ns = 0
+
     def start(self) -> None:
         """Begin to watch for the end of leases."""
         self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")

@@ -256,6 +256,7 @@ class Consumer(Resident, Owned, Taking[V]):
             client=self._client_name,
         )
         self._assignments = self._new_assignments(membership, dispatch)
+        self._connections.home.on_fork = self._assignments.forked
         try:
             await self._connections.wait_for(meta)
             await membership.start(self._assignments)
@@ -276,8 +277,7 @@ class Consumer(Resident, Owned, Taking[V]):
     def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
         if self._broadcast:
             return Broadcast(
-                subject=self._subject, client=self._client_name, meta=meta, connections=self._connections,
-                clock=self._clock,
+                subject=self._subject, client=self._client_name, meta=meta, connections=self._connections, clock=self._clock,
             )  # fmt: skip
         return Membership(
             subject=self._subject,

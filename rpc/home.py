@@ -1,15 +1,18 @@
 """Where a client is open: in one event loop of one process.  Calls from elsewhere are refused.
 
     closed ⇄ open ──fork──▶ forked, in the child, for good: its sockets and its event loop are the parent's
+                               ╰─ forked inside that loop, and back in it ─▶ the child ends
 
 Invariants
     A client that was open when its process was forked does nothing in the child, and nothing of it is finalized
     there: a finalizer would take the parent's sockets out of the selector that both processes have.
+    No callback of the parent's event loop runs in the child: it would read the parent's answers, and send in its name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -22,9 +25,12 @@ from ..protocol.errors import (
     AlreadyOpenError,
     ClosedError,
     ForkedError,
+    ForkReturnedError,
     InvalidRequestError,
     OtherLoopError,
 )
+
+log = logging.getLogger("keylane")
 
 NO_THREAD = 0
 """No thread has this identifier."""
@@ -46,7 +52,8 @@ class Home:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = NO_THREAD
         self._kept: object = None
-        self._on_fork: Callable[[], None] = _nothing
+        self.on_fork: Callable[[], None] = _nothing
+        """Called in a child of the process in which the client is open."""
         self._forked = False
 
     @property
@@ -76,13 +83,13 @@ class Home:
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         self._kept = kept
-        self._on_fork = on_fork
+        self.on_fork = on_fork
         _OPEN.homes.add(self)
 
     def leave(self) -> None:
         """Close the client."""
         self._loop = self._kept = None
-        self._on_fork = _nothing
+        self.on_fork = _nothing
         self._thread = NO_THREAD
 
     def check(self) -> None:
@@ -121,14 +128,37 @@ class Home:
 
     def forked(self) -> None:
         """Note that this process is a child of the one in which the client is open."""
+        if self._loop is not None and self._thread == get_ident() and self._loop.is_running():
+            _end_on_return(self._loop, self._what)
         self._forked = True
         self._loop = None
         self._thread = NO_THREAD
-        self._on_fork()
+        self.on_fork()
 
 
 def _nothing() -> None:
     """Do nothing at a fork."""
+
+
+def _end_on_return(loop: asyncio.AbstractEventLoop, what: str) -> None:
+    """
+    Have this process, which was forked inside a callback of `loop`, end when that callback returns.
+
+    What is ready already would run before a new callback, so this one is put before it; a loop that is not asyncio's own
+    has no such place.
+    """
+    ready = getattr(loop, "_ready", None)
+    if ready is None:
+        loop.call_soon(_end_child, what)
+    else:
+        ready.appendleft(asyncio.Handle(_end_child, (what,), loop))
+
+
+def _end_child(what: str) -> NoReturn:
+    """End a child without its finalizers, and without the parent's buffered output."""
+    error = ForkReturnedError(f"the {what} is open in process {os.getppid()}")
+    log.critical("process %d ends: %s", os.getpid(), error)
+    os._exit(os.EX_SOFTWARE)
 
 
 class _Open:

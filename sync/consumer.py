@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, NoReturn, Self
 
 from ..consumer import (
     AckMode,
+    ArrowBatch,
     Assignment,
     Consumer,
     ConsumerSettings,
@@ -24,6 +25,7 @@ from ..protocol.errors import ClosedError, InvalidRequestError
 from ..protocol.message import Message
 from ..protocol.reading.instants import GroupBegin
 from ..protocol.routing import ConsumeStrategy
+from .arrow_batch import TakenBatch
 from .loop_thread import LoopThread
 
 
@@ -232,6 +234,20 @@ class SyncConsumer(Generic[V]):
         )
         return [TakenMessage(self._thread, message) for message in messages]
 
+    def batches(self) -> Iterator[TakenBatch]:
+        """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does: `batch.ack()` brings the next one."""
+        batches = self._consumer.batches()
+        while True:
+            try:
+                batch = self._thread.run(partial(_next_batch, batches))
+            except ClosedError:
+                if self._thread.state == "open":
+                    raise
+                return
+            if batch is None:
+                return
+            yield TakenBatch(self._thread, batch)
+
     def ack(self, messages: Iterable[TakenMessage[V]]) -> None:
         """Ack messages, as `keylane.Consumer.ack` does."""
         self._thread.run(partial(self._consumer.ack, _taken(messages)))
@@ -271,6 +287,10 @@ class SyncConsumer(Generic[V]):
     def waiting_for(self) -> str:
         """For people: why it is granted no partitions, while an operator has suspended it; else ""."""
         return self._consumer.waiting_for
+
+
+async def _next_batch(batches: AsyncIterator[ArrowBatch]) -> ArrowBatch | None:
+    return await anext(batches, None)
 
 
 def _taken(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:

@@ -69,9 +69,8 @@ class KeyParking:
         """Take over what the parents have parked, if that is not done, and learn which keys are parked."""
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
         self._redrives.careful = answer.suspects_upto > 0 and not blocks
-        if await self._ancestors.adopt_all(answer):
-            rows = await self.refresh()
-            await self._retrying.begin(rows, careful=answer.suspects_upto > 0)
+        rows = await self.refresh() if await self._ancestors.adopt_all(answer) else []
+        await self._retrying.begin(rows, careful=answer.suspects_upto > 0)
         if self._ancestors.unneeded:
             self._ancestors.tell()
 

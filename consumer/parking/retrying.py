@@ -115,7 +115,9 @@ class Retrying:
     # ── what waits ───────────────────────────────────────────────────────────────────────────────────
     async def begin(self, rows: Iterable[ParkedKeyRow], *, careful: bool) -> None:
         """
-        Learn what waits for retry: all of it is due.  No effect but for the first call.
+        Learn what waits for retry: all of it is due.
+
+        No effect but for the first call, also if nothing was parked then: what waits later was put here.
 
         Args:
             rows: what the group has parked.

@@ -18,6 +18,7 @@
     │   ├── SequenceReusedError                            two producers under one id
     │   ├── IdempotencyKeyReusedError                      other messages under an idempotency key
     │   ├── ForkedError, OtherLoopError, AlreadyOpenError  raised by the client: not open here
+    │   ├── ForkReturnedError                              ends the child of a fork
     │   ├── OtherTaskError, MixedUseError                  raised by a consumer without a handler
     │   ├── SeekRefusedError                               a consumer does not set the progress of its group
     │   ├── GroupFilterError                               another member of the group leaves other messages out

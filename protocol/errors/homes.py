@@ -14,6 +14,18 @@ class ForkedError(RefusedError):
     hint = "Open it after the fork: in each process one of its own."
 
 
+class ForkReturnedError(RefusedError):
+    """A child of a fork came back into the event loop of its parent, in which a client is open: the child is ended."""
+
+    code = 1258
+    retry = RetryRule.NEVER
+    summary = "this process was forked inside an event loop, and came back into it: that loop is the parent's"
+    hint = (
+        "End a child that is forked in a handler where its work ends: os._exit(0).  Or start programs with subprocess or with "
+        "multiprocessing, whose processes never come back."
+    )
+
+
 class OtherLoopError(RefusedError):
     """A producer, consumer or reader is used outside of its event loop."""
 

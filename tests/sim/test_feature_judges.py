@@ -17,6 +17,7 @@ from keylane.protocol.progress import CursorView, GroupReset
 from sim.features.deletions import Life, check_groups, mixed_up, owners_of
 from sim.features.instances import stale_calls
 from sim.features.live_resets import check_resets, granted_while_set, unhandled_after
+from sim.features.retries import Try, check_tries
 
 LIVES = [Life(frozenset({1}), ended=3), Life(frozenset({2}))]
 
@@ -120,3 +121,43 @@ def test_call_of_a_replaced_session_is_told_when_a_broker_accepts_it():
     under_way = late._replace(began=3)
     assert stale_calls([*history, under_way], {1}) == []
     assert stale_calls([*history, late], {1})
+
+
+def _try(attempt: int, token: int, began: int, outcome: str = "failed", ends: int = 0) -> Try:
+    return Try((1, 0), attempt, token, began, 10.0 * began, ends, outcome, 10.0 * began + 1)
+
+
+def _wrong(*tries: Try, history: tuple[Any, ...] = (), until: int = 99) -> str:
+    return "; ".join(check_tries(tries, history, tries_max=3, until=until))
+
+
+def test_tries_that_rise_by_one_are_right_also_when_an_owner_repeats_one():
+    assert not _wrong(_try(1, 5, 0), _try(2, 5, 1), _try(2, 6, 2), _try(3, 6, 3, "handled"))
+    assert not _wrong(_try(1, 5, 0, ""), _try(2, 6, 1, ends=1)), "a process that ended counts"
+
+
+def test_try_is_told_when_its_count_falls_leaves_one_out_or_stays():
+    assert "tried 2 times" in _wrong(_try(1, 5, 0), _try(2, 5, 1), _try(1, 6, 2))
+    assert "only 1 times" in _wrong(_try(1, 5, 0), _try(3, 5, 1))
+    assert "so often before" in _wrong(_try(1, 5, 0), _try(1, 5, 1))
+
+
+def test_try_is_told_behind_the_limit_unless_an_operator_asked_for_it():
+    tries = [_try(attempt, 5, attempt) for attempt in (1, 2, 3, 4)]
+    assert "3 are allowed" in _wrong(*tries)
+    assert not _wrong(*tries, until=4)
+
+
+def test_try_is_told_when_it_comes_before_its_time():
+    early = _try(2, 5, 1)
+    early.began_s = 1.05
+    assert "after it failed" in _wrong(_try(1, 5, 0), early)
+
+
+def test_try_is_told_when_the_message_was_handled_for_good():
+    """By the same owner, or by one that has released; an owner that was lost may not have told its broker."""
+    handled = _try(1, 5, 0, "handled")
+    assert "under this token" in _wrong(handled, _try(2, 5, 1))
+    assert not _wrong(handled, _try(1, 6, 1))
+    released = Served("release", "group0", 1, 5, 0)
+    assert "has released" in _wrong(handled, _try(1, 6, 1), history=(released,))

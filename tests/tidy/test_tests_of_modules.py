@@ -214,7 +214,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/reading/test_spark_stream.py": "limits reader watch",
     },
     "sync": {
-        "integration/clients/test_sync_consumer.py": "consumer",
+        "integration/clients/test_sync_consumer.py": "arrow_batch consumer",
         "integration/clients/test_sync_producer.py": "producer",
     },
     "testing": {

@@ -13,6 +13,7 @@ from keylane import (
     ClosedError,
     ConsumerSettings,
     InvalidRequestError,
+    MixedUseError,
     SeekRefusedError,
 )
 from keylane.sync import Consumer, Producer
@@ -107,3 +108,38 @@ def test_failing_key_is_parked_and_partitions_are_paused_without_an_event_loop(
             time.sleep(0.05)
         assert consumer.lag.messages == 0
         assert [each.end_offset for each in consumer.position.values()] == [8]
+
+
+def test_batches_of_arrow_data_are_acked_and_given_back(shared_cluster: Cluster):
+    """The next batch comes once one is acked; what is left is there for the next consumer, and the loop ends at the close."""
+    subject = "sync-arrow"
+    fill(shared_cluster, subject, 40)
+    made = {"subject": subject, "group": "g", "settings": ConsumerSettings(pull_bytes=500)}
+    offsets: list[int] = []
+    with Consumer(shared_cluster.meta, **made) as consumer:
+        batches = consumer.batches()
+        first = next(batches)
+        first.nack()
+        again = next(batches)
+        assert (again.start_offset, again.attempt, len(again)) == (0, 2, first.next_offset)
+        with pytest.raises(MixedUseError):
+            next(consumer)
+        again.ack()
+        offsets += again.record_batch["offset"].to_pylist()
+    assert list(batches) == []
+    with pytest.raises(ClosedError):
+        again.ack()
+    with Producer(shared_cluster.meta) as producer:
+        producer.send_all(subject, [(b"k", b"%d" % at) for at in range(40, 60)])
+    with Consumer(shared_cluster.meta, **made) as consumer:
+        for batch in consumer.batches():
+            assert (batch.start_offset, batch.attempt) == (len(offsets), 1)
+            assert batch.partition_id == again.partition_id
+            assert batch.fencing_token > again.fencing_token
+            values = batch.record_batch["value"].to_pylist()
+            offsets += range(batch.start_offset, batch.next_offset)
+            assert values == [b"%d" % at for at in range(batch.start_offset, batch.next_offset)]
+            batch.ack()
+            if len(offsets) == 60:
+                break
+    assert offsets == list(range(60))

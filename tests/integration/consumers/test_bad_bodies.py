@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
+from pathlib import Path
 
 import pytest
 
-from keylane import Consumer, ConsumerSettings, ForkedError, LeaseLostError, Message, Producer
+from keylane import (
+    Admin,
+    Consumer,
+    ConsumerSettings,
+    ForkedError,
+    LeaseLostError,
+    Message,
+    Producer,
+)
 from support.cluster import Cluster, eventually
 
 
@@ -67,6 +77,41 @@ async def test_handler_that_forks_is_the_parents_alone(shared_cluster: Cluster):
         await eventually(lambda: len(handled) == 4)
     assert handled == [b"%d" % number for number in range(4)]
     assert statuses == [7] * 4
+
+
+@pytest.mark.parametrize("how", ["returns", "awaits", "raises"])
+async def test_child_ends_when_a_forking_handler_comes_back_in_it(
+    shared_cluster: Cluster, tmp_path: Path, how: str
+):
+    """It names its error, and neither acks nor reads; the parent handles every message once."""
+    subject, said = f"forking-{how}", tmp_path / "said"
+    await fill(shared_cluster, subject, 6)
+    handled: list[bytes] = []
+    statuses: list[int] = []
+
+    async def handle(message: Message) -> None:
+        child = os.fork()
+        if child == 0:
+            logging.getLogger("keylane").addHandler(logging.FileHandler(said))
+            if how == "awaits":
+                await asyncio.sleep(0.2)
+            if how == "raises":
+                raise ValueError("in the child")
+            return
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        handled.append(message.value)
+
+    consumer = Consumer(
+        shared_cluster.meta, subject=subject, group="g", handler=handle, concurrency=4
+    )
+    async with asyncio.timeout(60), consumer:
+        await eventually(lambda: len(handled) == 6)
+        async with Admin(shared_cluster.meta) as admin:
+            while await admin.lag(subject, "g"):
+                await asyncio.sleep(0.05)
+    assert handled == [b"%d" % number for number in range(6)]
+    assert statuses == [os.EX_SOFTWARE] * 6
+    assert said.read_text().count("ForkReturnedError 1258") == 6
 
 
 @pytest.mark.parametrize("threads", [0, 2])

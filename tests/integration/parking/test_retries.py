@@ -117,8 +117,11 @@ async def test_each_way_to_fail_ends_as_a_dead_letter(shared_cluster: Cluster, h
 
 
 @contextmanager
-def retrier(cluster: Cluster, subject: str, path: Path, mended: Path) -> Iterator[subprocess.Popen]:
+def retrier(
+    cluster: Cluster, subject: str, path: Path, mended: Path, *, dies_from: int = 1_000
+) -> Iterator[subprocess.Popen]:
     command = [sys.executable, str(RETRIER), cluster.meta, subject, str(path), str(mended)]
+    command.append(str(dies_from))
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             yield process

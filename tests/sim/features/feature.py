@@ -45,6 +45,14 @@ class Feature:
     def on_message(self, message: Message) -> None:
         """Look at a message of the usual subject that a handler begins with."""
 
+    def adopt(self, consumer: ConsumerHost) -> None:
+        """Make a consumer of the usual group its own."""
+        consumer.on_message = self.on_message
+
+    def seen(self, view: list[Any]) -> list[Any]:
+        """The view of the usual subject, as the usual judge is to see it."""
+        return view
+
     def services(self) -> list[Service]:
         """The consumer groups of further subjects."""
         return []

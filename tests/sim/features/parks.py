@@ -94,7 +94,7 @@ class ParkedKeys:
         network = SimNetwork(self._world.internet, self._world._operator)
         for host in self._world.brokers:
             broker = BrokerClient(network, host.address, timeout_ms=1_000)
-            for number in sorted(_parked_on(host.store)) if host.running and host.store else ():
+            for number in sorted(parked_on(host.store)) if host.running and host.store else ():
                 try:
                     page = await broker.parked(number, GROUP)
                 except KeylaneError:
@@ -111,7 +111,7 @@ class ParkedKeys:
             host.running
             and host.store is not None
             and not any(
-                len(parked) and not parked.frozen for parked in _parked_on(host.store).values()
+                len(parked) and not parked.frozen for parked in parked_on(host.store).values()
             )
             for host in self._world.brokers
         )
@@ -177,7 +177,7 @@ class Parks(Feature):
         return self.keys.none_left
 
 
-def _parked_on(store: object) -> dict[int, Parked]:
+def parked_on(store: object) -> dict[int, Parked]:
     """What the group has parked, by partition."""
     parked = {}
     for number, partition in store.state.partitions.items():  # type: ignore[attr-defined]

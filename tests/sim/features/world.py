@@ -30,6 +30,7 @@ from sim.features.later import LaterDeliveries
 from sim.features.live_resets import LiveResetting
 from sim.features.parks import Parks
 from sim.features.relays import RelayedOutboxes, Relays
+from sim.features.retries import Retries
 from sim.features.scheduling import SchedulingBrokerHost
 from sim.features.tables import Tables
 from sim.features.views import check_view, seen_from
@@ -51,6 +52,7 @@ OTHERS: dict[int, type[Feature]] = {
     9: Parks,
     11: Parks,
     12: Instances,
+    13: Retries,
     14: Relays,
 }
 """By the remainders of numbers by OTHERS_EVERY."""
@@ -145,7 +147,8 @@ class FeatureWorld(World):
         self, kind: type[ConsumerHost] | None = None, *, group: str = ""
     ) -> ConsumerHost:
         host = super().add_consumer(kind or self._kind.consumer_kind, group=group)
-        host.on_message = None if "feature" not in vars(self) else self.feature.on_message
+        if "feature" in vars(self):
+            self.feature.adopt(host)
         return host
 
     def _start_deeds(self) -> None:
@@ -181,7 +184,8 @@ class FeatureWorld(World):
         mine = self.partitions_of(SUBJECT)
         hosts = {host.name for host in self.producers if host.subject == SUBJECT}
         hosts |= {host.name for host in self.outboxes.hosts} | {"outbox"}
-        check_view(seen_from(self.history, partitions=mine, hosts=hosts), findings)
+        view = seen_from(self.history, partitions=mine, hosts=hosts)
+        check_view(self.feature.seen(view), findings)
         self.feature.check(findings, self.hosted)
         self.loop.faults += self.feature.problems
         return findings

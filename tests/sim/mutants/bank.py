@@ -14,6 +14,7 @@ from sim.mutants import (
     of_parks,
     of_producers,
     of_retention,
+    of_retries,
     of_users,
 )
 from sim.mutants.mutant import Mutant
@@ -33,6 +34,7 @@ MUTANTS = {
         of_features,
         of_parks,
         of_members,
+        of_retries,
     )
     for breaks in room.BREAKS
 }
@@ -43,6 +45,7 @@ FIRST_SEEDS = {
         (of_features, FEATURES_FIRST),
         (of_parks, FEATURES_FIRST),
         (of_members, FEATURES_FIRST),
+        (of_retries, FEATURES_FIRST),
     )
     for breaks in room.BREAKS
 }

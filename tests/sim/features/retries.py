@@ -1,0 +1,271 @@
+"""Messages of best_tried subjects whose handlers fail: each waits alone, is tried at its times, and is a dead letter in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from keylane.broker.partition.partition import HostedPartition
+from keylane.checker.events import Event, Sent, Served, Settled, Stored
+from keylane.checker.findings import Findings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.message import Message
+from sim.actors.consumers import ConsumerHost
+from sim.features.feature import Feature
+from sim.features.parks import ParkedKeys, parked_on
+from sim.swarm import Swarm
+
+if TYPE_CHECKING:
+    from sim.features.world import FeatureWorld
+
+ENDLESS = 1_000
+"""Tries that no message of a seed reaches."""
+PAUSE = Backoff(first_ms=200, max_ms=1_000)
+CLOCK_SLACK = 0.9
+"""Clocks drift by up to a twentieth."""
+
+
+@dataclass(slots=True)
+class Try:
+    """A handler that began with a message."""
+
+    place: tuple[int, int]
+    attempt: int
+    token: int
+    began: int
+    """Its instant in the history."""
+    began_s: float
+    ends: int
+    """Processes of consumers that ended before."""
+    outcome: str = ""
+    """"failed", "handled"; "" if its process ended, or it was cancelled."""
+    ended_s: float = 0.0
+
+
+def check_tries(
+    tries: Iterable[Try], history: Sequence[Event | None], *, tries_max: int, until: int
+) -> list[str]:
+    """
+    What is wrong with the tries of messages, in the order in which they began.
+
+    Args:
+        until: the instant from which on an operator has dead letters handled again.
+    """
+    problems: list[str] = []
+    by_place: dict[tuple[int, int], list[Try]] = {}
+    released = {
+        event.token: instant
+        for instant, event in enumerate(history)
+        if isinstance(event, Served) and event.kind == "release"
+    }
+    for each in tries:
+        before = by_place.setdefault(each.place, [])
+        said = _problem(each, before, released, tries_max=tries_max, dead_again=each.began >= until)
+        if said:
+            problems.append(f"{each.place[0]}/{each.place[1]}, try {each.attempt}: {said}")
+        before.append(each)
+    return problems
+
+
+def _problem(
+    each: Try, before: list[Try], released: dict[int, int], *, tries_max: int, dead_again: bool
+) -> str:
+    for other in before:
+        if other.outcome == "handled":
+            if other.token == each.token:
+                return "it was handled under this token"
+            if released.get(other.token, each.began) < each.began:
+                return "it was handled by an owner that has released"
+    if dead_again:
+        return ""
+    if each.attempt > tries_max:
+        return f"{tries_max} are allowed"
+    highest = max((other.attempt for other in before), default=0)
+    crashes = each.ends - (before[-1].ends if before else 0)
+    if each.attempt < highest:
+        return f"it was tried {highest} times"
+    if each.attempt > highest + 1 + crashes:
+        return f"it was tried only {highest} times, and {crashes} processes have ended"
+    last = before[-1] if before else None
+    if last is None or last.outcome != "failed" or last.token != each.token:
+        return ""
+    if each.attempt == last.attempt:
+        return "the same owner has tried it so often before"
+    pause_s = min(PAUSE.max_ms, PAUSE.first_ms * PAUSE.factor ** (last.attempt - 1)) / 2_000
+    if each.began_s < last.ended_s + CLOCK_SLACK * pause_s:
+        return f"{each.began_s - last.ended_s:.3f} s after it failed, {pause_s:.3f} s at least"
+    return ""
+
+
+class RetryingHost(ConsumerHost):
+    """A consumer whose handlers fail for some messages, as their values say."""
+
+    retries: Retries | None = None
+
+    def _check_poison(self, message: Message) -> None:
+        assert self.retries is not None
+        if self.retries.fails(message):
+            self.retries.note(message, "failed")
+            raise ValueError("the handler fails for this message")
+
+    def _ended(self, message: Message) -> None:
+        assert self.retries is not None
+        self.retries.note(message, "handled")
+        super()._ended(message)
+
+    def end(self, *, machine_down: bool) -> None:
+        if self.running and self.retries is not None:
+            self.retries.ends += 1
+        super().end(machine_down=machine_down)
+
+
+class Retries(Feature):
+    """See the module."""
+
+    faults = frozenset({"broker_crash", "broker_power", "consumer_crash", "resize", "move"})
+    consumer_kind = RetryingHost
+
+    def __init__(self, world: FeatureWorld) -> None:
+        super().__init__(world)
+        self.tries: list[Try] = []
+        self.ends = 0
+        self._open: dict[tuple[int, int, int], Try] = {}
+        self._fails = True
+        self._settled = False
+        self._redriven = 1 << 62
+
+    @classmethod
+    def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
+        policy = {
+            "on_failure": "retry",
+            "retry_tries_max": rng.choice((2, 3, 5, ENDLESS)),
+            "retry_backoff": PAUSE,
+        }
+        return replace(
+            swarm,
+            strict=False,
+            keys=rng.choice((1, 2, 6)),
+            messages=rng.choice((30, 60)),
+            partitions=rng.choice((1, 2, 3)),
+            consumer=swarm.consumer | policy,
+            manners=swarm.manners | {"fails": 0.0, "bad_keys": 0.0},
+        )
+
+    def build(self) -> None:
+        self.keys = ParkedKeys(self)
+        self.tries_max: int = self.world.swarm.consumer["retry_tries_max"]
+        for consumer in self.world.consumers:
+            self.adopt(consumer)
+
+    def adopt(self, consumer: ConsumerHost) -> None:
+        assert isinstance(consumer, RetryingHost)
+        consumer.retries = self
+        super().adopt(consumer)
+
+    # ── handlers ──────────────────────────────────────────────────────────────────────────────────────
+    def on_message(self, message: Message) -> None:
+        place = message.partition_id, message.offset
+        world = self.world
+        begun = Try(
+            place, message.attempt, message.fencing_token, len(world.history), world.loop.now, self.ends
+        )  # fmt: skip
+        self.tries.append(begun)
+        self._open[(*place, message.fencing_token)] = begun
+
+    def note(self, message: Message, outcome: str) -> None:
+        """Note how the handler of a message ended."""
+        tried = self._open[message.partition_id, message.offset, message.fencing_token]
+        tried.outcome, tried.ended_s = outcome, self.world.loop.now
+
+    def fails(self, message: Message) -> bool:
+        """Whether the handler of a message fails at this try: of one in four always, of one in four for a while."""
+        if not self._fails:
+            return False
+        drawn = zlib.crc32(message.value)
+        return drawn % 4 == 0 or (drawn % 4 == 1 and message.attempt <= 1 + drawn // 4 % 3)
+
+    # ── the story ─────────────────────────────────────────────────────────────────────────────────────
+    async def work(self) -> None:
+        """Once all is healed, look at what became of all messages; then have no handler fail, and redrive dead letters."""
+        world = self.world
+        while not world.faults.healed:
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(world.service.limit_s + 5.0)
+        dead, retrying = self._waiting()
+        handled = {each.place for each in self.tries if each.outcome == "handled"}
+        self._check_handled(handled, dead, retrying)
+        self._fails = False
+        await asyncio.sleep(world.service.limit_s)
+        if self._waiting()[1]:
+            self.problems.append(f"{len(self._waiting()[1])} messages still wait for retry")
+        self._redriven = len(world.history)
+        self._settled = True
+        while True:
+            await self.keys.change_some(chance=1.0)
+            await asyncio.sleep(0.5)
+
+    def _waiting(self) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+        """Places of dead letters, and of what waits for retry."""
+        dead: set[tuple[int, int]] = set()
+        retrying: set[tuple[int, int]] = set()
+        for broker in self.world.brokers:
+            for parked in parked_on(broker.store).values() if broker.store else ():
+                if parked.frozen:
+                    continue
+                for row in parked.key_rows(0):
+                    places = dead if row.key is None else retrying
+                    for source, start, end in parked.offsets(row.key, count=1 << 30).rows:
+                        places |= {(source, offset) for offset in range(start, end)}
+        return dead, retrying
+
+    def _check_handled(
+        self,
+        handled: set[tuple[int, int]],
+        dead: set[tuple[int, int]],
+        retrying: set[tuple[int, int]],
+    ) -> None:
+        """Each stored message is handled, or a dead letter for a reason, or waits; only those that always fail wait."""
+        tried: dict[tuple[int, int], list[Try]] = {}
+        for each in self.tries:
+            tried.setdefault(each.place, []).append(each)
+        for event in self.world.history:
+            if not isinstance(event, Settled) or event.outcome != "stored":
+                continue
+            place = event.partition_id, event.offset
+            tries = tried.get(place, [])
+            if place in handled:
+                continue
+            failed = max((each.attempt for each in tries if each.outcome == "failed"), default=0)
+            cut_short = any(not each.outcome for each in tries) or self.ends
+            where = f"{place[0]}/{place[1]}, which failed {failed} times,"
+            if place in dead:
+                if failed < self.tries_max and not cut_short:
+                    self.problems.append(f"{where} is a dead letter")
+            elif place not in retrying:
+                self.problems.append(f"{where} is neither handled nor set aside")
+            elif zlib.crc32(event.value) % 4 or self.tries_max < ENDLESS:
+                self.problems.append(f"{where} still waits for retry")
+
+    @property
+    def drained(self) -> bool:
+        return self._settled and self.keys.none_left
+
+    def seen(self, view: list[Any]) -> list[Any]:
+        """Without keys: under best_tried handlers keep no order."""
+        return [
+            event._replace(key=b"")
+            if isinstance(event, Sent | Stored)
+            else event._replace(reordered=False)
+            if isinstance(event, Settled)
+            else event
+            for event in view
+        ]
+
+    def check(self, findings: Findings, hosted: dict[int, HostedPartition]) -> None:
+        self.problems += check_tries(
+            self.tries, self.world.history, tries_max=self.tries_max, until=self._redriven
+        )
