@@ -104,6 +104,15 @@ def lineages(route: Route) -> dict[int, int]:
     return {partition_id: find(partition_id) for partition_id in lowest}
 
 
+def check_batch(options: ReadOptions) -> None:
+    """Raises ConfigError: the options are of a stream."""
+    if options.start.manifest:
+        raise ConfigError(
+            "start: manifest:DIR is where a stream or a consumer group begins; a batch begins at offsets, times or a "
+            "group's cursor"
+        )
+
+
 def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[SelectedPartition]:
     """
     The partitions to read, by subject and id: those with data that may hold the keys, or those named by the options.
