@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.job import Job
     from ....spark.reprocess.run import JobPlan
+    from ....spark.reprocess.target import JobTarget
 
 PARQUET = "parquet:"
 POLL_SECONDS = 0.3
@@ -42,6 +43,9 @@ class Asked:
     plan: bool
     compare: str
     handover_ms: int
+    folder: str = ""
+    hidden: str = ""
+    partitions: int = 0
 
 
 def reprocess(output: OutputFormat, asked: Asked) -> int:
@@ -67,12 +71,11 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
     from ....spark.reprocess.job import load_job
     from ....spark.reprocess.run import plan_job
 
-    if not asked.to.startswith(PARQUET) or asked.to == PARQUET:
-        raise ConfigError(f"--to is parquet:DIR, not {asked.to!r:.80}")
+    where, to = _goal(asked)
     sys.path.insert(0, "")  # as for `python -m`: a job beside the user is found
     job = load_job(asked.job, name=asked.name)
     check_name("job", job.name)
-    folder = OutputFolder(asked.to.removeprefix(PARQUET))
+    folder = OutputFolder(where)
     options = parse_options(
         {
             "meta": asked.meta,
@@ -86,10 +89,42 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
     if len(options.subjects) != 1:
         raise ConfigError(f"--from is one subject, not {asked.source!r:.80}")
     if asked.plan:
-        _show_plan(output, plan_job(job, options, folder))
+        _show_plan(output, plan_job(job, options, folder, output=to.output() if to else None))
         return 0
-    _run(output, asked, job, options, folder)
+    _run(output, asked, job, options, folder, to)
     return _compare(output, OutputFolder(asked.compare), folder) if asked.compare else 0
+
+
+def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
+    """The folder, and the subject that gets the rows; None: they become Parquet files.  Raises ConfigError."""
+    from ....spark.reprocess.target import JobTarget
+    from ....spark.writing.job import parse_write_options
+
+    if asked.to.startswith(PARQUET):
+        if asked.to == PARQUET:
+            raise ConfigError(f"--to is parquet:DIR or a subject, not {asked.to!r:.80}")
+        if asked.folder or asked.partitions or asked.hidden:
+            raise ConfigError("--folder, --partitions and --hidden go with --to SUBJECT")
+        return asked.to.removeprefix(PARQUET), None
+    if not asked.folder:
+        raise ConfigError(
+            "--to SUBJECT needs --folder DIR, where the plan and the manifest are kept"
+        )
+    if asked.compare:
+        raise ConfigError("--compare is of two folders with rows: reprocess to parquet:DIR first")
+    if asked.to == asked.source and not asked.hidden:
+        raise ConfigError(
+            "--to the subject itself would put the rows behind those that they are made of: with --hidden they stay "
+            "hidden, and `keylane subject publish HIDDEN SUBJECT --replace --groups-from DIR` puts them in place of these"
+        )
+    given = {
+        "meta": asked.meta,
+        "subject": asked.to,
+        "publish": "false" if asked.hidden else "true",
+    }
+    given |= {"partitions": str(asked.partitions)} if asked.partitions else {}
+    given |= {"hidden": asked.hidden} if asked.hidden else {}
+    return asked.folder, JobTarget(options=parse_write_options(given))
 
 
 def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
@@ -119,7 +154,12 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
 
 
 def _run(
-    output: OutputFormat, asked: Asked, job: Job, options: ReadOptions, folder: OutputFolder
+    output: OutputFormat,
+    asked: Asked,
+    job: Job,
+    options: ReadOptions,
+    folder: OutputFolder,
+    to: JobTarget | None,
 ) -> None:
     from ....spark.reprocess.run import run_job
     from ....spark.session import local_session
@@ -128,7 +168,7 @@ def _run(
     spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
     with _bars(folder, shown=output is OutputFormat.TABLE) as begin:
         manifest = run_job(
-            spark, job, options, folder, handover_ms=asked.handover_ms, planned=begin
+            spark, job, options, folder, to=to, handover_ms=asked.handover_ms, planned=begin
         )
     if output is OutputFormat.JSON:
         show_json(manifest)
@@ -137,6 +177,14 @@ def _run(
         f"{manifest.job}: {manifest.rows_in} messages of {manifest.subject} made {manifest.rows_out} rows in "
         f"{len(manifest.pieces)} pieces, by {manifest.code}"
     )
+    if manifest.output and asked.hidden:
+        show_line(f"the rows are in {manifest.output.hidden}, hidden")
+        if asked.to == asked.source:
+            show_line(
+                f"keylane subject publish {asked.hidden} {asked.to} --replace --groups-from {folder.path}"
+            )
+    elif manifest.output:
+        show_line(f"the rows are published in {asked.to}")
     show_line(f"a group goes on behind them with --start manifest:{folder.path}")
 
 
