@@ -53,6 +53,8 @@ class PlannedRange:
     """Equal for partitions that continue one another, in one step or several: the lowest of their ids."""
     message_bytes: int = 0
     """Bytes of log that a message takes, about."""
+    removed_from_ms: int | None = None
+    """When retention removes its first messages, at the earliest, unless they are held; None: never, as things are."""
 
     @property
     def rows(self) -> int:
@@ -256,6 +258,7 @@ def _range_of(
         epoch=each.epoch,
         lineage=each.lineage,
         message_bytes=answer.message_bytes,
+        removed_from_ms=answer.removed_from_ms,
     )
 
 

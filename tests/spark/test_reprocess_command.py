@@ -59,6 +59,7 @@ def test_command_plans_runs_once_and_compares(
 
     planned = command("keep", "one", "--plan")
     assert f"to do: {COUNT} rows" in planned
+    assert "not held yet: retention may remove some of them from" in planned
     assert not (tmp_path / "one").exists()
     shown = command("keep", "one")
     assert f"{COUNT} messages of orders made {COUNT} rows in 2 pieces" in shown

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError, KeylaneError
+from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...options import OutputFormat
 from ...screen import make_table, show_error, show_json, show_line, show_table
@@ -138,19 +139,47 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     left = Counter[int]()
     for piece in plan.missing:
         left[piece.partition_id] += piece.rows
+    removed = {piece.partition_id: piece.removed_from_ms for piece in plan.missing}
     if output is OutputFormat.JSON:
-        show_json({**facts, "ranges": plan.manifest.ranges, "missing_rows": dict(left)})
+        more = {"missing_rows": dict(left), "removed_from_ms": removed}
+        show_json({**facts, "ranges": plan.manifest.ranges, **more})
         return
     rows = [
-        (each.partition_id, each.start, each.end, each.end - each.start, left[each.partition_id])
+        (
+            each.partition_id,
+            each.start,
+            each.end,
+            each.end - each.start,
+            left[each.partition_id],
+            removal_text(removed.get(each.partition_id), now_ms=SystemClock.wall_ms()),
+        )
         for each in plan.manifest.ranges
     ]
     title = f"{plan.manifest.job} of {plan.manifest.subject}, {plan.manifest.code}"
-    show_table(make_table(title, ("id#", "start#", "end#", "rows#", "missing rows#"), rows))
+    names = ("id#", "start#", "end#", "rows#", "missing rows#", "removed from")
+    show_table(make_table(title, names, rows))
     show_line(
         f"to do: {facts['rows']} rows, {facts['mb']} MB, {facts['tasks']} tasks, about {facts['minutes']} minutes "
         f"with {cores} cores; their messages are held against retention meanwhile"
     )
+    times = [at for at in removed.values() if at is not None]
+    if times:
+        show_line(
+            f"not held yet: retention may remove some of them {removal_text(min(times), now_ms=SystemClock.wall_ms())}, "
+            "unless a consumer group still needs them; run the job before"
+        )
+
+
+def removal_text(at_ms: int | None, *, now_ms: int) -> str:
+    """When retention begins to remove messages, as an operator reads it."""
+    if at_ms is None:
+        return "-"
+    if at_ms <= now_ms:
+        return "now"
+    minutes = (at_ms - now_ms) // 60_000
+    days, hours = minutes // 1_440, minutes // 60 % 24
+    left = f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min"
+    return f"from {shown(at_ms)}, in {left}"
 
 
 def _run(
