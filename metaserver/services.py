@@ -95,11 +95,8 @@ def services_of(
     removals = RemovalService(
         database, network, catalogue=catalogue, groups=groups, after_step=after_step
     )
-    resets = LiveResets(
-        database,
-        ResetService(database, network, settings, holder=driver, after_step=after_step),
-        groups.settle,
-    )
+    reset_service = ResetService(database, network, settings, holder=driver, after_step=after_step)
+    resets = LiveResets(database, reset_service, groups.settle)
     group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
     hidden_expirer = HiddenExpirer(
         database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver

@@ -1,4 +1,4 @@
-"""Deletes hidden subjects that nobody fills or publishes, as jobs that were killed leave them.  Shell around SQL and brokers.
+"""Deletes hidden subjects that are neither filled nor published, as jobs that were killed leave them.  Shell around SQL and brokers.
 
     idle for the whole time ─▶ its brokers: messages?  more than before ─▶ it counts anew
                                                        as many          ─▶ deleted, as `keylane subject delete` does

@@ -1,4 +1,4 @@
-"""Rows of hidden subjects that nobody fills or publishes.  SQL, synchronous.
+"""Rows of hidden subjects that are neither filled nor published.  SQL, synchronous.
 
 Invariants
     A hidden subject counts as idle from when it was made, asked for again, or found with more messages than before.

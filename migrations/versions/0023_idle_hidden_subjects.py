@@ -1,4 +1,4 @@
-"""hidden subjects that nobody fills or publishes expire
+"""hidden subjects that are neither filled nor published expire
 
 Revision: 0023, after 0022
 """

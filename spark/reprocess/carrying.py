@@ -49,7 +49,7 @@ def positions(
     Raises:
         CutOverError: a row does not say what it was made of.
     """
-    found = {group: dict(ends) for group in cursors}
+    begins = {group: dict(ends) for group in cursors}
     for batch in batches:
         new, offsets = _numbers(batch.column("partition")), _numbers(batch.column("offset"))
         source, at = _sources(batch.column("properties"))
@@ -59,8 +59,8 @@ def positions(
                 left |= (source == partition_id) & (at >= cursor)
             for number in np.unique(new[left]).tolist():
                 first = int(offsets[left & (new == number)].min())
-                found[group][number] = min(found[group][number], first)
-    return found
+                begins[group][number] = min(begins[group][number], first)
+    return begins
 
 
 def check_covers(

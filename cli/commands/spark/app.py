@@ -11,6 +11,24 @@ from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 
 spark_app = typer.Typer(no_args_is_help=True, help="Work on subjects with Spark.")
 
+FolderOption = Annotated[
+    str,
+    typer.Option(metavar="DIR", help="With --to SUBJECT: where plan and manifest are kept."),
+]
+HiddenOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later.",
+    ),
+]
+PartitionsOption = Annotated[
+    int,
+    typer.Option(
+        min=0, max=PARTITIONS_MAX, help="With --to SUBJECT: of a subject that does not exist."
+    ),
+]
+
 
 @spark_app.command("reprocess")
 def spark_reprocess(
@@ -49,23 +67,9 @@ def spark_reprocess(
             metavar="DIR", help="Afterwards show where the output of this folder differs."
         ),
     ] = "",
-    folder: Annotated[
-        str,
-        typer.Option(metavar="DIR", help="With --to SUBJECT: where plan and manifest are kept."),
-    ] = "",
-    hidden: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="With --to SUBJECT: leave the rows in this hidden subject, to be published later.",
-        ),
-    ] = "",
-    partitions: Annotated[
-        int,
-        typer.Option(
-            min=0, max=PARTITIONS_MAX, help="With --to SUBJECT: of a subject that does not exist."
-        ),
-    ] = 0,
+    folder: FolderOption = "",
+    hidden: HiddenOption = "",
+    partitions: PartitionsOption = 0,
     handover_s: Annotated[
         int,
         typer.Option(

@@ -48,7 +48,7 @@ def resize(cluster: Cluster, subject: str, count: int) -> None:
     asyncio.run(cluster.reshape(ask))
 
 
-class Work:
+class SubjectJob:
     """A job on `source`, with its folder and target."""
 
     def __init__(self, cluster: Cluster, source: str, folder: Path, target: str, **options) -> None:
@@ -106,7 +106,7 @@ def test_rows_are_published_at_once_and_marked_and_a_repeat_does_nothing(
     file_cluster, source, tmp_path
 ):
     """To a subject that does not exist, with fewer partitions than the source ever had."""
-    work = Work(file_cluster, source, tmp_path, "published", partitions=2)
+    work = SubjectJob(file_cluster, source, tmp_path, "published", partitions=2)
     seen: list[str] = []
 
     def look(rows: pa.Table) -> pa.Table:
@@ -134,7 +134,7 @@ def test_rows_are_published_at_once_and_marked_and_a_repeat_does_nothing(
     assert len(rows_of(file_cluster, "published")) == COUNT
     assert hidden_subjects(file_cluster, "published") == []
     with pytest.raises(JobChangedError):
-        Work(file_cluster, source, tmp_path, "elsewhere", partitions=2).run()
+        SubjectJob(file_cluster, source, tmp_path, "elsewhere", partitions=2).run()
 
 
 def test_killed_job_is_finished_by_a_second_run_with_each_row_once(
@@ -146,7 +146,7 @@ def test_killed_job_is_finished_by_a_second_run_with_each_row_once(
         raise InterruptedError
 
     asyncio.run(file_cluster.create("behind", partitions=2))
-    work = Work(file_cluster, source, tmp_path, "behind")
+    work = SubjectJob(file_cluster, source, tmp_path, "behind")
     left = [9]
 
     def dies(rows: pa.Table) -> pa.Table:
@@ -177,7 +177,7 @@ def test_killed_job_is_finished_by_a_second_run_with_each_row_once(
 def test_job_whose_hidden_subject_is_gone_writes_its_rows_again(file_cluster, source, tmp_path):
     """It was deleted, as after a change of the target's partitions, which refuses the publication."""
     asyncio.run(file_cluster.create("resized", partitions=2))
-    work = Work(file_cluster, source, tmp_path, "resized")
+    work = SubjectJob(file_cluster, source, tmp_path, "resized")
     changes = [lambda: resize(file_cluster, "resized", 3)]
 
     def resizes(rows: pa.Table) -> pa.Table:
@@ -199,7 +199,7 @@ def test_rows_of_another_hand_in_the_hidden_subject_are_not_published(
     file_cluster, source, tmp_path
 ):
     asyncio.run(file_cluster.create("mixed", partitions=2))
-    work = Work(file_cluster, source, tmp_path, "mixed", hidden="mixed.rows", publish=False)
+    work = SubjectJob(file_cluster, source, tmp_path, "mixed", hidden="mixed.rows", publish=False)
     others = [lambda: asyncio.run(send(file_cluster, "mixed.rows", range(1)))]
 
     def mixes(rows: pa.Table) -> pa.Table:

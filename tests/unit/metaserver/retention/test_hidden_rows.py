@@ -18,7 +18,7 @@ from support.sql.rows import Rows
 HOUR = 3_600_000
 
 
-class Hidden(Rows):
+class HiddenSubjectRows(Rows):
     """A subject `s`, and calls that make and list hidden ones beside it."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Hidden(Rows):
 
 
 def test_hidden_subject_is_idle_since_it_was_made_asked_for_or_filled():
-    rows = Hidden()
+    rows = HiddenSubjectRows()
     first, second = rows.hide("a"), rows.hide("b")
     rows.clock.advance(9 * HOUR)
     assert rows.hide("a") == first
@@ -55,7 +55,7 @@ def test_hidden_subject_is_idle_since_it_was_made_asked_for_or_filled():
 
 def test_hidden_subject_counts_anew_with_the_clock_and_no_longer_when_published():
     """So does one that an earlier version has made."""
-    rows = Hidden()
+    rows = HiddenSubjectRows()
     rows.hide("a")
     rows.clock.advance(11 * HOUR)
     rows.run(restart_times, broker_ttl_ms=1_000)

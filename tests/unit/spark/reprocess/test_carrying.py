@@ -38,11 +38,11 @@ def batches_of(rows: list[Row], size: int) -> list[pa.RecordBatch]:
 def test_position_is_the_first_row_that_the_group_has_not_handled(rows, cursors, size):
     """A source partition without a cursor is handled, and gone."""
     ends = {new: sum(row[0] == new for row in rows) for new in (8, 9)}
-    found = positions({"g": cursors}, batches_of(rows, size), ends)["g"]
+    begins = positions({"g": cursors}, batches_of(rows, size), ends)["g"]
     for new in ends:
         mine = [row for row in rows if row[0] == new]
         left = [at >= cursors.get(source, 10) for _, source, at in mine]
-        assert found[new] == (left.index(True) if any(left) else len(mine))
+        assert begins[new] == (left.index(True) if any(left) else len(mine))
 
 
 def test_row_without_its_source_is_refused():
