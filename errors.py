@@ -42,6 +42,7 @@ __all__ = [
     "CorruptLogError",
     "CreationFailedError",
     "CreationRunningError",
+    "CutOverError",
     "DataFolderError",
     "DataLossError",
     "DatabaseEmptyError",

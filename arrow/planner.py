@@ -53,6 +53,8 @@ class PlannedRange:
     """Equal for partitions that continue one another, in one step or several: the lowest of their ids."""
     message_bytes: int = 0
     """Bytes of log that a message takes, about."""
+    removed_from_ms: int | None = None
+    """When retention removes its first messages, at the earliest, unless they are held; None: never, as things are."""
 
     @property
     def rows(self) -> int:
@@ -102,6 +104,15 @@ def lineages(route: Route) -> dict[int, int]:
                 low, high = sorted((find(each.partition_id), find(parent)))
                 lowest[high] = low
     return {partition_id: find(partition_id) for partition_id in lowest}
+
+
+def check_batch(options: ReadOptions) -> None:
+    """Raises ConfigError: the options are of a stream."""
+    if options.start.manifest:
+        raise ConfigError(
+            "start: manifest:DIR is where a stream or a consumer group begins; a batch begins at offsets, times or a "
+            "group's cursor"
+        )
 
 
 def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[SelectedPartition]:
@@ -247,6 +258,7 @@ def _range_of(
         epoch=each.epoch,
         lineage=each.lineage,
         message_bytes=answer.message_bytes,
+        removed_from_ms=answer.removed_from_ms,
     )
 
 

@@ -49,6 +49,8 @@ class ReadBound:
     """In each partition that `by_partition` does not name."""
     by_partition: Mapping[int, Point] = field(default_factory=dict)
     """Partition id → point."""
+    manifest: str = ""
+    """Of a stream: the folder of the backfill whose ends these are.  What it does not name was opened later, or gone before."""
 
     def at(self, partition_id: int) -> Point:
         """The point in a partition."""

@@ -22,7 +22,14 @@ from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
-from .planner import PlannedRange, SelectedPartition, plan_ranges, question_of, select_partitions
+from .planner import (
+    PlannedRange,
+    SelectedPartition,
+    check_batch,
+    plan_ranges,
+    question_of,
+    select_partitions,
+)
 from .selection import ReadOptions
 
 META_RETRY_S = 10.0
@@ -52,6 +59,7 @@ async def _ask(options: ReadOptions) -> list[PlannedRange]:
 
 async def ask_cluster(network: Network, options: ReadOptions) -> list[PlannedRange]:
     """As `take_snapshot`, over a given network."""
+    check_batch(options)
     meta = MetaClient(network, options.meta)
     patience = _Patience(options.retry_s)
     while True:

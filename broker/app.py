@@ -256,6 +256,7 @@ def _control(
         registration=lambda: registration.problem,
         refusal=lambda: registration.refusal,
         retention=lambda: cleaning.problem,
+        removed_from_ms=cleaning.removed_from_ms,
         scheduled=opened.scheduler.view,
     )
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..protocol.control import TimeBound
 from ..protocol.reading.bounds import BoundsOf, PartitionBounds
 from .partition.partition import HostedPartition
 from .store.store import Store
 
 
-async def bounds_of(store: Store, partition: HostedPartition, asked: BoundsOf) -> PartitionBounds:
+async def bounds_of(
+    store: Store,
+    partition: HostedPartition,
+    asked: BoundsOf,
+    removed_from_ms: Callable[[int], int | None],
+) -> PartitionBounds:
     """
     The bounds of a partition.
 
     The index is asked first: what is stored meanwhile makes the bounds wider, so every offset found lies in them.
+
+    Args:
+        removed_from_ms: when a message that was stored then may be removed.
 
     Raises:
         CorruptLogError: the index is damaged there.
@@ -25,6 +35,7 @@ async def bounds_of(store: Store, partition: HostedPartition, asked: BoundsOf) -
         first_offset=partition.first_offset,
         next_offset=partition.readable_offset,
         first_at_ms=None if head is None else head.appended_at_ms,
+        removed_from_ms=None if head is None else removed_from_ms(head.appended_at_ms),
         message_bytes=0 if head is None else -(-head.length // head.message_count),
         offsets_at=tuple(offsets_at),
         cursors=tuple(

@@ -60,6 +60,7 @@ class BrokerControl:
         opening: str = "",
         standing: Standing | None = None,
         retention: Callable[[], str] = lambda: "",
+        removed_from_ms: Callable[[int], int | None] = lambda _stored_ms: None,
         refusal: Callable[[], str] = lambda: "",
         scheduled: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
@@ -71,6 +72,7 @@ class BrokerControl:
         self._clock = clock
         self._registration = registration
         self._retention = retention
+        self._removed_from_ms = removed_from_ms
         self._refusal = refusal
         self._scheduled = scheduled
         self._ids: list[int] = []
@@ -170,7 +172,7 @@ class BrokerControl:
         return BoundsList(
             broker_group=self._broker_group,
             partitions=[
-                await bounds_of(self._store, partition, asked)
+                await bounds_of(self._store, partition, asked, self._removed_from_ms)
                 for asked in body.partitions
                 if (partition := self._store.state.partitions.get(asked.partition_id)) is not None
             ],

@@ -27,6 +27,7 @@ from .resets.service import ResetService
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
 from .retention.group_expirer import GroupExpirer
+from .retention.hidden_expirer import HiddenExpirer
 from .settings import MetaserverSettings
 from .sql.database import Database
 from .starts.service import StartService
@@ -94,19 +95,19 @@ def services_of(
     removals = RemovalService(
         database, network, catalogue=catalogue, groups=groups, after_step=after_step
     )
-    resets = LiveResets(
-        database,
-        ResetService(database, network, settings, holder=driver, after_step=after_step),
-        groups.settle,
-    )
+    reset_service = ResetService(database, network, settings, holder=driver, after_step=after_step)
+    resets = LiveResets(database, reset_service, groups.settle)
     group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
+    hidden_expirer = HiddenExpirer(
+        database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver
+    )
     attendant = Attendant(
         database,
         groups,
         catalogue,
         settings,
         operations,
-        duties=(expirer.run_once, group_expirer.run_once),
+        duties=(expirer.run_once, group_expirer.run_once, hidden_expirer.run_once),
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
     )

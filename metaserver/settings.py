@@ -17,7 +17,7 @@ from ..rpc.settings import SettingSources
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")
 AUTO_CREATE_OFF = "off"
-GROUP_EXPIRES_MS_MAX = 10 * 366 * 86_400_000
+EXPIRES_MS_MAX = 10 * 366 * 86_400_000
 PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,200}")
 NO_FILE = ("", "//", "///", "///:memory:")
 
@@ -71,6 +71,12 @@ class MetaserverSettings:
             "doc": "a consumer group that no consumer joins for this long is deleted; 0: none is"
         },
     )
+    hidden_expires_ms: int = field(
+        default=7 * 86_400_000,
+        metadata={
+            "doc": "a hidden subject that is neither filled nor published for this long is deleted; 0: none is"
+        },
+    )
     sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
     subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
     auto_create: str = field(
@@ -110,7 +116,8 @@ _RANGES = {
     "repair_ms": (100, 600_000),
     "operation_lease_ms": (100, 600_000),
     "expire_ms": (100, 600_000),
-    "group_expires_ms": (0, GROUP_EXPIRES_MS_MAX),
+    "group_expires_ms": (0, EXPIRES_MS_MAX),
+    "hidden_expires_ms": (0, EXPIRES_MS_MAX),
     "sessions_max": (1, 100_000),
     "subjects_max": (1, 1_000_000),
     "auto_create_partitions": (1, PARTITIONS_MAX),

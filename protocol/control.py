@@ -205,6 +205,8 @@ class SubjectSummary(Struct, frozen=True, kw_only=True):
     """Why its creation failed.  Such a subject has no open partition, and its name may be used again."""
     hidden_for: str = ""
     """The subject that it is to be published in; "": it is not hidden."""
+    expires_in_ms: int | None = None
+    """Of a hidden one: it is deleted after this time at the earliest, unless it is filled or published; None: never."""
 
 
 class SubjectList(Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ A start or an end is one of
     -1h, -2d, 2024-05-31T12:00:00Z    the first message that was stored then or later
     group:NAME                        the durable cursor of a consumer group
     {"3": 17, "4": "-1h"}             of partitions by id: an offset, or one of the above
+    manifest:DIR                      of a stream, as its start: where the backfill in this folder ended
 
 Invariants
     Names of options are compared without case, as Spark does.
@@ -65,6 +66,7 @@ RETRY_S_MAX = 3_600
 TASKS_MAX = 100_000
 TASK_BYTES_MIN = 1 << 20
 _GROUP = "group:"
+_MANIFEST = "manifest:"
 _ADDED_BY_SPARK = {"path", "paths", "checkpointlocation"}
 _OF_OTHERS = {
     "bootstrap.servers": "meta",
@@ -150,6 +152,8 @@ def _contradictions(values: Mapping[str, Any]) -> dict[str, str]:
         for name, field in (("minPartitions", "min_partitions"), ("taskBytes", "task_bytes")):
             if field in values:
                 problems[name] = "cuts partitions, which breaks the order that `ordered` asks for"
+    if values.get("start", EARLIEST).manifest and len(values.get("subjects", ())) > 1:
+        problems["start"] = "a backfill is of one subject"
     start, end = values.get("start", EARLIEST).point, values.get("end", LATEST).point
     if isinstance(start, StoredAt) and isinstance(end, StoredAt) and end.at_ms < start.at_ms:
         problems["end"] = "before the start"
@@ -206,6 +210,11 @@ def _key(given: object) -> bytes:
 
 
 def _start(text: str, now_ms: int) -> ReadBound:
+    if text.startswith(_MANIFEST):
+        folder = text.removeprefix(_MANIFEST).strip()
+        if not folder:
+            raise ValueError("manifest:DIR is wanted, with the folder of a backfill")
+        return ReadBound(0, manifest=folder)
     return _bound(text, EARLIEST, now_ms)
 
 

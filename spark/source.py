@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,14 +26,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from ..arrow.packing import Task, pack
-from ..arrow.planner import PlannedRange
-from ..arrow.selection import ReadOptions
+from ..arrow.planner import PlannedRange, check_batch
+from ..arrow.selection import EARLIEST, ReadOptions
 from ..arrow.snapshot import take_snapshot
 from ..arrow.task_reader import read_task
 from ..protocol.errors import ConfigError, KeylaneError, OffsetOutOfRangeError
 from .failure import readable_errors
 from .options import asked_options, of_table, parse_options
 from .schema import options_in, schema_of, with_options
+from .streaming.handover import behind_backfill
 from .streaming.limits import LIMITED
 from .streaming.reader import KeylaneStreamReader
 from .streaming.settings import StreamSettings, stream_settings
@@ -70,9 +71,13 @@ class KeylaneSource(DataSource):
         """The columns, and the moment at which the snapshot is taken."""
         with readable_errors():
             options = self._parsed(self.options)
+            behind_backfill(options)
             self._check_streamable(options)
             try:
-                self._snapshot(options)
+                # PySpark does not say whether this is a stream, which alone may begin behind a backfill.
+                self._snapshot(
+                    replace(options, start=EARLIEST) if options.start.manifest else options
+                )
             except OffsetOutOfRangeError as error:
                 # A stream that goes on from its checkpoint may have a start that retention has passed since: only a
                 # batch fails.
@@ -88,6 +93,7 @@ class KeylaneSource(DataSource):
         with readable_errors():
             options = self._parsed({**options_in(schema), **self.options})
             _check_schema(options, schema)
+            check_batch(options)
             reader = KeylaneReader(options, pack(self._snapshot(options), options))
         # Spark pickles the source once more now, for every task: its copies there need no plan.
         self._plan_stays_here = True
@@ -97,6 +103,7 @@ class KeylaneSource(DataSource):
         """A stream; what stands against it is raised by its first call, because PySpark hides an error of this one."""
         options = self._parsed({**options_in(schema), **self.options})
         try:
+            options = behind_backfill(options)
             _check_schema(options, schema)
             settings = stream_settings(options, self.options, limited=LIMITED)
         except KeylaneError as error:

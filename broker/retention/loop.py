@@ -44,6 +44,7 @@ from .policy import (
     SealedSegment,
     allowed_position,
     reason_to_refuse,
+    removed_from_ms,
     wanted_position,
 )
 
@@ -90,6 +91,8 @@ class Cleaning:
         self._clock = clock
         self._run_commit = run_commit
         self._run_read = run_read
+        self._disk_use = DiskUse(free_bytes=0, total_bytes=0)
+        """As the last check has found it; nothing is in use before the first one."""
         self._first_ms: dict[int, int] = {}
         """Time of the first message of a segment, by its base."""
         self.problem = ""
@@ -104,6 +107,16 @@ class Cleaning:
         """Remove messages by the limits of these settings from now on."""
         self._limits = Limits(
             retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
+        )
+
+    def removed_from_ms(self, stored_ms: int) -> int | None:
+        """When a message that was stored then may be removed at the earliest, by the disk use of the last check; None: never."""
+        return removed_from_ms(
+            stored_ms,
+            self._limits,
+            self._disk_use,
+            log_bytes=self._store.log.end - self._store.log.first_position,
+            now_ms=self._clock.wall_ms(),
         )
 
     async def run(self) -> None:
@@ -139,6 +152,7 @@ class Cleaning:
             KeylaneError: some segments were not removed; the next check tries again.
         """
         disk, segments = await self._run_read(self._look)
+        self._disk_use = disk
         self._store.commit.refuse_messages(reason_to_refuse(disk))
         if self._store.log.leaving:
             await self._run_commit(self._store.log.finish_drop)

@@ -72,6 +72,18 @@ def wanted_position(
     return position
 
 
+def removed_from_ms(
+    stored_ms: int, limits: Limits, disk: DiskUse, *, log_bytes: int, now_ms: int
+) -> int | None:
+    """When a message that was stored then may be removed at the earliest; None: never, as things are."""
+    percent = disk.percent()
+    if percent >= FORCED_PERCENT or 0 < limits.retention_bytes < log_bytes:
+        return now_ms
+    if not limits.retention_ms:
+        return None
+    return stored_ms + limits.retention_ms // (2 if percent >= EARLY_PERCENT else 1)
+
+
 def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int | None) -> int:
     """`wanted`, lowered to the end of the last segment below `floor`, the first position that a group needs, or None."""
     if floor is None or floor >= wanted:

@@ -416,7 +416,11 @@ class Catalogue:
 
     async def subjects(self) -> SubjectList:
         """Return all open subjects, by name."""
-        return SubjectList(subjects=await self._database.read(subject_summaries))
+        return SubjectList(
+            subjects=await self._database.read(
+                subject_summaries, hidden_expires_ms=self._settings.hidden_expires_ms
+            )
+        )
 
     async def subject(self, name: str) -> SubjectView:
         """Return one subject with its route.  Raises SubjectUnknownError."""

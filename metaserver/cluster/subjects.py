@@ -33,7 +33,7 @@ from ...protocol.routing import (
     route_table,
     split_ranges,
 )
-from ..sql.dialect import insert_new
+from ..sql.dialect import insert_new, now_ms
 from ..sql.schema import partitions, subjects
 from .brokers import lock_brokers, writable_groups
 from .lost_database import check_not_lost
@@ -356,8 +356,18 @@ def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
     return [Subject(name) for name in connection.execute(chosen).scalars()]
 
 
-def subject_summaries(connection: Connection) -> list[SubjectSummary]:
-    """Return all open subjects, hidden ones too, and those whose creation has failed, by name.  Raises DatabaseEmptyError."""
+def subject_summaries(
+    connection: Connection, *, hidden_expires_ms: int = 0
+) -> list[SubjectSummary]:
+    """
+    Return all open subjects, hidden ones too, and those whose creation has failed, by name.
+
+    Args:
+        hidden_expires_ms: after which idle time hidden ones are deleted; 0: none is.
+
+    Raises:
+        DatabaseEmptyError
+    """
     check_not_lost(connection)
     count = (
         sa.select(sa.func.count())
@@ -376,6 +386,7 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
             subjects.c.problem,
             subjects.c.deleting,
             subjects.c.hidden_for,
+            (now_ms() - subjects.c.hidden_since).label("hidden_ms"),
             count,
         )
         .where(sa.or_(subjects.c.route_version > 0, subjects.c.problem != ""))
@@ -389,6 +400,9 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
             route_version=row.route_version,
             problem="it is being deleted" if row.deleting else row.problem,
             hidden_for=row.hidden_for,
+            expires_in_ms=max(0, hidden_expires_ms - (row.hidden_ms or 0))
+            if row.hidden_for and hidden_expires_ms
+            else None,
         )
         for row in connection.execute(chosen)
     ]

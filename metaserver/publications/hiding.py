@@ -30,6 +30,7 @@ from ..cluster.removals import being_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import find_subject
 from ..operations.plan_inputs import free_subject, open_partitions
+from ..sql.dialect import now_ms
 from ..sql.schema import partition_parents, partitions, publications, subjects
 
 
@@ -97,6 +98,8 @@ def _check_same(connection: Connection, known: SubjectRow, target: str) -> Subje
         raise PublishTargetError(
             f"subject {known.name!r} exists and is {what}", subject=known.name, target=target
         )
+    here = subjects.c.subject_id == known.subject_id
+    connection.execute(sa.update(subjects).where(here).values(hidden_since=now_ms()))
     return known
 
 
@@ -106,6 +109,7 @@ def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Co
         connection,
         name=ask.hidden,
         hidden_for=target,
+        hidden_since=now_ms(),
         order_strategy=OrderStrategy.STRICT,
         partitions_wanted=ask.partitions,
         partitions_named=ask.partitions,
@@ -127,6 +131,7 @@ def _insert_beside(
         connection,
         name=hidden,
         hidden_for=row.name,
+        hidden_since=now_ms(),
         order_strategy=row.order_strategy,
         partitions_wanted=row.partitions_wanted,
         partitions_named=row.partitions_wanted + row.partitions_named,

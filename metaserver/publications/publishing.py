@@ -84,7 +84,12 @@ def begin_publication(
         # A subject made beside a target counts the target's names too; the lineage goes with the target.
         if row.partitions_named > len(parents):
             raise _outdated(row, "its target was deleted")
-        taken = {"name": ask.target, "hidden_for": "", "route_version": row.route_version + 1}
+        taken = {
+            "name": ask.target,
+            "hidden_for": "",
+            "hidden_since": None,
+            "route_version": row.route_version + 1,
+        }
         here = subjects.c.subject_id == row.subject_id
         connection.execute(sa.update(subjects).where(here).values(**taken))
         operation_id = 0

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from .dialect import insert_or_replace, now_ms
 from .duties import forget_duties
-from .schema import brokers, facts, groups, operations, refused_brokers, sessions
+from .schema import brokers, facts, groups, operations, refused_brokers, sessions, subjects
 
 BOOT = "boot"
 
@@ -42,6 +42,7 @@ def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
         sa.update(brokers).values(seen_at=now_ms(), expires_at=now_ms() + broker_ttl_ms)
     )
     connection.execute(sa.update(groups).values(idle_since=None))
+    connection.execute(sa.update(subjects).values(hidden_since=None))
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
     connection.execute(sa.delete(refused_brokers))  # a refused broker reports itself again
     forget_duties(connection)

@@ -198,6 +198,18 @@ subjects = Table(
         server_default="",
         comment="its target, while it is hidden",
     ),
+    Column(
+        "hidden_since",
+        BigInteger,
+        comment="of a hidden subject: since when it counts as idle, database time",
+    ),
+    Column(
+        "hidden_messages",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="of a hidden subject: its messages then",
+    ),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 

@@ -41,7 +41,7 @@
     │   ├── GroupExistsError, PolicyInvalidError, RetryPolicyError, SuspendedClientsError    settings of a consumer group
     │   ├── ResetCanceledError, ResetForwardError          a reset that was canceled, or cannot be
     │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
-    │   ├── ManifestError, JobChangedError                 a folder of reprocessed messages
+    │   ├── ManifestError, JobChangedError, CutOverError   a folder of reprocessed messages
     │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError    hidden subjects
     │   ├── RowsDifferError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError

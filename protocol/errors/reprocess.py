@@ -36,3 +36,12 @@ class JobFailedError(KeylaneError):
     partition_id = Detail(int)
     start = Detail(int)
     """The first offset of the piece in which it failed."""
+
+
+class CutOverError(RefusedError):
+    """The rows of a job cannot take the place of the messages that they were made of: some would be missing."""
+
+    code = 1323
+    summary = "the rows do not cover the subject's messages"
+    hint = "Nothing is published.  Reprocess the subject again while its producers and consumers stand still."
+    partition_id = Detail(int)

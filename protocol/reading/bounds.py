@@ -37,6 +37,9 @@ class PartitionBounds(Struct, frozen=True, kw_only=True):
     next_offset: int
     first_at_ms: int | None = None
     """When the first of them was stored, in milliseconds since 1970; None: there is none."""
+    removed_from_ms: int | None = None
+    """From when on retention removes the first of them, at the earliest, in milliseconds since 1970, unless a group or a job
+    needs it then; None: not by its age, nor by the size of the log."""
     message_bytes: int = 0
     """Bytes of log that one of them takes, about: the mean of the first batch."""
     offsets_at: tuple[int | None, ...] = ()

@@ -1,7 +1,7 @@
 """The manifest of reprocessed messages: which ranges, by which code, with how many rows and which digests.  Pure.
 
     {"format": 1, "job": …, "code": …, "subject": …, "planned_at_ms": …, "ranges": [{partition_id, start, end, …}, …],
-     "pieces": [{partition_id, start, end, rows, digest, file}, …]}
+     "pieces": [{partition_id, start, end, rows, digest, file}, …], "output": {target, hidden, subject_id, published}}
 
 Invariants
     The ranges are fixed when the job is planned, and half-open: what is live begins at `end` of each.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..errors import ManifestError
 from ..groups import GroupStart, StartAt
@@ -46,7 +46,18 @@ class JobPiece(Struct, frozen=True, kw_only=True):
     digest: str
     """Of the rows of output, by column, whatever the batches they came in."""
     file: str
-    """Name of the file, in the folder."""
+    """Name of the file, in the folder; "": the rows are in a subject."""
+
+
+class SubjectOutput(Struct, frozen=True, kw_only=True):
+    """The subject that the rows are written for, and the hidden one that has them until it is published."""
+
+    target: str
+    hidden: str
+    subject_id: Count = 0
+    """Of the hidden subject; 0: it is not made yet.  Another subject of its name lacks the rows."""
+    published: bool = True
+    """The job publishes it; False: it is left to `keylane subject publish`."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -62,6 +73,13 @@ class Manifest(Struct, frozen=True, kw_only=True):
     piece_rows: Annotated[int, Meta(ge=1)]
     pieces: tuple[JobPiece, ...] = ()
     format: int = FORMAT
+    output: SubjectOutput | UnsetType = UNSET
+    """Of rows that are no Parquet files."""
+
+    @property
+    def mark(self) -> str:
+        """What a piece has to say of itself to be one of this job: its code, and which hidden subject has its rows."""
+        return f"{self.code}#{self.output.subject_id}" if self.output else self.code
 
     @property
     def rows_in(self) -> int:

@@ -3,6 +3,7 @@
     DIR/part-<partition>-<start>-<end>.parquet     rows of a piece; the footer has its facts, so both appear together
     DIR/_keylane/plan.json                         the manifest without pieces: the ranges, fixed when the job begins
     DIR/_keylane/manifest.json                     the manifest, written once every piece is there
+    DIR/_keylane/pieces/<partition>-….json         facts of a piece whose rows are in a subject
     DIR/_keylane/unfinished/                       files that are being written; readers of Parquet leave `_keylane` out
 
 Invariants
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -33,6 +35,7 @@ class OutputFolder:
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
         self._own = self.path / "_keylane"
+        self._facts = self._own / "pieces"
 
     def read(self, name: str) -> Manifest | None:
         """The plan or the manifest; None if there is none.  Raises ManifestError."""
@@ -51,24 +54,35 @@ class OutputFolder:
         unfinished.write_bytes(encode_manifest(manifest))
         self._finish(unfinished, self._own / name)
 
-    def write_piece(self, piece: JobPiece, rows: pa.Table, code: str) -> None:
+    def write_piece(self, piece: JobPiece, rows: pa.Table, mark: str) -> None:
         """Write the rows of a piece with its facts, in one step; a second writer of the same piece changes nothing."""
-        facts = msgspec.json.encode((code, piece))
+        facts = msgspec.json.encode((mark, piece))
         unfinished = self._unfinished()
         pq.write_table(
             rows.replace_schema_metadata({**(rows.schema.metadata or {}), FACTS: facts}), unfinished
         )
         self._finish(unfinished, self.path / piece.file)
 
-    def pieces(self, code: str) -> list[JobPiece]:
-        """The pieces that are done by this code, by partition and offset."""
+    def write_facts(self, piece: JobPiece, mark: str) -> None:
+        """Note, in one step, that the rows of a piece are in a subject."""
+        unfinished = self._unfinished()
+        unfinished.write_bytes(msgspec.json.encode((mark, piece)))
+        self._facts.mkdir(parents=True, exist_ok=True)
+        self._finish(unfinished, self._facts / facts_file(piece))
+
+    def pieces(self, mark: str) -> list[JobPiece]:
+        """The pieces that are done under this mark, by partition and offset."""
         done = []
+        for path in self._facts.glob("*.json"):
+            by, piece = msgspec.json.decode(path.read_bytes(), type=tuple[str, JobPiece])
+            if by == mark:
+                done.append(piece)
         for path in self.path.glob("part-*.parquet"):
             facts = (pq.read_schema(path).metadata or {}).get(FACTS)
             if facts is None:
                 continue
             by, piece = msgspec.json.decode(facts, type=tuple[str, JobPiece])
-            if by == code and piece.file == path.name:
+            if by == mark and piece.file == path.name:
                 done.append(piece)
         return sorted(done, key=lambda piece: (piece.partition_id, piece.start))
 
@@ -78,8 +92,8 @@ class OutputFolder:
 
     def done_ranges(self) -> Iterator[tuple[int, int]]:
         """(partition id, messages) of each piece that is there, by the names of the files."""
-        for path in self.path.glob("part-*.parquet"):
-            _, partition_id, start, end = path.stem.split("-")
+        for path in chain(self.path.glob("part-*.parquet"), self._facts.glob("*.json")):
+            partition_id, start, end = path.stem.removeprefix("part-").split("-")
             yield int(partition_id), int(end) - int(start)
 
     def _unfinished(self) -> Path:
@@ -97,3 +111,8 @@ class OutputFolder:
 def piece_file(partition_id: int, start: int, end: int) -> str:
     """The name of the file of a piece; the order of names is the order of offsets."""
     return f"part-{partition_id:010d}-{start:016d}-{end:016d}.parquet"
+
+
+def facts_file(piece: JobPiece) -> str:
+    """The name of the facts of a piece whose rows are in a subject."""
+    return f"{piece.partition_id:010d}-{piece.start:016d}-{piece.end:016d}.json"

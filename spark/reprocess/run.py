@@ -1,4 +1,4 @@
-"""Runs a job over fixed ranges of a subject, into a folder of Parquet files.  Needs a Spark session.
+"""Runs a job over fixed ranges of a subject, into a folder of Parquet files or a subject.  Needs a Spark session.
 
     plan: ranges fixed, hold ─▶ missing pieces, a task for each partition ─▶ manifest, hold moved behind the ranges
             │ plan.json            │ part-….parquet, one after another            │ manifest.json
@@ -16,17 +16,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from msgspec.structs import replace as changed
 
 from ...arrow.planner import PlannedRange
 from ...arrow.selection import ReadBound, ReadOptions
 from ...arrow.snapshot import take_snapshot
 from ...protocol.errors import JobChangedError, ManifestError
-from ...protocol.reprocess.manifest import Manifest, SourceRange, missing_pieces
+from ...protocol.reprocess.manifest import (
+    Manifest,
+    SourceRange,
+    SubjectOutput,
+    missing_pieces,
+)
 from .comparing import KeyDifference, differences
 from .folder import MANIFEST, PLAN, OutputFolder
 from .holding import Holding
 from .job import Job
+from .target import JobTarget
 from .worker import DONE_SCHEMA, JobTask, cut, task_runner
 
 if TYPE_CHECKING:
@@ -72,32 +79,52 @@ class JobPlan:
         return max(sum(costs.values()) / cores, max(costs.values(), default=0)) / 60
 
 
-def plan_job(job: Job, options: ReadOptions, folder: OutputFolder) -> JobPlan:
+def plan_job(
+    job: Job, options: ReadOptions, folder: OutputFolder, *, output: SubjectOutput | None = None
+) -> JobPlan:
     """
     Fix the ranges, or find them in the folder, and tell what is missing; writes nothing.  Blocks.
 
+    Args:
+        output: the rows go to this subject; of a job that has begun its target alone counts.  None: to Parquet files.
+
     Raises:
-        JobChangedError: the folder has the output of another job, other code or another subject.
+        JobChangedError: the folder has the output of another job, other code, another subject or to another place.
         ManifestError: the folder's manifest is unreadable.
         DataLossError: retention has removed messages of missing pieces.
         RefusedError, UnreachableError: what planning raises.
     """
     (subject,) = options.subjects
     known = folder.read(MANIFEST) or folder.read(PLAN)
+    target = output.target if output else ""
     if known is None:
         planned = take_snapshot(options)
-        manifest = _manifest_of(job, subject, planned)
+        manifest = _manifest_of(job, subject, planned, output)
     else:
         manifest = known
-        asked = (job.name, job.code, subject)
-        if asked != (known.job, known.code, known.subject):
+        goes_to = known.output.target if known.output else ""
+        asked = (job.name, job.code, subject, target)
+        if asked != (known.job, known.code, known.subject, goes_to):
             raise JobChangedError(
-                f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}; "
-                f"asked for is job {job.name}, {job.code}, of {subject}",
+                f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
+                f"{_to(goes_to)}; asked for is job {job.name}, {job.code}, of {subject}{_to(target)}",
                 path=str(folder.path),
             )
         planned = None
-    missing = missing_pieces(manifest, folder.pieces(manifest.code))
+    return _missing_of(manifest, options, folder, planned)
+
+
+def _to(target: str) -> str:
+    return f", to subject {target}" if target else ""
+
+
+def _missing_of(
+    manifest: Manifest,
+    options: ReadOptions,
+    folder: OutputFolder,
+    planned: list[PlannedRange] | None = None,
+) -> JobPlan:
+    missing = missing_pieces(manifest, folder.pieces(manifest.mark))
     if planned is None:
         planned = _planned_again(options, missing)
     by_id = {each.partition_id: each for each in planned}
@@ -107,7 +134,9 @@ def plan_job(job: Job, options: ReadOptions, folder: OutputFolder) -> JobPlan:
     )
 
 
-def _manifest_of(job: Job, subject: str, planned: Iterable[PlannedRange]) -> Manifest:
+def _manifest_of(
+    job: Job, subject: str, planned: Iterable[PlannedRange], output: SubjectOutput | None
+) -> Manifest:
     planned = list(planned)
     largest = max((each.message_bytes for each in planned), default=0)
     return Manifest(
@@ -126,6 +155,7 @@ def _manifest_of(job: Job, subject: str, planned: Iterable[PlannedRange]) -> Man
             for each in planned
         ),
         piece_rows=max(1, min(PIECE_ROWS, PIECE_BYTES // max(largest, 1))),
+        output=output or UNSET,
     )
 
 
@@ -153,6 +183,7 @@ def run_job(
     options: ReadOptions,
     folder: OutputFolder,
     *,
+    to: JobTarget | None = None,
     handover_ms: int = HANDOVER_MS,
     planned: Callable[[JobPlan], None] = lambda _plan: None,
 ) -> Manifest:
@@ -160,35 +191,27 @@ def run_job(
     Do what is missing; returns the manifest, which is then in the folder.  Blocks.
 
     Args:
+        to: the subject that gets the rows; None: they become Parquet files.
         handover_ms: how long messages behind the ranges are held afterwards, for a consumer group to begin there.
         planned: called when the plan is stored.
 
     Raises:
-        What `plan_job` raises; JobFailedError, and the errors of Spark.
+        What `plan_job` raises; JobFailedError, and the errors of Spark; what `JobTarget` raises.
     """
-    plan = plan_job(job, options, folder)
-    manifest = plan.manifest
-    if not plan.missing and (done := folder.read(MANIFEST)) is not None:
+    plan = plan_job(job, options, folder, output=to.output() if to else None)
+    done = folder.read(MANIFEST)
+    if not plan.missing and done is not None and (to is None or to.is_there(done)):
         planned(plan)
         return done
-    starts: dict[int, int] = {}
-    for piece in plan.missing:
-        starts.setdefault(piece.partition_id, piece.start)
-    ends = {each.partition_id: each.end for each in manifest.ranges}
-    held = {number: starts.get(number, end) for number, end in ends.items()}
-    with Holding(
-        options.meta,
-        manifest.subject,
-        manifest.job,
-        starts=held,
-        ends=ends,
-        handover_ms=handover_ms,
-    ):
-        folder.write(PLAN, changed(manifest, pieces=()))
+    with _holding(options, plan, handover_ms):
+        folder.write(PLAN, changed(plan.manifest, pieces=()))
+        if to is not None:  # rows of a hidden subject that is gone are written again
+            plan = _missing_of(to.made(plan.manifest), options, folder)
+            folder.write(PLAN, changed(plan.manifest, pieces=()))
         planned(plan)
-        if plan.missing:
-            _run_tasks(spark, job, options, folder, plan)
-        manifest = changed(manifest, pieces=tuple(folder.pieces(manifest.code)))
+        _run_tasks(spark, job, options, folder, plan, to)
+        pieces = folder.pieces(plan.manifest.mark)
+        manifest = changed(plan.manifest, pieces=tuple(pieces))
         left = missing_pieces(manifest, manifest.pieces)
         if left:
             raise ManifestError(
@@ -196,22 +219,60 @@ def run_job(
                 "machine?",
                 path=str(folder.path),
             )
+        if to is not None:
+            to.check(manifest)
         folder.write(MANIFEST, manifest)
+        if to is not None:
+            to.publish(manifest)
     return manifest
 
 
-def _run_tasks(
-    spark: SparkSession, job: Job, options: ReadOptions, folder: OutputFolder, plan: JobPlan
-) -> None:
-    by_id: dict[int, list[PlannedRange]] = {}
+def _holding(options: ReadOptions, plan: JobPlan, handover_ms: int) -> Holding:
+    starts: dict[int, int] = {}
     for piece in plan.missing:
-        by_id.setdefault(piece.partition_id, []).append(piece)
-    tasks = [
-        JobTask(options=options, pieces=tuple(pieces), folder=str(folder.path))
-        for pieces in by_id.values()
-    ]
-    numbers = spark.range(0, len(tasks), 1, len(tasks))
-    numbers.mapInArrow(task_runner(job, tasks), DONE_SCHEMA).collect()
+        starts.setdefault(piece.partition_id, piece.start)
+    ends = {each.partition_id: each.end for each in plan.manifest.ranges}
+    held = {number: starts.get(number, end) for number, end in ends.items()}
+    return Holding(
+        options.meta,
+        plan.manifest.subject,
+        plan.manifest.job,
+        starts=held,
+        ends=ends,
+        handover_ms=handover_ms,
+    )
+
+
+def _run_tasks(
+    spark: SparkSession,
+    job: Job,
+    options: ReadOptions,
+    folder: OutputFolder,
+    plan: JobPlan,
+    to: JobTarget | None,
+) -> None:
+    hidden = None if to is None else to.rows(plan.manifest)
+    for pieces_of in waves(plan.missing, in_order=to is not None):
+        tasks = [
+            JobTask(options=options, pieces=tuple(pieces), folder=str(folder.path), hidden=hidden)
+            for pieces in pieces_of
+        ]
+        numbers = spark.range(0, len(tasks), 1, len(tasks))
+        numbers.mapInArrow(task_runner(job, tasks), DONE_SCHEMA).collect()
+
+
+def waves(missing: Iterable[PlannedRange], *, in_order: bool) -> list[list[list[PlannedRange]]]:
+    """
+    The pieces of each task that runs at the same time as others, wave by wave.
+
+    Args:
+        in_order: a partition is read after everything that it continues, which is in an earlier wave.
+    """
+    by_wave: dict[int, dict[int, list[PlannedRange]]] = {}
+    for piece in missing:
+        wave = by_wave.setdefault(piece.epoch if in_order else 0, {})
+        wave.setdefault(piece.partition_id, []).append(piece)
+    return [list(by_wave[epoch].values()) for epoch in sorted(by_wave)]
 
 
 def compare_outputs(old: OutputFolder, new: OutputFolder) -> list[KeyDifference]:

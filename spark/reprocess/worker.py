@@ -22,9 +22,9 @@ from ..failure import readable_errors
 from .digest import table_digest
 from .folder import OutputFolder, piece_file
 from .job import Job, JobFunction
+from .messages import REPLAY, messages_of
+from .rows_stored import HiddenRows, store_rows
 
-REPLAY = "replay"
-"""The column that names the job in each row."""
 DONE_SCHEMA = "partition_id long, rows long"
 
 
@@ -35,6 +35,8 @@ class JobTask:
     options: ReadOptions
     pieces: tuple[PlannedRange, ...]
     folder: str
+    hidden: HiddenRows | None = None
+    """The hidden subject that gets the rows; None: they become Parquet files."""
 
 
 def task_runner(
@@ -70,18 +72,22 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
         pa.Table.from_batches(read, arrow_schema(task.options.columns)),
         planned,
     )
-    marked = rows.drop_columns([REPLAY]) if REPLAY in rows.column_names else rows
-    name = pa.repeat(pa.scalar(job.name, pa.string()), rows.num_rows)
-    marked = marked.append_column(REPLAY, name)
+    folder = OutputFolder(task.folder)
     piece = JobPiece(
         partition_id=planned.partition_id,
         start=planned.start,
         end=planned.end,
         rows=rows.num_rows,
         digest=table_digest(rows),
-        file=piece_file(planned.partition_id, planned.start, planned.end),
+        file="" if task.hidden else piece_file(planned.partition_id, planned.start, planned.end),
     )
-    OutputFolder(task.folder).write_piece(piece, marked, job.code)
+    if task.hidden is not None:
+        store_rows(task.hidden, messages_of(rows, job=job.name, piece=piece), piece)
+        folder.write_facts(piece, task.hidden.mark)
+        return piece.rows
+    marked = rows.drop_columns([REPLAY]) if REPLAY in rows.column_names else rows
+    name = pa.repeat(pa.scalar(job.name, pa.string()), rows.num_rows)
+    folder.write_piece(piece, marked.append_column(REPLAY, name), job.code)
     return piece.rows
 
 

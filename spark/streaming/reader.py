@@ -40,6 +40,7 @@ from .batches import (
     lost_ranges,
     next_offset,
 )
+from .handover import lost_behind
 from .limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from .lineage import View
 from .offset import StreamOffset, check_subjects, from_json, to_json
@@ -180,6 +181,8 @@ class _Driver:
     async def _begins(self, view: View) -> dict[int, int]:
         """The start that the options ask for, which has to be stored."""
         begins = await self._watch.places(view, self._options.start)
+        for lost in lost_behind(view, self._options.start):
+            self._lose(view, lost)
         for number, begin in begins.items():
             stored = view.stored.get(number)
             if stored is None:

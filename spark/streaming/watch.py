@@ -60,6 +60,8 @@ class Watch:
         )
         self._pauses = _PAUSES.pauses(self._environment.new_rng())
         self._lineage: Lineage | None = None
+        self._every: set[int] = set()
+        """The partitions that the subjects ever had, also those that the stream does not read."""
         self._continued: set[int] = set()
         """Partitions that have children, which are open or were."""
         self._unknown: set[int] = set()
@@ -92,7 +94,9 @@ class Watch:
     async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
         """The offset that a bound means in each partition of a view whose data is not gone."""
         lineage = view.lineage
-        unknown = sorted(bound.by_partition.keys() - lineage.branches.keys())
+        # The options may leave out partitions that a backfill has.
+        known = self._every if bound.manifest else lineage.branches.keys()
+        unknown = sorted(bound.by_partition.keys() - known)
         if unknown:
             raise self._no_partition(unknown[0])
         numbers = [number for number, branch in lineage.branches.items() if not branch.gone]
@@ -133,6 +137,7 @@ class Watch:
             branches += branches_of(subject, history.partitions)
             excluded |= self._excluded(route, branches)
         self.subjects = subjects
+        self._every = {int(branch.partition.partition_id) for branch in branches}
         self._continued = {
             int(parent)
             for branch in branches

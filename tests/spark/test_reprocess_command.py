@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import keylane.arrow
 from keylane import Producer
 from keylane.cli.main import app
 from support.cluster import Cluster
@@ -58,6 +59,7 @@ def test_command_plans_runs_once_and_compares(
 
     planned = command("keep", "one", "--plan")
     assert f"to do: {COUNT} rows" in planned
+    assert "not held yet: retention may remove some of them from" in planned
     assert not (tmp_path / "one").exists()
     shown = command("keep", "one")
     assert f"{COUNT} messages of orders made {COUNT} rows in 2 pieces" in shown
@@ -70,5 +72,12 @@ def test_command_plans_runs_once_and_compares(
     text = command("drop", "two", "--compare", old, status=2)
     assert "1 key with other rows" in text
     assert "k2" in text
-    with pytest.raises(AssertionError, match="parquet:DIR"):
+    with pytest.raises(AssertionError, match="needs --folder"):
         command("keep", "x", "--to", "orders")
+    with pytest.raises(AssertionError, match="--replace --groups-from"):
+        command("keep", "x", "--to", "orders", "--folder", str(tmp_path / "x"))
+    goal = ("--to", "cleaned", "--partitions", "2", "--folder", str(tmp_path / "three"))
+    assert f"to do: {COUNT} rows" in command("drop", "three", *goal, "--plan")
+    for _ in range(2):
+        assert "the rows are published in cleaned" in command("drop", "three", *goal)
+    assert keylane.arrow.read(file_cluster.meta, "cleaned").read_all().num_rows == COUNT - 1

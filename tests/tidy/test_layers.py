@@ -46,6 +46,8 @@ LAYERS: dict[str, set[str]] = {
         "metaserver/sql",
     },
     "spark/writing": set(),
+    "spark/reprocess": {"spark/writing"},
+    "spark/streaming": {"spark/reprocess"},
     "metaserver/retention": {"metaserver/catalogue", "metaserver/cluster", "metaserver/sql"},
     "metaserver/removals": {
         "metaserver/catalogue",

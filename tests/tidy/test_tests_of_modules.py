@@ -76,10 +76,15 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "cli/commands/scheduled": {"integration/brokers/test_scheduled_ends.py": "app messages"},
     "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
     "cli/commands/spark": {"spark/test_reprocess_command.py": "app reprocess"},
-    "spark/reprocess": {"spark/test_reprocess.py": "folder holding run worker"},
+    "spark/reprocess": {
+        "spark/test_reprocess.py": "folder holding run worker",
+        "integration/writing/test_reprocess_to_subject.py": "target",
+        "integration/writing/test_killed_drivers.py": "rows_stored",
+    },
     "cli/commands/subject": {
         "acceptance/test_cli.py": "app describe",
         "integration/writing/test_publish_cli.py": "publish",
+        "integration/writing/test_cut_over.py": "cut_over",
     },
     "cli/demo": {
         "acceptance/test_demo.py": "cluster consumer log processes run spark_job story",
@@ -155,6 +160,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "metaserver/retention": {
         "integration/retention/test_deaf_brokers.py": "announcer",
         "integration/retention/test_expired_segments.py": "expirer",
+        "integration/writing/test_killed_drivers.py": "hidden_expirer",
     },
     "metaserver/sql": {
         "integration/metaserver/test_metaserver_database.py": "dialect transactions",

@@ -6,9 +6,28 @@ from typing import Annotated
 
 import typer
 
+from ....protocol.limits import PARTITIONS_MAX
 from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 
 spark_app = typer.Typer(no_args_is_help=True, help="Work on subjects with Spark.")
+
+FolderOption = Annotated[
+    str,
+    typer.Option(metavar="DIR", help="With --to SUBJECT: where plan and manifest are kept."),
+]
+HiddenOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later.",
+    ),
+]
+PartitionsOption = Annotated[
+    int,
+    typer.Option(
+        min=0, max=PARTITIONS_MAX, help="With --to SUBJECT: of a subject that does not exist."
+    ),
+]
 
 
 @spark_app.command("reprocess")
@@ -17,7 +36,10 @@ def spark_reprocess(
     source: Annotated[str, typer.Option("--from", metavar="SUBJECT", help="What is reprocessed.")],
     to: Annotated[
         str,
-        typer.Option(metavar="parquet:DIR", help="Where the rows go, with a manifest."),
+        typer.Option(
+            metavar="parquet:DIR|SUBJECT",
+            help="Where the rows go: files with a manifest, or a subject, which has all of them at once or none.",
+        ),
     ],
     job: Annotated[
         str,
@@ -45,6 +67,9 @@ def spark_reprocess(
             metavar="DIR", help="Afterwards show where the output of this folder differs."
         ),
     ] = "",
+    folder: FolderOption = "",
+    hidden: HiddenOption = "",
+    partitions: PartitionsOption = 0,
     handover_s: Annotated[
         int,
         typer.Option(
@@ -61,6 +86,6 @@ def spark_reprocess(
 
     asked = Asked(
         meta=meta, source=source, to=to, job=job, start=start, end=end, name=name, plan=plan,
-        compare=compare, handover_ms=handover_s * 1000,
+        compare=compare, handover_ms=handover_s * 1000, folder=folder, hidden=hidden, partitions=partitions,
     )  # fmt: skip
     raise typer.Exit(reprocess(output, asked))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError, KeylaneError
+from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...options import OutputFormat
 from ...screen import make_table, show_error, show_json, show_line, show_table
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.job import Job
     from ....spark.reprocess.run import JobPlan
+    from ....spark.reprocess.target import JobTarget
 
 PARQUET = "parquet:"
 POLL_SECONDS = 0.3
@@ -42,6 +44,9 @@ class Asked:
     plan: bool
     compare: str
     handover_ms: int
+    folder: str = ""
+    hidden: str = ""
+    partitions: int = 0
 
 
 def reprocess(output: OutputFormat, asked: Asked) -> int:
@@ -67,12 +72,11 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
     from ....spark.reprocess.job import load_job
     from ....spark.reprocess.run import plan_job
 
-    if not asked.to.startswith(PARQUET) or asked.to == PARQUET:
-        raise ConfigError(f"--to is parquet:DIR, not {asked.to!r:.80}")
+    where, to = _goal(asked)
     sys.path.insert(0, "")  # as for `python -m`: a job beside the user is found
     job = load_job(asked.job, name=asked.name)
     check_name("job", job.name)
-    folder = OutputFolder(asked.to.removeprefix(PARQUET))
+    folder = OutputFolder(where)
     options = parse_options(
         {
             "meta": asked.meta,
@@ -86,10 +90,42 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
     if len(options.subjects) != 1:
         raise ConfigError(f"--from is one subject, not {asked.source!r:.80}")
     if asked.plan:
-        _show_plan(output, plan_job(job, options, folder))
+        _show_plan(output, plan_job(job, options, folder, output=to.output() if to else None))
         return 0
-    _run(output, asked, job, options, folder)
+    _run(output, asked, job, options, folder, to)
     return _compare(output, OutputFolder(asked.compare), folder) if asked.compare else 0
+
+
+def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
+    """The folder, and the subject that gets the rows; None: they become Parquet files.  Raises ConfigError."""
+    from ....spark.reprocess.target import JobTarget
+    from ....spark.writing.job import parse_write_options
+
+    if asked.to.startswith(PARQUET):
+        if asked.to == PARQUET:
+            raise ConfigError(f"--to is parquet:DIR or a subject, not {asked.to!r:.80}")
+        if asked.folder or asked.partitions or asked.hidden:
+            raise ConfigError("--folder, --partitions and --hidden go with --to SUBJECT")
+        return asked.to.removeprefix(PARQUET), None
+    if not asked.folder:
+        raise ConfigError(
+            "--to SUBJECT needs --folder DIR, where the plan and the manifest are kept"
+        )
+    if asked.compare:
+        raise ConfigError("--compare is of two folders with rows: reprocess to parquet:DIR first")
+    if asked.to == asked.source and not asked.hidden:
+        raise ConfigError(
+            "--to the subject itself would put the rows behind those that they are made of: with --hidden they stay "
+            "hidden, and `keylane subject publish HIDDEN SUBJECT --replace --groups-from DIR` puts them in place of these"
+        )
+    given = {
+        "meta": asked.meta,
+        "subject": asked.to,
+        "publish": "false" if asked.hidden else "true",
+    }
+    given |= {"partitions": str(asked.partitions)} if asked.partitions else {}
+    given |= {"hidden": asked.hidden} if asked.hidden else {}
+    return asked.folder, JobTarget(options=parse_write_options(given))
 
 
 def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
@@ -103,23 +139,56 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     left = Counter[int]()
     for piece in plan.missing:
         left[piece.partition_id] += piece.rows
+    removed = {piece.partition_id: piece.removed_from_ms for piece in plan.missing}
     if output is OutputFormat.JSON:
-        show_json({**facts, "ranges": plan.manifest.ranges, "missing_rows": dict(left)})
+        more = {"missing_rows": dict(left), "removed_from_ms": removed}
+        show_json({**facts, "ranges": plan.manifest.ranges, **more})
         return
     rows = [
-        (each.partition_id, each.start, each.end, each.end - each.start, left[each.partition_id])
+        (
+            each.partition_id,
+            each.start,
+            each.end,
+            each.end - each.start,
+            left[each.partition_id],
+            removal_text(removed.get(each.partition_id), now_ms=SystemClock.wall_ms()),
+        )
         for each in plan.manifest.ranges
     ]
     title = f"{plan.manifest.job} of {plan.manifest.subject}, {plan.manifest.code}"
-    show_table(make_table(title, ("id#", "start#", "end#", "rows#", "missing rows#"), rows))
+    names = ("id#", "start#", "end#", "rows#", "missing rows#", "removed from")
+    show_table(make_table(title, names, rows))
     show_line(
         f"to do: {facts['rows']} rows, {facts['mb']} MB, {facts['tasks']} tasks, about {facts['minutes']} minutes "
         f"with {cores} cores; their messages are held against retention meanwhile"
     )
+    times = [at for at in removed.values() if at is not None]
+    if times:
+        show_line(
+            f"not held yet: retention may remove some of them {removal_text(min(times), now_ms=SystemClock.wall_ms())}, "
+            "unless a consumer group still needs them; run the job before"
+        )
+
+
+def removal_text(at_ms: int | None, *, now_ms: int) -> str:
+    """When retention begins to remove messages, as an operator reads it."""
+    if at_ms is None:
+        return "-"
+    if at_ms <= now_ms:
+        return "now"
+    minutes = (at_ms - now_ms) // 60_000
+    days, hours = minutes // 1_440, minutes // 60 % 24
+    left = f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min"
+    return f"from {shown(at_ms)}, in {left}"
 
 
 def _run(
-    output: OutputFormat, asked: Asked, job: Job, options: ReadOptions, folder: OutputFolder
+    output: OutputFormat,
+    asked: Asked,
+    job: Job,
+    options: ReadOptions,
+    folder: OutputFolder,
+    to: JobTarget | None,
 ) -> None:
     from ....spark.reprocess.run import run_job
     from ....spark.session import local_session
@@ -128,7 +197,7 @@ def _run(
     spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
     with _bars(folder, shown=output is OutputFormat.TABLE) as begin:
         manifest = run_job(
-            spark, job, options, folder, handover_ms=asked.handover_ms, planned=begin
+            spark, job, options, folder, to=to, handover_ms=asked.handover_ms, planned=begin
         )
     if output is OutputFormat.JSON:
         show_json(manifest)
@@ -137,6 +206,14 @@ def _run(
         f"{manifest.job}: {manifest.rows_in} messages of {manifest.subject} made {manifest.rows_out} rows in "
         f"{len(manifest.pieces)} pieces, by {manifest.code}"
     )
+    if manifest.output and asked.hidden:
+        show_line(f"the rows are in {manifest.output.hidden}, hidden")
+        if asked.to == asked.source:
+            show_line(
+                f"keylane subject publish {asked.hidden} {asked.to} --replace --groups-from {folder.path}"
+            )
+    elif manifest.output:
+        show_line(f"the rows are published in {asked.to}")
     show_line(f"a group goes on behind them with --start manifest:{folder.path}")
 
 

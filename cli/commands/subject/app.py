@@ -115,6 +115,13 @@ def subject_publish(
             "--replace", help="Delete what is stored in the subject: the hidden one takes its name."
         ),
     ] = False,
+    groups_from: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="With --replace: carry the consumer groups over by the manifest of `keylane spark reprocess` in this folder.",
+        ),
+    ] = "",
     yes: YesOption = False,
     wait: WaitOption = True,
     meta: MetaOption = META_DEFAULT,
@@ -127,7 +134,10 @@ def subject_publish(
 
     if replace:
         confirm(f"Delete all messages that subject {subject} has now?", yes=yes)
-    run(output, publish_subject(meta, output, hidden, subject, replace=replace, wait=wait))
+    asked = publish_subject(
+        meta, output, hidden, subject, replace=replace, groups_from=groups_from, wait=wait
+    )
+    run(output, asked)
 
 
 @subject_app.command("describe")

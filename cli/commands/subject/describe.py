@@ -96,9 +96,20 @@ async def list_subjects(meta: str, output: OutputFormat, *, hidden: bool = False
     show_table(make_table("subjects" if rows else "no subjects yet", columns, rows))
     for summary in subjects:
         if summary.hidden_for:
-            show_line(f"{summary.subject}: hidden, to be published in {summary.hidden_for}")
+            show_line(
+                f"{summary.subject}: hidden, to be published in {summary.hidden_for}"
+                f"{_expiry(summary.expires_in_ms)}"
+            )
         if summary.problem:
             show_line(f"{summary.subject}: {summary.problem}")
+
+
+def _expiry(left_ms: int | None) -> str:
+    if left_ms is None:
+        return ""
+    minutes = left_ms // 60_000
+    left = f"{minutes // 60} h" if minutes >= 120 else f"{minutes} min"
+    return f"; deleted in {left} unless it is filled or published"
 
 
 async def describe_subject(meta: str, output: OutputFormat, *, subject: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....protocol.errors import ConfigError
 from ....protocol.operations import OperationState
 from ...connection import open_admin
 from ...options import OutputFormat
@@ -9,14 +10,33 @@ from ...screen import show_json, show_line
 
 
 async def publish_subject(
-    meta: str, output: OutputFormat, hidden: str, subject: str, *, replace: bool, wait: bool
+    meta: str,
+    output: OutputFormat,
+    hidden: str,
+    subject: str,
+    *,
+    replace: bool,
+    groups_from: str,
+    wait: bool,
 ) -> None:
-    """Publish a hidden subject, and show what became of it.  Raises RefusedError."""
+    """Publish a hidden subject, and show what became of it.  Raises ConfigError, RefusedError."""
+    if groups_from and not replace:
+        raise ConfigError("--groups-from goes with --replace")
     async with open_admin(meta) as admin:
-        answer = await admin.publish_subject(hidden, subject, replace=replace, wait=wait)
+        starts = None
+        if groups_from:
+            from .cut_over import group_starts
+
+            starts = await group_starts(admin, meta, hidden, subject, groups_from)
+        answer = await admin.publish_subject(
+            hidden, subject, replace=replace, starts=starts, wait=wait
+        )
     if output is OutputFormat.JSON:
         show_json(answer)
     elif answer.state is OperationState.DONE:
+        for group, offsets in sorted((starts or {}).items()):
+            places = ", ".join(f"{number}: {offset}" for number, offset in sorted(offsets.items()))
+            show_line(f"{group} goes on at offset of partition: {places}")
         show_line(f"{hidden} is published in {subject}")
     elif answer.state is OperationState.CANCELED:
         show_line(

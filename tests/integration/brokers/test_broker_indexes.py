@@ -130,6 +130,7 @@ async def test_broker_finds_offsets_by_time(index, tmp_path):
         assert full.cursors == (None,)
         assert before <= (full.first_at_ms or 0) <= later
         assert full.message_bytes > 0
+        assert (full.removed_from_ms or 0) > (full.first_at_ms or 0)
         assert empty == PartitionBounds(
             partition_id=2, first_offset=0, next_offset=0, offsets_at=(None,)
         )

@@ -215,3 +215,13 @@ def test_every_option_is_drawn_in_the_docstring():
 
     for name in NAMES:
         assert f"\n    {name} " in (options.__doc__ or "")
+
+
+def test_start_behind_a_backfill_is_a_folder():
+    """Of one subject, and no end."""
+    assert parsed(start="manifest:/data/orders").start == ReadBound(0, manifest="/data/orders")
+    for more in ({"start": "manifest:"}, {"end": "manifest:/d"}):
+        with pytest.raises(ConfigError):
+            parsed(**more)
+    with pytest.raises(ConfigError, match="of one subject"):
+        parse_options(LEAST | {"subject": "a,b", "start": "manifest:/d"}, now_ms=NOW_MS)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from keylane.broker.retention.policy import (
     DiskUse,
     Limits,
     SealedSegment,
     allowed_position,
     reason_to_refuse,
+    removed_from_ms,
     wanted_position,
 )
 
@@ -79,3 +83,32 @@ def test_segments_stay_when_a_group_needs_them():
     assert allowed_position(sealed, 300, 299) == 200
     assert allowed_position(sealed, 300, 100) == 100
     assert allowed_position(sealed, 300, 99) == 0
+
+
+def test_message_may_be_removed_at_its_age_or_earlier_on_a_full_disk():
+    def at(limits=LIMITS, use=EMPTY):
+        return removed_from_ms(NOW - HOUR, limits, use, log_bytes=100, now_ms=NOW)
+
+    assert at() == NOW + 71 * HOUR
+    assert at(use=disk(75)) == NOW + 35 * HOUR
+    assert at(use=disk(85)) == NOW
+    assert at(Limits(retention_ms=0, retention_bytes=0)) is None
+    assert at(Limits(retention_ms=0, retention_bytes=100)) is None
+    assert at(Limits(retention_ms=0, retention_bytes=99)) == NOW
+
+
+@given(
+    st.lists(st.integers(0, 200), max_size=5),
+    st.integers(0, 100),
+    st.sampled_from([0, 24, 72]),
+    st.sampled_from([0, 150, 400]),
+)
+def test_no_segment_goes_before_its_messages_may(ages, percent, hours, size):
+    """What is told of a segment's newest message is no later than the policy removes the segment."""
+    limits = Limits(retention_ms=hours * HOUR, retention_bytes=size)
+    sealed = segments(*sorted(ages, reverse=True))
+    end = 100 * len(sealed) + 50
+    for segment in sealed[: wanted(sealed, limits=limits, disk=disk(percent))]:
+        told = removed_from_ms(segment.newest_ms, limits, disk(percent), log_bytes=end, now_ms=NOW)
+        assert told is not None
+        assert told <= NOW

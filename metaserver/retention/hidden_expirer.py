@@ -1,0 +1,94 @@
+"""Deletes hidden subjects that are neither filled nor published, as jobs that were killed leave them.  Shell around SQL and brokers.
+
+    idle for the whole time ─▶ its brokers: messages?  more than before ─▶ it counts anew
+                                                       as many          ─▶ deleted, as `keylane subject delete` does
+
+So one that is filled when it is looked at has the whole time again.  While a broker does not answer it stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from ...protocol.control import DeleteSubject
+from ...protocol.errors import KeylaneError, NotSentError
+from ...rpc.client import BrokerClient
+from ...rpc.network import Network
+from ..catalogue.service import Catalogue
+from ..settings import MetaserverSettings
+from ..sql.database import Database
+from ..sql.duties import take_duty
+from .hidden_rows import IdleHidden, count_anew, idle_hidden, note_hidden
+
+log = logging.getLogger("keylane.metaserver")
+DUTY = "hidden expiry"
+CALL_TIMEOUT_MS = 2_000
+
+
+class HiddenExpirer:
+    """
+    Deletes hidden subjects that are idle for `hidden_expires_ms`.
+
+    Args:
+        delete: deletes a subject, by its name.
+        holder: an id that no other metaserver has.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        network: Network,
+        settings: MetaserverSettings,
+        delete: Callable[[str, DeleteSubject], Awaitable[object]],
+        *,
+        catalogue: Catalogue,
+        holder: str,
+    ) -> None:
+        self._database = database
+        self._network = network
+        self._expires_ms = settings.hidden_expires_ms
+        self._lease_ms = 2 * settings.expire_ms
+        self._delete = delete
+        self._catalogue = catalogue
+        self._holder = holder
+
+    async def run_once(self) -> int:
+        """Delete what has expired; returns the number of subjects.  Does nothing while the setting is 0.  Raises StorageError."""
+        if not self._expires_ms:
+            return 0
+        mine = await self._database.write(
+            take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
+        )
+        if not mine:
+            return 0
+        await self._database.write(note_hidden)
+        deleted = 0
+        for idle in await self._database.read(idle_hidden, at_least_ms=self._expires_ms):
+            try:
+                deleted += await self._expire(idle)
+            except KeylaneError as error:
+                log.warning("hidden subject %s is not deleted: %s", idle.subject, error.message)
+        return deleted
+
+    async def _expire(self, idle: IdleHidden) -> bool:
+        messages = await self._messages(idle.subject)
+        if messages != idle.messages:
+            await self._database.write(count_anew, idle.subject_id, messages)
+            return False
+        log.warning(
+            "hidden subject %s is deleted with %d messages: for %.0f s it was neither filled nor published in %s",
+            idle.subject, messages, self._expires_ms / 1000, idle.target,
+        )  # fmt: skip
+        await self._delete(idle.subject, DeleteSubject(force=True, subject_id=idle.subject_id))
+        return True
+
+    async def _messages(self, subject: str) -> int:
+        """The messages that its brokers have stored.  Raises NotSentError, UnreachableError: not all of them answer."""
+        messages = 0
+        for partition in (await self._catalogue.subject(subject)).route.partitions:
+            if partition.address is None:
+                raise NotSentError(f"broker group {partition.broker_group} is not available")
+            broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
+            messages += (await broker.partition(partition.partition_id)).next_offset
+        return messages

@@ -1,0 +1,117 @@
+"""Where the consumer groups of a subject go on in the rows that take its messages' place.  Pure, over Arrow columns.
+
+    row: stored at (partition, offset), made of (source partition, source offset)
+    group: cursor of each source partition ─▶ of each new partition the first row whose source the group has not handled
+
+Invariants
+    Nothing is left out: every row of a message that a group has not handled is at or behind its position.
+    Rows behind a position may be of messages that were handled; they are delivered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...protocol.errors import CutOverError
+from ...protocol.reprocess.manifest import Manifest
+from .messages import SOURCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOffsets:
+    """What is stored of a source partition, and how far a backfill is."""
+
+    partition_id: int
+    first: int
+    end: int
+
+
+def positions(
+    cursors: Mapping[str, Mapping[int, int]],
+    batches: Iterable[pa.RecordBatch],
+    ends: Mapping[int, int],
+) -> dict[str, dict[int, int]]:
+    """
+    Consumer group → new partition → the first offset that the group has not handled.
+
+    Args:
+        cursors: consumer group → source partition → first message that it has not handled; of one that is not named
+            nothing is left to handle.
+        batches: the new rows, with the columns partition, offset and properties, those of a partition in order.
+        ends: new partition → one past its last row.
+
+    Raises:
+        CutOverError: a row does not say what it was made of.
+    """
+    begins = {group: dict(ends) for group in cursors}
+    for batch in batches:
+        new, offsets = _numbers(batch.column("partition")), _numbers(batch.column("offset"))
+        source, at = _sources(batch.column("properties"))
+        for group, by_source in cursors.items():
+            left = np.zeros(len(at), bool)
+            for partition_id, cursor in by_source.items():
+                left |= (source == partition_id) & (at >= cursor)
+            for number in np.unique(new[left]).tolist():
+                first = int(offsets[left & (new == number)].min())
+                begins[group][number] = min(begins[group][number], first)
+    return begins
+
+
+def check_covers(
+    manifest: Manifest, stored: Sequence[SourceOffsets], cursors: Mapping[str, Mapping[int, int]]
+) -> None:
+    """
+    Check that the rows of a job may take the place of the messages that are stored.
+
+    Raises:
+        CutOverError: there are messages behind its ranges, or a group has not handled messages before them.
+    """
+    ranges = {each.partition_id: each for each in manifest.ranges}
+    for each in stored:
+        whole = ranges.get(each.partition_id)
+        begin, end = (0, 0) if whole is None else (whole.start, whole.end)
+        if each.end > end:
+            raise CutOverError(
+                f"partition {each.partition_id} has {each.end - max(end, each.first)} messages from offset {end} on, which "
+                "are not in the backfill: stop the producers, and reprocess the subject again",
+                partition_id=each.partition_id,
+            )
+        for group, by_source in cursors.items():
+            cursor = max(by_source.get(each.partition_id, each.end), each.first)
+            if cursor < begin:
+                raise CutOverError(
+                    f"consumer group {group!r} has not handled {begin - cursor} messages of partition {each.partition_id}, "
+                    f"[{cursor}, {begin}), which are not in the backfill: let it go on, or reprocess from an earlier start",
+                    partition_id=each.partition_id,
+                )
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+    numbers: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
+def _sources(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The source partition and the source offset of each row."""
+    if not len(properties):
+        empty = np.zeros(0, np.int64)
+        return empty, empty
+    texts = pc.map_lookup(properties, pa.scalar(SOURCE), "last")
+    try:
+        if texts.null_count:
+            raise pa.ArrowInvalid("it is missing")
+        parts = pc.split_pattern(texts, "/")
+        pairs = pc.cast(parts.flatten(), pa.int64()).to_numpy(zero_copy_only=False)
+        pairs = pairs.reshape(len(texts), 2)
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise CutOverError(
+            f"a row has no usable property {SOURCE}, which says what it was made of: the job has to keep the column "
+            f"offset ({error})"
+        ) from None
+    return pairs[:, 0], pairs[:, 1]

@@ -1,0 +1,122 @@
+"""The rows of a job as messages: checked, and each with the job and the place that it comes from.  Pure.
+
+    rows: value, key, properties, timestamp, offset ─▶ messages with the properties replay=<job>, keylane.source=<partition>/<offset>
+
+The place is what carries consumer groups over to the new messages (`carrying.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...protocol.errors import JobFailedError
+from ...protocol.reprocess.manifest import JobPiece
+
+REPLAY = "replay"
+"""The property, and the column of Parquet files, that names the job in each row."""
+SOURCE = "keylane.source"
+"""The property that has the partition and the offset of the message that a row was made of."""
+STORED = ("key", "value", "properties", "timestamp")
+OF_SOURCE = ("partition", "offset", REPLAY)
+PROPERTIES = pa.map_(pa.string(), pa.string())
+
+
+def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
+    """
+    The columns that are stored, with the properties of a replay; a property of the same name gives way.
+
+    Rows without a column `offset`, as of a summary, say the job alone.
+
+    Raises:
+        JobFailedError: a column is no part of a message, or has a wrong type, or the value is missing.
+    """
+    names = rows.column_names
+    where = f"[{piece.start}, {piece.end}) of partition {piece.partition_id}"
+    details = {"job": job, "partition_id": piece.partition_id, "start": piece.start}
+    wrong = [name for name in names if name not in (*STORED, *OF_SOURCE)]
+    if wrong or "value" not in names:
+        what = f"a column {wrong[0]}" if wrong else "no column value"
+        raise JobFailedError(
+            f"job {job} at {where} gave {what}: messages have {', '.join(STORED)}", **details
+        )
+    columns = {name: _one(rows.column(name)) for name in STORED if name in names}
+    sources = None
+    try:
+        if "offset" in names:
+            offsets = _one(rows.column("offset")).cast(pa.int64()).cast(pa.string())
+            sources = pc.binary_join_element_wise(str(piece.partition_id), offsets, "/")
+        columns["properties"] = with_properties(
+            columns.get("properties"),
+            {
+                REPLAY: pa.repeat(pa.scalar(job, pa.string()), rows.num_rows),
+                **({} if sources is None else {SOURCE: sources}),
+            },
+        )
+    except pa.ArrowException as error:
+        raise JobFailedError(f"job {job} at {where}: {error}", **details) from error
+    return pa.table(columns)
+
+
+def with_properties(given: Any, more: dict[str, Any]) -> Any:
+    """
+    A map array with some entries behind those of each row, without an object a row.
+
+    Args:
+        given: an array of maps of texts; None: no row has any.
+        more: key → a text for each row.
+
+    Raises:
+        pa.ArrowException: the given array has other types.
+    """
+    count = len(next(iter(more.values())))
+    own = _with_offsets(given, count)
+    entries = len(own.keys)
+    lengths = np.diff(own.offsets)
+    ends = own.offsets[1:] + len(more) * np.arange(1, count + 1)
+    # Of each entry of the result, its place in: the given entries, then each new property of all rows.
+    places = np.empty(entries + len(more) * count, np.int64)
+    places[np.arange(entries) + len(more) * np.repeat(np.arange(count), lengths)] = np.arange(
+        entries
+    )
+    keys, values = [own.keys], [own.values]
+    for number, (key, texts) in enumerate(more.items()):
+        places[ends - len(more) + number] = entries + number * count + np.arange(count)
+        keys.append(pa.repeat(pa.scalar(key, pa.string()), count))
+        values.append(texts)
+    taken = pa.array(places)
+    starts = pa.array(np.concatenate([[0], ends]).astype(np.int32))
+    return pa.MapArray.from_arrays(
+        starts, pa.concat_arrays(keys).take(taken), pa.concat_arrays(values).take(taken)
+    )
+
+
+class _Entries:
+    """The entries of a map array, one after another, and where those of each row begin."""
+
+    def __init__(self, keys: Any, values: Any, offsets: Any) -> None:
+        self.keys, self.values, self.offsets = keys, values, offsets
+
+
+def _with_offsets(given: Any, count: int) -> _Entries:
+    if given is None:
+        empty = pa.array([], pa.string())
+        return _Entries(empty, empty, np.zeros(count + 1, np.int64))
+    maps = given.cast(PROPERTIES)
+    lengths = pc.list_value_length(maps.cast(pa.list_(_ENTRY))).fill_null(0)
+    offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
+    flat = maps.cast(pa.list_(_ENTRY)).flatten()
+    return _Entries(flat.field(0), flat.field(1), offsets.astype(np.int64))
+
+
+_ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
+
+
+def _one(column: pa.ChunkedArray) -> Any:
+    whole = column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        return pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
+    return whole

@@ -1,0 +1,105 @@
+"""The subject that gets the rows of a job: a hidden one is made for it, filled by the tasks, counted and published.  Network only.
+
+    made ─▶ rows of the tasks ─▶ check: as many messages as rows ─▶ manifest ─▶ publish, or left hidden for a cut-over
+
+Invariants
+    The hidden subject of a job has one name for ever; its id tells whether it has the rows of the pieces that are done.
+    A repeat publishes nothing twice: the metaserver knows what was published.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from msgspec.structs import replace as changed
+
+from ...protocol.errors import PublishTargetError, RowsDifferError, SubjectUnknownError
+from ...protocol.operations import hidden_name
+from ...protocol.reprocess.manifest import Manifest, SubjectOutput
+from ...rpc.network import Network
+from ..writing.hidden import HiddenSubject
+from ..writing.job import WriteOptions
+from ..writing.running import run_with_network
+from .rows_stored import HiddenRows
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTarget:
+    """Where the rows of a job go."""
+
+    options: WriteOptions
+    """`subject` is the target; `publish` False leaves the rows hidden."""
+
+    def output(self) -> SubjectOutput:
+        """What a new plan says of it: a hidden subject with a name of its own."""
+        target = self.options.subject
+        name = self.options.hidden or hidden_name(target, secrets.token_hex(8))
+        return SubjectOutput(target=target, hidden=name, published=self.options.publish)
+
+    def made(self, manifest: Manifest) -> Manifest:
+        """
+        The manifest with the hidden subject's id; it is made if it is not there.
+
+        Raises:
+            PublishTargetError: it is published already, by hand before the job was complete.
+            SubjectUnknownError: the target does not exist, and the options do not say to create it.
+            KeylaneError: what the metaserver answers, or that it does not answer.
+        """
+        output = _output(manifest)
+        view = self._call(output, lambda subject: subject.make())
+        return changed(manifest, output=changed(output, subject_id=view.route.subject_id))
+
+    def rows(self, manifest: Manifest) -> HiddenRows:
+        """What the tasks have to know."""
+        return HiddenRows(
+            options=replace(self.options, order="none"),
+            subject=_output(manifest).hidden,
+            mark=manifest.mark,
+            sent_at_ns=manifest.planned_at_ms * 1_000_000,
+        )
+
+    def check(self, manifest: Manifest) -> None:
+        """Raises RowsDifferError: the hidden subject has other rows than those of the pieces."""
+        stored = self._call(_output(manifest), lambda subject: subject.stored())
+        if sum(stored.values()) != manifest.rows_out:
+            output = _output(manifest)
+            raise RowsDifferError(
+                f"{output.hidden} has {sum(stored.values())} messages, and the job has written {manifest.rows_out}: delete it "
+                "with `keylane subject delete`, and run the same command again",
+            )
+
+    def publish(self, manifest: Manifest) -> None:
+        """Publish the rows unless the job leaves that to others; a repeat changes nothing.  Raises what `publish` raises."""
+        if self.options.publish:
+            self._call(_output(manifest), lambda subject: subject.publish())
+
+    def is_there(self, done: Manifest) -> bool:
+        """Whether the rows of a complete job are there, published if that is wanted; False: they have to be written again."""
+        output = _output(done)
+        if self.options.publish:
+            try:
+                self.publish(done)
+            except SubjectUnknownError:
+                return False  # it was deleted, or has expired
+            return True
+        try:
+            made = self.made(done)
+        except PublishTargetError:
+            return True  # nothing but this job has a hidden subject of its name
+        return _output(made) == output
+
+    def _call(self, output: SubjectOutput, work: Callable[[HiddenSubject], Awaitable[T]]) -> T:
+        async def run(network: Network) -> T:
+            return await work(HiddenSubject(network, self.options, output.hidden))
+
+        return run_with_network(run)
+
+
+def _output(manifest: Manifest) -> SubjectOutput:
+    assert manifest.output
+    return manifest.output

@@ -1,0 +1,52 @@
+"""Where a stream begins that goes on behind a backfill.
+
+    start="manifest:DIR" ─▶ of each partition of the backfill its end, of one that was opened later its first message
+
+Invariants
+    What was stored behind the backfill and is removed before the stream has read it is told as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...arrow.selection import ReadBound, ReadOptions
+from ...protocol.errors import ManifestError
+from ...protocol.reprocess.manifest import group_start_of
+from ..reprocess.folder import MANIFEST, OutputFolder
+from .batches import LostRange
+from .lineage import View
+
+
+def behind_backfill(options: ReadOptions) -> ReadOptions:
+    """
+    The options with the ends of the backfill that their start names; others as they are.  Blocks.
+
+    Raises:
+        ManifestError: there is no manifest, it is not complete, or it is of another subject.
+    """
+    if not options.start.manifest:
+        return options
+    (subject,) = options.subjects
+    folder = OutputFolder(options.start.manifest)
+    manifest = folder.read(MANIFEST)
+    if manifest is None:
+        raise ManifestError(f"{folder.path} has no manifest", path=str(folder.path))
+    ends = group_start_of(manifest, subject=subject, where=str(folder.path)).cursors or {}
+    return replace(options, start=replace(options.start, by_partition=ends))
+
+
+def lost_behind(view: View, start: ReadBound) -> Iterator[LostRange]:
+    """What is removed with its partition, and is not in the backfill."""
+    if not start.manifest:
+        return
+    named = start.by_partition.keys()
+    for number, branch in view.lineage.branches.items():
+        # What was opened after the backfill continues something that the backfill has.
+        if not branch.gone or not (number in named or named & view.lineage.ancestors(number)):
+            continue
+        point = start.by_partition.get(number, 0)
+        begin = point if isinstance(point, int) else 0
+        if branch.end is None or begin < branch.end:
+            yield LostRange(number, begin, branch.end)

@@ -1,0 +1,216 @@
+"""Jobs whose rows go to a subject: published at once, each row once, each key in order; run again, done again.  No Java."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import keylane.arrow
+from keylane import Admin, Producer
+from keylane.protocol.errors import (
+    JobChangedError,
+    JobFailedError,
+    PublishOutdatedError,
+    RowsDifferError,
+    SubjectUnknownError,
+)
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.spark.options import parse_options
+from keylane.spark.reprocess import run as runs
+from keylane.spark.reprocess.folder import MANIFEST, OutputFolder
+from keylane.spark.reprocess.job import Job
+from keylane.spark.reprocess.target import JobTarget
+from keylane.spark.writing.job import WriteOptions
+from support.cluster import Cluster, delete_subject
+from support.tasks_here import TasksHere
+
+COLUMNS = "partition,offset,key,value,timestamp,properties"
+KEYS = 20
+COUNT = 600
+
+
+async def send(cluster: Cluster, subject: str, numbers: range) -> None:
+    async with Producer(cluster.meta) as producer:
+        await asyncio.gather(
+            *(
+                producer.send(subject, b"%d" % n, key=b"k%d" % (n % KEYS), properties={"n": str(n)})
+                for n in numbers
+            )
+        )
+
+
+def resize(cluster: Cluster, subject: str, count: int) -> None:
+    ask = Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=count)
+    asyncio.run(cluster.reshape(ask))
+
+
+class SubjectJob:
+    """A job on `source`, with its folder and target."""
+
+    def __init__(self, cluster: Cluster, source: str, folder: Path, target: str, **options) -> None:
+        given = {"meta": cluster.meta, "subject": source, "columns": COLUMNS}
+        self.options = parse_options(given, now_ms=0)
+        self.folder = OutputFolder(str(folder))
+        write = WriteOptions(meta=(cluster.meta,), subject=target, timeout_ms=20_000, **options)
+        self.to = JobTarget(options=write)
+
+    def run(self, function=lambda rows: rows, code: str = "jobs:same@1"):
+        job = Job("same", function, code)
+        return runs.run_job(TasksHere(), job, self.options, self.folder, to=self.to)  # type: ignore[arg-type]
+
+
+def rows_of(cluster: Cluster, subject: str) -> list[dict]:
+    table = keylane.arrow.read(
+        cluster.meta, subject, columns=(*COLUMNS.split(","), "epoch")
+    ).read_all()
+    return sorted(
+        table.to_pylist(), key=lambda row: (row["epoch"], row["partition"], row["offset"])
+    )
+
+
+def check_each_once_in_order(rows: list[dict], sent: range) -> None:
+    numbers = [int(row["value"]) for row in rows]
+    assert sorted(numbers) == list(sent)
+    last: dict[bytes, int] = {}
+    for row in rows:
+        assert last.get(row["key"], -1) < int(row["value"])
+        last[row["key"]] = int(row["value"])
+
+
+@pytest.fixture
+def source(file_cluster: Cluster, request: pytest.FixtureRequest, monkeypatch) -> Iterator[str]:
+    """A subject with COUNT messages in two generations of partitions, and small pieces."""
+    monkeypatch.setattr(runs, "PIECE_ROWS", 70)
+    name = request.node.name.removeprefix("test_")[:60]
+    asyncio.run(file_cluster.create(name, partitions=2))
+    asyncio.run(send(file_cluster, name, range(COUNT // 2)))
+    resize(file_cluster, name, 3)
+    asyncio.run(send(file_cluster, name, range(COUNT // 2, COUNT)))
+    return name
+
+
+def hidden_subjects(cluster: Cluster, target: str) -> list[str]:
+    async def ask() -> list[str]:
+        async with Admin(cluster.meta) as admin:
+            listed = await admin.list_subjects(hidden=True)
+        return [each.subject for each in listed if each.hidden_for == target]
+
+    return asyncio.run(ask())
+
+
+def test_rows_are_published_at_once_and_marked_and_a_repeat_does_nothing(
+    file_cluster, source, tmp_path
+):
+    """To a subject that does not exist, with fewer partitions than the source ever had."""
+    work = SubjectJob(file_cluster, source, tmp_path, "published", partitions=2)
+    seen: list[str] = []
+
+    def look(rows: pa.Table) -> pa.Table:
+        seen.extend(hidden_subjects(file_cluster, "published"))
+        with pytest.raises(SubjectUnknownError):
+            rows_of(file_cluster, "published")
+        return rows
+
+    with pytest.raises(JobFailedError, match="no column value"):
+        work.run(lambda rows: rows.drop_columns(["value"]))
+    manifest = work.run(look)
+    assert (manifest.rows_in, manifest.rows_out) == (COUNT, COUNT)
+    assert set(seen) == {manifest.output.hidden}
+    rows = rows_of(file_cluster, "published")
+    check_each_once_in_order(rows, range(COUNT))
+    before = {(row["partition"], row["offset"]): row for row in rows_of(file_cluster, source)}
+    for row in rows:
+        properties = dict(row["properties"])
+        assert properties.pop("replay") == "same"
+        came_from = tuple(map(int, properties.pop("keylane.source").split("/")))
+        assert properties == dict(before[came_from]["properties"])
+        assert (row["key"], row["value"]) == (before[came_from]["key"], before[came_from]["value"])
+        assert row["timestamp"] == before[came_from]["timestamp"]
+    assert work.run(look) == manifest
+    assert len(rows_of(file_cluster, "published")) == COUNT
+    assert hidden_subjects(file_cluster, "published") == []
+    with pytest.raises(JobChangedError):
+        SubjectJob(file_cluster, source, tmp_path, "elsewhere", partitions=2).run()
+
+
+def test_killed_job_is_finished_by_a_second_run_with_each_row_once(
+    file_cluster, source, tmp_path, monkeypatch
+):
+    """It dies in mid-piece, and again between the manifest and the publication."""
+
+    def killed(*_arguments: object) -> None:
+        raise InterruptedError
+
+    asyncio.run(file_cluster.create("behind", partitions=2))
+    work = SubjectJob(file_cluster, source, tmp_path, "behind")
+    left = [9]
+
+    def dies(rows: pa.Table) -> pa.Table:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("the test kills it")
+        return rows
+
+    with pytest.raises(JobFailedError, match="the test kills it"):
+        work.run(dies)
+    (hidden,) = hidden_subjects(file_cluster, "behind")
+    assert rows_of(file_cluster, "behind") == []
+    assert 0 < len(rows_of(file_cluster, hidden)) < COUNT
+    # The facts of a stored piece are lost, as if the worker were killed before it noted them.
+    facts = sorted((tmp_path / "_keylane" / "pieces").iterdir())
+    facts[-1].unlink()
+    with monkeypatch.context() as dying:
+        dying.setattr(JobTarget, "publish", killed)
+        with pytest.raises(InterruptedError):
+            work.run()
+    assert rows_of(file_cluster, "behind") == []
+    assert work.folder.read(MANIFEST) is not None
+    manifest = work.run()
+    check_each_once_in_order(rows_of(file_cluster, "behind"), range(COUNT))
+    assert manifest.output.hidden == hidden
+
+
+def test_job_whose_hidden_subject_is_gone_writes_its_rows_again(file_cluster, source, tmp_path):
+    """It was deleted, as after a change of the target's partitions, which refuses the publication."""
+    asyncio.run(file_cluster.create("resized", partitions=2))
+    work = SubjectJob(file_cluster, source, tmp_path, "resized")
+    changes = [lambda: resize(file_cluster, "resized", 3)]
+
+    def resizes(rows: pa.Table) -> pa.Table:
+        while changes:
+            changes.pop()()
+        return rows
+
+    with pytest.raises(PublishOutdatedError):
+        work.run(resizes)
+    with pytest.raises(PublishOutdatedError):
+        work.run(resizes)
+    (hidden,) = hidden_subjects(file_cluster, "resized")
+    asyncio.run(delete_subject(file_cluster.meta, hidden))
+    work.run(resizes)
+    check_each_once_in_order(rows_of(file_cluster, "resized"), range(COUNT))
+
+
+def test_rows_of_another_hand_in_the_hidden_subject_are_not_published(
+    file_cluster, source, tmp_path
+):
+    asyncio.run(file_cluster.create("mixed", partitions=2))
+    work = SubjectJob(file_cluster, source, tmp_path, "mixed", hidden="mixed.rows", publish=False)
+    others = [lambda: asyncio.run(send(file_cluster, "mixed.rows", range(1)))]
+
+    def mixes(rows: pa.Table) -> pa.Table:
+        while others:
+            others.pop()()
+        return rows
+
+    with pytest.raises(RowsDifferError, match="delete it"):
+        work.run(mixes)
+    asyncio.run(delete_subject(file_cluster.meta, "mixed.rows"))
+    manifest = work.run(mixes)
+    assert rows_of(file_cluster, "mixed") == []
+    check_each_once_in_order(rows_of(file_cluster, "mixed.rows"), range(COUNT))
+    assert work.run(mixes) == manifest

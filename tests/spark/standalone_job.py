@@ -1,0 +1,95 @@
+"""The driver of a test on a standalone cluster: reads, streams, writes and reprocesses a subject, and says how far it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from keylane.spark import register
+from keylane.spark.options import parse_options
+from keylane.spark.reprocess import run as runs
+from keylane.spark.reprocess.folder import OutputFolder
+from keylane.spark.reprocess.job import Job
+from keylane.spark.reprocess.target import JobTarget
+from keylane.spark.writing.job import WriteOptions
+
+COLUMNS = "partition,offset,key,value,timestamp,properties"
+
+
+def say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def slow_batches():
+    """Functions inside of functions travel to executors by value."""
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            time.sleep(0.5)
+            yield batch
+
+    return slow
+
+
+def slow_rows():
+    def slow(rows: pa.Table) -> pa.Table:
+        time.sleep(0.5)
+        return rows
+
+    return slow
+
+
+def session(master: str) -> SparkSession:
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "512m")
+        .config("spark.ui.enabled", "false")
+        .config("spark.executor.cores", "1")
+        .config("spark.executor.memory", "512m")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark
+
+
+def main() -> None:
+    master, meta, folder, stage = sys.argv[1:]
+    spark = session(master)
+    if stage == "first":
+        source = {"meta": meta, "subject": "flights", "batchRows": "300"}
+        frame = spark.read.format("keylane").options(**source).load()
+        say(rows=frame.count())
+        stream = spark.readStream.format("keylane").options(meta=meta, subject="flights").load()
+        writer = stream.writeStream.format("keylane").options(meta=meta, subject="streamed")
+        writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+        writer.trigger(availableNow=True).start().awaitTermination()
+        say(streamed=True)
+        say(writing=True)
+        slow = frame.mapInArrow(slow_batches(), frame.schema)
+        slow.write.format("keylane").options(meta=meta, subject="copied").mode("append").save()
+        say(copied=True)
+    runs.PIECE_ROWS = 200
+    given = {"meta": meta, "subject": "flights", "columns": COLUMNS}
+    to = JobTarget(options=WriteOptions(meta=(meta,), subject="clean", partitions=2))  # type: ignore[arg-type]
+    manifest = runs.run_job(
+        spark,
+        Job("slow", slow_rows(), "standalone_job:slow@1"),
+        parse_options(given, now_ms=0),
+        OutputFolder(f"{folder}/job"),
+        to=to,
+        planned=lambda plan: say(missing=plan.rows),
+    )
+    say(rows_out=manifest.rows_out)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""A standalone cluster on loopback, of the pip package: a worker is killed with its executor, then the driver with its JVM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+
+import keylane.arrow
+from keylane import Producer
+from keylane.cli.java import find_java
+from keylane.errors import SubjectUnknownError
+from support.cluster import Cluster, eventually
+from support.ports import free_port
+
+COUNT = 3_000
+KEYS = 53
+JOB = Path(__file__).with_name("standalone_job.py")
+DEPLOY = "org.apache.spark.deploy"
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "JAVA_HOME": str(find_java().path),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(folder / "work"),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+
+
+@contextmanager
+def spark_class(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of Spark, ended with all that it has started."""
+    program = Path(pyspark.__path__[0], "bin", "spark-class")
+    with (folder / f"{arguments[0].rpartition('.')[2]}-{free_port()}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(program), *arguments],
+            env=environment(folder),
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        kill_session(process)
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its children, by the id of its own process group."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """The address of a master, and two workers with a core each."""
+    port = free_port()
+    master = f"spark://127.0.0.1:{port}"
+    host = ("--host", "127.0.0.1", "--webui-port", "0")
+    with ExitStack() as stack:
+        stack.enter_context(
+            spark_class(tmp_path, f"{DEPLOY}.master.Master", *host, "--port", str(port))
+        )
+        size = ("--cores", "1", "--memory", "600m")
+        workers = [
+            stack.enter_context(
+                spark_class(tmp_path, f"{DEPLOY}.worker.Worker", *host, *size, master)
+            )
+            for _ in range(2)
+        ]
+        yield master, workers
+
+
+async def fill(cluster: Cluster) -> None:
+    for subject in ("flights", "streamed", "copied"):
+        await cluster.create(subject, partitions=3)
+    async with Producer(cluster.meta) as producer:
+        await asyncio.gather(
+            *(
+                producer.send("flights", b"%d" % number, key=b"k%d" % (number % KEYS))
+                for number in range(COUNT)
+            )
+        )
+
+
+def check_each_once_in_order(cluster: Cluster, subject: str) -> None:
+    columns = ("partition", "offset", "key", "value")
+    rows = keylane.arrow.read(cluster.meta, subject, columns=columns).read_all()
+    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending")])
+    by_key: dict[bytes, list[int]] = {}
+    for key, value in zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True):
+        by_key.setdefault(key, []).append(int(value))
+    assert by_key == {b"k%d" % key: list(range(key, COUNT, KEYS)) for key in range(KEYS)}
+
+
+@contextmanager
+def driver(
+    master: str, cluster: Cluster, folder: Path, stage: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The program beside this file, with its JVM, in a process group of its own."""
+    with (folder / f"driver-{stage}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(JOB), master, cluster.meta, str(folder), stage],
+            env=environment(folder),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        kill_session(process)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def said(process: subprocess.Popen[bytes], fact: str) -> dict[str, object]:
+    """The first line with this fact; the driver has to say it before it ends."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        facts = json.loads(line)
+        if fact in facts:
+            return facts
+    raise AssertionError(f"the driver ended before it said {fact!r}")
+
+
+@pytest.mark.whole  # five JVMs, which take a minute and more
+@pytest.mark.timeout(600)
+def test_standalone_cluster_reads_streams_and_writes_while_a_worker_and_a_driver_are_killed(
+    standalone, file_cluster, tmp_path
+):
+    """Each row is there once, in the order of its key; the executors run this Python, which has keylane."""
+    master, workers = standalone
+    asyncio.run(fill(file_cluster))
+    with driver(master, file_cluster, tmp_path, "first") as first:
+        assert said(first, "rows") == {"rows": COUNT}
+        said(first, "writing")
+        time.sleep(1)  # rows of some tasks are stored
+        kill_session(workers[0])
+        said(first, "copied")
+        check_each_once_in_order(file_cluster, "streamed")
+        check_each_once_in_order(file_cluster, "copied")
+        said(first, "missing")
+        facts = tmp_path / "job" / "_keylane" / "pieces"
+        asyncio.run(eventually(lambda: len(list(facts.glob("*.json"))) > 2, what="some pieces"))
+    with pytest.raises(SubjectUnknownError):
+        keylane.arrow.read(file_cluster.meta, "clean")
+    with driver(master, file_cluster, tmp_path, "second") as second:
+        missing = said(second, "missing")["missing"]
+        assert 0 < int(str(missing)) < COUNT
+        assert said(second, "rows_out") == {"rows_out": COUNT}
+    check_each_once_in_order(file_cluster, "clean")

@@ -1,0 +1,64 @@
+"""Rows of a job as messages: their properties, and what is refused."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keylane.errors import JobFailedError
+from keylane.protocol.reprocess.manifest import JobPiece
+from keylane.spark.reprocess.messages import PROPERTIES, messages_of, with_properties
+
+PIECE = JobPiece(partition_id=3, start=10, end=12, rows=2, digest="d", file="")
+texts = st.text(max_size=4)
+
+
+@given(
+    st.lists(st.none() | st.dictionaries(texts, texts, max_size=3), max_size=8), st.integers(0, 3)
+)
+def test_each_row_has_its_properties_and_then_the_new_ones(rows, cut):
+    """Also of a slice, whose buffers begin elsewhere."""
+    given_rows = [None if row is None else list(row.items()) for row in rows]
+    column = pa.array(given_rows, PROPERTIES)[cut:]
+    new = [f"3/{number}" for number in range(len(column))]
+    made = with_properties(
+        column, {"a": pa.array(new, pa.string()), "b": pa.array(new, pa.string())}
+    )
+    assert made.to_pylist() == [
+        [*(row or ()), ("a", text), ("b", text)]
+        for row, text in zip(given_rows[cut:], new, strict=True)
+    ]
+    assert with_properties(None, {"a": pa.array(new, pa.string())}).to_pylist() == [
+        [("a", text)] for text in new
+    ]
+
+
+def test_message_says_its_job_and_what_it_was_made_of():
+    """Columns of the source are not stored; without offsets the job alone is said."""
+    rows = pa.table(
+        {"partition": [3, 3], "offset": [10, 11], "key": [b"k", b"l"], "value": [b"v", b"w"]}
+    )
+    made = messages_of(rows, job="clean", piece=PIECE)
+    assert made.column_names == ["key", "value", "properties"]
+    assert made["properties"].to_pylist() == [
+        [("replay", "clean"), ("keylane.source", f"3/{offset}")] for offset in (10, 11)
+    ]
+    alone = messages_of(rows.select(["value"]), job="clean", piece=PIECE)
+    assert alone["properties"].to_pylist() == [[("replay", "clean")]] * 2
+    assert messages_of(rows.slice(0, 0), job="clean", piece=PIECE).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"key": [b"k"]},
+        {"value": [b"v"], "more": [1]},
+        {"value": [b"v"], "offset": ["x"]},
+        {"value": [b"v"], "properties": [1]},
+    ],
+)
+def test_rows_that_are_no_messages_are_refused(columns):
+    with pytest.raises(JobFailedError, match=r"job clean at \[10, 12\) of partition 3"):
+        messages_of(pa.table(columns), job="clean", piece=PIECE)
