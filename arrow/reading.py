@@ -2,7 +2,7 @@
 
 reader = keylane.arrow.read("127.0.0.1:7000", "orders", columns=("key", "value", "timestamp"))
 duckdb.sql("SELECT key, count(*) FROM reader GROUP BY key")
-polars.from_arrow(reader.read_all())
+polars.from_arrow(keylane.arrow.read("127.0.0.1:7000", "orders"))  # a reader is read once
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise
 from struct import Struct
@@ -141,16 +141,22 @@ def join_columns(
     sent_at_ns: bytes,
     key_lengths: bytes,
     value_lengths: bytes,
-    keys: bytes | memoryview,
-    values: bytes | memoryview,
+    keys: Iterable[bytes | memoryview],
+    values: Iterable[bytes | memoryview],
     *,
     count: int,
     property_lengths: bytes | None = None,
-    properties: bytes | memoryview = b"",
+    properties: Iterable[bytes | memoryview] = (),
 ) -> bytes:
-    """The body of `count` messages, from columns that have the bytes of the layout already; None: without properties."""
+    """
+    The body of `count` messages, from columns that have the bytes of the layout already.
+
+    Args:
+        keys, values, properties: in pieces, one after another.
+        property_lengths: None: no message has properties.
+    """
     lengths = bytes(4 * count) if property_lengths is None else property_lengths
-    return b"".join((sent_at_ns, key_lengths, value_lengths, lengths, keys, values, properties))
+    return b"".join((sent_at_ns, key_lengths, value_lengths, lengths, *keys, *values, *properties))
 
 
 def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:

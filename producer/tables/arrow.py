@@ -58,15 +58,18 @@ class Column:
     """A column of byte strings: row i is `blob[edges[i]:edges[i + 1]]`."""
 
     def __init__(self, array: Any) -> None:
-        """`array` is of the type large_binary."""
+        """`array` is of the type binary, string, large_binary or large_string."""
         self.nulls: npt.NDArray[np.intp] | None = None
         """The rows that are null, of which the bytes are b""."""
         if array.null_count:
             self.nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
-            array = array.fill_null(b"")
+            array = array.cast(pa.large_binary()).fill_null(b"")
         self._array = array
         _, edges, blob = array.buffers()
-        self.edges: I64 = np.frombuffer(edges, np.int64, len(array) + 1, 8 * array.offset)
+        large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+        kind = np.dtype(np.int64 if large else np.int32)
+        edges = np.frombuffer(edges, kind, len(array) + 1, kind.itemsize * array.offset)
+        self.edges: I64 = edges.astype(np.int64, copy=False)
         self.blob = np.frombuffer(blob, np.uint8) if blob is not None else np.empty(0, np.uint8)
         self.lengths: I64 = np.diff(self.edges)
 
@@ -183,8 +186,8 @@ class Block:
             sent_at_ns.to_bytes(8, "little") * count,
             bytes(4 * count) if keys is None else keys.lengths[start:end].astype("<u4").tobytes(),
             self.values.lengths[start:end].astype("<u4").tobytes(),
-            b"" if keys is None else keys.bytes_of(start, end),
-            self.values.bytes_of(start, end),
+            () if keys is None else (keys.bytes_of(start, end),),
+            (self.values.bytes_of(start, end),),
             count=count,
         )
 
@@ -270,6 +273,12 @@ _BYTES_OR_TEXT = (
     pa.types.is_fixed_size_binary,
 )
 
+_WITH_EDGES = (
+    *(pa.types.is_binary, pa.types.is_large_binary),
+    *(pa.types.is_string, pa.types.is_large_string),
+)
+"""Types of which `Column` has the buffers as they are."""
+
 
 def _without_views(array: Any) -> Any:
     """The column; a dictionary of views, which Arrow does not decode, has bytes in their place.  Polars has categories so."""
@@ -284,7 +293,7 @@ def _without_views(array: Any) -> Any:
 def _column(array: Any) -> Column:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return Column(_binary(array))
+    return Column(array if any(of(array.type) for of in _WITH_EDGES) else _binary(array))
 
 
 def _binary(array: Any) -> Any:

@@ -18,11 +18,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TypeVar
-
-import numpy as np
 
 from ...protocol.backoff import Backoff
 from ...protocol.batch import encode_body
@@ -45,7 +44,7 @@ from ...protocol.routing import Partition, PartitionState, Route
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Channel, Network
 from .job import producer_id
-from .rows import Body, RowColumns
+from .rows import BatchCutter, Body, RowColumns, Span
 
 CALL_TIMEOUT_MS = 10_000
 QUEUE_MAX = 16
@@ -126,7 +125,7 @@ class TaskSender:
 
     async def put(self, rows: RowColumns) -> None:
         """Take the next rows; returns when there is room for more."""
-        spread(rows, self._roots)
+        spread(Span(rows, 0, len(rows)), self._roots)
         for lane in list(self._lanes):
             await lane.room()
 
@@ -182,27 +181,20 @@ class TaskSender:
             await broker.close()
 
 
-def spread(rows: RowColumns, lanes: Iterable[Lane]) -> None:
+def spread(span: Span, lanes: Sequence[Lane]) -> None:
     """Give each lane its rows, in order."""
-    whole = list(lanes)
-    if len(whole) == 1 and whole[0].takes_all:
-        whole[0].add(rows)
-        return
-    for lane in whole:
-        start, end = lane.bounds
-        mine = np.flatnonzero((rows.logical >= start) & (rows.logical < end))
-        if len(mine):
-            lane.add(rows.take(mine))
+    for number, mine in span.by_bounds([lane.bounds for lane in lanes]):
+        lanes[number].add(mine)
 
 
 class _Batch:
     """A batch that is not answered: its bytes and its rows."""
 
-    __slots__ = ("count", "data", "rows", "sequence")
+    __slots__ = ("count", "data", "sequence", "spans")
 
-    def __init__(self, rows: RowColumns, data: bytes, sequence: int) -> None:
-        self.rows, self.data, self.sequence = rows, data, sequence
-        self.count = len(rows)
+    def __init__(self, body: Body, data: bytes, sequence: int) -> None:
+        self.spans, self.count = body.spans, body.count
+        self.data, self.sequence = data, sequence
 
 
 class Lane:
@@ -223,8 +215,7 @@ class Lane:
         self._producer_id = producer_id(*sender.identity, *self._path)
         self._sequence = 0
         self._digest = 0
-        self._rest: RowColumns | None = None
-        """RowColumns that make no whole batch yet."""
+        self._cutter = BatchCutter()
         self._batches: deque[_Batch] = deque()
         """Not answered, the oldest first."""
         self._sent = 0
@@ -236,44 +227,32 @@ class Lane:
         self._progress = asyncio.Event()
         """Batches were answered or handed down; `room` and `finish` wait for it."""
 
-    @property
-    def takes_all(self) -> bool:
-        """Whether no row can be outside of its range."""
-        return self.bounds == (self._partition.range_start, self._partition.range_end) == (0, 1024)
-
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
-    def add(self, rows: RowColumns) -> None:
+    def add(self, span: Span) -> None:
         """Take the next rows."""
         if self._children is not None:
-            spread(rows, self._children)
+            spread(span, self._children)
             return
-        self._rest = rows if self._rest is None else self._rest.followed_by(rows)
-        self._cut(last=False)
+        for spans in self._cutter.add(span):
+            self._queue(spans)
 
-    def _cut(self, *, last: bool) -> None:
-        rows = self._rest
-        if rows is None or not len(rows):
-            return
-        upto = 0
-        for start, end in rows.cut(last=last):
-            body = Body(rows, start, end, sent_at_ns=self._sender.sent_at_ns, before=self._digest)
-            data = encode_body(
-                body.data,
-                count=body.count,
-                partition_id=self._partition.partition_id,
-                first_sent_at_ns=body.first_ns,
-                last_sent_at_ns=body.last_ns,
-                producer_id=self._producer_id,
-                producer_epoch=body.digest,
-                sequence=self._sequence,
-                flags=FLAG_NUMBERED,
-            )
-            self._digest = body.digest
-            self._batches.append(_Batch(rows.part(start, end), data, self._sequence))
-            self._sequence += body.count
-            upto = end
-        self._rest = rows.part(upto, len(rows)) if upto else rows
-        if self._batches and self.task is None:
+    def _queue(self, spans: Sequence[Span]) -> None:
+        body = Body(spans, sent_at_ns=self._sender.sent_at_ns, before=self._digest)
+        data = encode_body(
+            body.data,
+            count=body.count,
+            partition_id=self._partition.partition_id,
+            first_sent_at_ns=body.first_ns,
+            last_sent_at_ns=body.last_ns,
+            producer_id=self._producer_id,
+            producer_epoch=body.digest,
+            sequence=self._sequence,
+            flags=FLAG_NUMBERED,
+        )
+        self._digest = body.digest
+        self._batches.append(_Batch(body, data, self._sequence))
+        self._sequence += body.count
+        if self.task is None:
             self.task = asyncio.create_task(self._run(), name=f"lane {self._path}")
         self._work.set()
 
@@ -286,8 +265,8 @@ class Lane:
 
     async def finish(self) -> None:
         """Send the rest, and wait until every batch is answered; the rest of a sealed partition is its children's."""
-        if self._children is None:
-            self._cut(last=True)
+        if self._children is None and (rest := self._cutter.rest()):
+            self._queue(rest)
         while self._batches and self._children is None:
             await self._wait()
         if self.task is not None and self.task.done():
@@ -393,11 +372,8 @@ class Lane:
             bounds = max(self.bounds[0], child.range_start), min(self.bounds[1], child.range_end)
             if bounds[0] < bounds[1]:
                 lanes.append(self._sender.lane(child, bounds, self._path))
-        for batch in self._batches:
-            spread(batch.rows, lanes)
+        for span in chain(*(batch.spans for batch in self._batches), self._cutter.rest()):
+            spread(span, lanes)
         self._batches.clear()
-        if self._rest is not None and len(self._rest):
-            spread(self._rest, lanes)
-        self._rest = None
         self._children = lanes
         self._progress.set()

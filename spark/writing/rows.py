@@ -1,6 +1,8 @@
 """Rows of a task as columns of bytes: checked, hashed, cut into batches that are the same each time.  No Python object a row.
 
-    record batch ─▶ rows: keys, values, properties, times, logical partitions ─take─▶ rows of a lane ─cut─▶ bodies of batches
+    record batch ─▶ rows: keys, values, properties, times, logical partitions ─sort─▶ spans of lanes ─cut─▶ bodies of batches
+
+The bytes of a row are copied twice: when the rows are sorted by lane, and into the body of their batch.
 
 Invariants
     Where batches are cut depends on the rows alone, not on the record batches in which Spark gives them: a repeated task
@@ -10,8 +12,9 @@ Invariants
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import crc32c
 import numpy as np
@@ -36,12 +39,15 @@ U16: TypeAlias = npt.NDArray[np.uint16]
 
 
 class RowColumns:
-    """Some rows, in order.  Arrays are of the type large_binary; None: no row has a key, properties, a time."""
-
-    __slots__ = ("keys", "logical", "properties", "times", "values")
+    """Some rows, in order.  None: no row has a key, properties, a time."""
 
     def __init__(
-        self, keys: Any, values: Any, properties: Any, times: I64 | None, logical: U16
+        self,
+        keys: Column | None,
+        values: Column,
+        properties: Column | None,
+        times: I64 | None,
+        logical: U16,
     ) -> None:
         self.keys, self.values, self.properties = keys, values, properties
         self.times = times
@@ -50,104 +56,144 @@ class RowColumns:
     def __len__(self) -> int:
         return len(self.logical)
 
+    @cached_property
+    def sizes(self) -> I64:
+        """The bytes of all rows before each row in a batch, and those of all rows."""
+        sizes: I64 = BYTES_PER_MESSAGE * np.arange(len(self) + 1)
+        for column in (self.keys, self.values, self.properties):
+            if column is not None:
+                sizes += column.edges
+        return sizes
+
     def take(self, rows: npt.NDArray[np.intp]) -> RowColumns:
         """These rows, in their order."""
-        # `pa.array(rows)` would import pandas where it is installed.
-        indices = pa.Array.from_buffers(
-            pa.int64(), len(rows), [None, pa.py_buffer(rows.astype(np.int64))]
-        )
         return RowColumns(
-            None if self.keys is None else self.keys.take(indices),
-            self.values.take(indices),
-            None if self.properties is None else self.properties.take(indices),
+            None if self.keys is None else self.keys.take(rows),
+            self.values.take(rows),
+            None if self.properties is None else self.properties.take(rows),
             None if self.times is None else self.times[rows],
             self.logical[rows],
         )
 
-    def part(self, start: int, end: int) -> RowColumns:
-        """The rows [start, end)."""
-        return RowColumns(
-            None if self.keys is None else self.keys[start:end],
-            self.values[start:end],
-            None if self.properties is None else self.properties[start:end],
-            None if self.times is None else self.times[start:end],
-            self.logical[start:end],
-        )
 
-    def followed_by(self, other: RowColumns) -> RowColumns:
-        """These rows and then the other ones, which have the same columns."""
-        if not len(self):
-            return other
+class Span(NamedTuple):
+    """The rows [start, end) of some rows."""
 
-        def joined(first: Any, second: Any) -> Any:
-            return None if first is None else pa.concat_arrays([first, second])
+    rows: RowColumns
+    start: int
+    end: int
 
-        return RowColumns(
-            joined(self.keys, other.keys),
-            joined(self.values, other.values),
-            joined(self.properties, other.properties),
-            None
-            if self.times is None or other.times is None
-            else np.concatenate([self.times, other.times]),
-            np.concatenate([self.logical, other.logical]),
-        )
+    def by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
+        """
+        The rows of each of the ranges of logical partitions that has any, in their order, and the number of the range.
 
-    def cut(self, *, last: bool) -> Iterator[tuple[int, int]]:
-        """The batches [start, end); without `last`, a batch that may get more rows is left out."""
-        columns = [Column(self.values)]
-        columns += [Column(each) for each in (self.keys, self.properties) if each is not None]
-        sizes = BYTES_PER_MESSAGE * np.arange(len(self) + 1)
-        for column in columns:
-            sizes = sizes + column.edges - column.edges[0]
-        start, count = 0, len(self)
-        while start < count:
-            fits = int(np.searchsorted(sizes, sizes[start] + BATCH_BYTES, "right")) - 1
-            end = max(start + 1, min(fits, start + BATCH_ROWS, count))
-            if end == count and not last and end - start < BATCH_ROWS:
-                return
-            yield start, end
-            start = end
+        Args:
+            bounds: [start, end) each; no two have a logical partition in common.
+        """
+        range_of = np.full(LOGICAL_PARTITIONS, len(bounds), np.uint16)
+        for number, (start, end) in enumerate(bounds):
+            range_of[start:end] = number
+        numbers = range_of[self.rows.logical[self.start : self.end]]
+        if len(numbers) and (numbers == numbers[0]).all():
+            if numbers[0] < len(bounds):
+                yield int(numbers[0]), self
+            return
+        order = np.argsort(numbers, kind="stable")
+        sorted_rows = self.rows.take(order + self.start if self.start else order)
+        counts = np.bincount(numbers, minlength=len(bounds) + 1)
+        edges = [0, *np.cumsum(counts).tolist()]
+        for number in np.flatnonzero(counts[:-1]).tolist():
+            yield number, Span(sorted_rows, edges[number], edges[number + 1])
 
 
 class Body:
     """The body of a batch, and what its header says of it."""
 
-    __slots__ = ("count", "data", "digest", "first_ns", "last_ns")
+    __slots__ = ("count", "data", "digest", "first_ns", "last_ns", "spans")
 
-    def __init__(
-        self, rows: RowColumns, start: int, end: int, *, sent_at_ns: int, before: int
-    ) -> None:
+    def __init__(self, spans: Sequence[Span], *, sent_at_ns: int, before: int) -> None:
         """
-        Of the rows [start, end).
+        Of the rows of the spans, one after another.
 
         Args:
             sent_at_ns: the time of rows that have none.
             before: the digest of all rows of the lane before these.
         """
-        count = self.count = end - start
-        if rows.times is None:
+        self.spans = spans
+        count = self.count = sum(end - start for _, start, end in spans)
+        if spans[0].rows.times is None:
             times = sent_at_ns.to_bytes(8, "little", signed=True) * count
         else:
-            times = rows.times[start:end].astype("<i8").tobytes()
+            times = b"".join(_times(each) for each in spans)
         self.first_ns, self.last_ns = (
             struct.unpack("<q", times[:8])[0],
             struct.unpack("<q", times[-8:])[0],
         )
-        values = Column(rows.values[start:end])
-        keys = None if rows.keys is None else Column(rows.keys[start:end])
-        more = None if rows.properties is None else Column(rows.properties[start:end])
+        key_lengths, keys = _pieces([(each.rows.keys, each) for each in spans])
+        value_lengths, values = _pieces([(each.rows.values, each) for each in spans])
+        property_lengths, properties = _pieces([(each.rows.properties, each) for each in spans])
         self.data = join_columns(
             times,
-            bytes(4 * count) if keys is None else keys.lengths.astype("<u4").tobytes(),
-            values.lengths.astype("<u4").tobytes(),
-            b"" if keys is None else keys.bytes_of(0, count),
-            values.bytes_of(0, count),
+            key_lengths,
+            value_lengths,
+            keys,
+            values,
             count=count,
-            property_lengths=None if more is None else more.lengths.astype("<u4").tobytes(),
-            properties=b"" if more is None else more.bytes_of(0, count),
+            property_lengths=property_lengths,
+            properties=properties,
         )
         self.digest = crc32c.crc32c(memoryview(self.data)[8 * count :], before)
         """Of all rows of the lane up to here, without their times: a repeated stream does not know them again."""
+
+
+def _times(span: Span) -> bytes:
+    assert span.rows.times is not None
+    return span.rows.times[span.start : span.end].astype("<i8").tobytes()
+
+
+def _pieces(parts: Sequence[tuple[Column | None, Span]]) -> tuple[bytes, list[memoryview]]:
+    """The lengths as a batch has them, and the bytes of each span."""
+    lengths: list[bytes] = []
+    blobs: list[memoryview] = []
+    for column, (_, start, end) in parts:
+        if column is None:
+            lengths.append(bytes(4 * (end - start)))
+        else:
+            lengths.append(column.lengths[start:end].astype("<u4").tobytes())
+            blobs.append(column.bytes_of(start, end))
+    return b"".join(lengths), blobs
+
+
+class BatchCutter:
+    """Cuts the rows of a lane into batches; a batch ends where a row would make it too large, or with its number of rows."""
+
+    def __init__(self) -> None:
+        self._open: list[Span] = []
+        self._count = self._size = 0
+
+    def add(self, span: Span) -> Iterator[list[Span]]:
+        """Take the next rows; yields the batches that get no more."""
+        rows, at, end = span
+        sizes = rows.sizes
+        while at < end:
+            room = BATCH_BYTES - self._size
+            fits = int(np.searchsorted(sizes, sizes[at] + room, "right")) - 1
+            upto = min(fits, at + BATCH_ROWS - self._count, end)
+            if not self._count:
+                upto = max(upto, at + 1)
+            if upto > at:
+                self._open.append(Span(rows, at, upto))
+                self._count += upto - at
+                self._size += int(sizes[upto] - sizes[at])
+            if upto < end or self._count == BATCH_ROWS:
+                yield self.rest()
+            at = max(at, upto)
+
+    def rest(self) -> list[Span]:
+        """The rows that are in no batch yet, which are in none from now on."""
+        rest, self._open = self._open, []
+        self._count = self._size = 0
+        return rest
 
 
 class RowReader:
@@ -175,42 +221,45 @@ class RowReader:
             RowsInvalidError: a value is null or too large, or a property is no text.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        values = _binary(columns["value"])
-        if values.null_count:
-            raise self._wrong("value", int(np.flatnonzero(_nulls(values))[0]), "a null is no value")
-        keys = _binary(columns["key"]).fill_null(b"") if "key" in columns else None
+        values = Column(columns["value"])
+        if values.nulls is not None:
+            raise self._wrong("value", int(values.nulls[0]), "a null is no value")
+        keys = Column(columns["key"]) if "key" in columns else None
         packed = self._packed(columns["properties"]) if "properties" in columns else None
         times = self._times(columns["timestamp"]) if "timestamp" in columns else None
         self._check_sizes(values, keys, packed)
-        rows = RowColumns(keys, values, packed, times, self._logical(keys, len(values)))
+        rows = RowColumns(keys, values, packed, times, self._logical(keys, batch.num_rows))
         self.row += len(rows)
         return rows
 
-    def _logical(self, keys: Any, count: int) -> U16:
-        runs = np.arange(self.row, self.row + count) // KEYLESS_RUN
-        of_run = {
-            int(run): xxhash.xxh3_64_intdigest(self._salt + int(run).to_bytes(8, "little"))
-            % LOGICAL_PARTITIONS
-            for run in (np.unique(runs) if count else ())
-        }
-        keyless = np.array([of_run[run] for run in of_run], np.uint16)
-        logical: U16 = keyless[runs - runs[0]] if count else keyless
+    def _logical(self, keys: Column | None, count: int) -> U16:
         if keys is None:
-            return logical
-        column = Column(keys)
-        hashed = (hash_column(column.blob, column.edges) % np.uint64(LOGICAL_PARTITIONS)).astype(
+            return self._keyless(count)
+        logical: U16 = (hash_column(keys.blob, keys.edges) % np.uint64(LOGICAL_PARTITIONS)).astype(
             np.uint16
         )
-        return np.where(column.lengths == 0, logical, hashed)
+        keyless = keys.lengths == 0
+        return np.where(keyless, self._keyless(count), logical) if keyless.any() else logical
 
-    def _packed(self, properties: Any) -> Any:
+    def _keyless(self, count: int) -> U16:
+        """Logical partitions of the next rows, if they have no key."""
+        first, last = self.row // KEYLESS_RUN, (self.row + count) // KEYLESS_RUN
+        of_run = [
+            xxhash.xxh3_64_intdigest(self._salt + run.to_bytes(8, "little")) % LOGICAL_PARTITIONS
+            for run in range(first, last + 1)
+        ]
+        runs = np.arange(self.row, self.row + count) // KEYLESS_RUN - first
+        logical: U16 = np.array(of_run, np.uint16)[runs]
+        return logical
+
+    def _packed(self, properties: Any) -> Column:
         packed: list[bytes] = []
         for index, entries in enumerate(properties.to_pylist()):
             try:
                 packed.append(pack_properties(dict(entries)) if entries else b"")
             except KeylaneError as error:
                 raise self._wrong("properties", index, error.message) from error
-        return pa.array(packed, pa.large_binary())
+        return Column(pa.array(packed, pa.large_binary()))
 
     def _times(self, column: Any) -> I64:
         if column.null_count:
@@ -220,16 +269,16 @@ class RowReader:
         micros: I64 = pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)
         return micros * 1_000
 
-    def _check_sizes(self, values: Any, keys: Any, packed: Any) -> None:
-        sizes = Column(values).lengths
+    def _check_sizes(self, values: Column, keys: Column | None, packed: Column | None) -> None:
+        sizes = values.lengths
         if keys is not None:
-            key_bytes = Column(keys).lengths
+            key_bytes = keys.lengths
             if int(key_bytes.max(initial=0)) > KEY_BYTES_MAX:
                 row = int(np.argmax(key_bytes > KEY_BYTES_MAX))
                 raise self._wrong("key", row, f"{key_bytes[row]} bytes, over {KEY_BYTES_MAX}")
             sizes = sizes + key_bytes
         if packed is not None:
-            sizes = sizes + Column(packed).lengths
+            sizes = sizes + packed.lengths
         if int(sizes.max(initial=0)) > self._limit:
             row = int(np.argmax(sizes > self._limit))
             raise self._wrong(
@@ -245,10 +294,6 @@ class RowReader:
             row=self.row + index,
             task=self._task,
         )
-
-
-def _binary(array: Any) -> Any:
-    return array.cast(pa.large_binary())
 
 
 def _nulls(array: Any) -> Any:

@@ -232,8 +232,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/broker/test_crash_points.py": "disk",
     },
     "spark": {
-        "spark/test_ranges_local.py": "ranges worker_daemon",
-        "spark/test_source_local.py": "session",
+        "spark/test_ranges_local.py": "ranges",
     },
 }
 

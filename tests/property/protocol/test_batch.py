@@ -202,7 +202,7 @@ def test_packed_body_reads_as_it_was_or_is_refused_when_a_bit_of_it_changes(
 ):
     """With right checksums: what is read has the size that the lengths say, or the batch is refused with a typed error."""
     body = join_columns(
-        bytes(8), bytes(4), struct.pack("<I", repeats * len(value)), b"", value * repeats, count=1
+        bytes(8), bytes(4), struct.pack("<I", repeats * len(value)), (), [value] * repeats, count=1
     )
     record = encode_body(body, count=1, compression=compression)
     assume(check_batch(record).compression == compression)  # a short body is stored as it is

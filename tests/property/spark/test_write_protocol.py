@@ -26,7 +26,7 @@ TASKS = 3
 def header(task: int, rows: tuple[int, ...], start: int) -> Header:
     """A batch of a task: of each row its number; the digest is of all rows up to the end."""
     count = len(rows[start : start + BATCH])
-    body = join_columns(bytes(8 * count), bytes(4 * count), bytes(4 * count), b"", b"", count=count)
+    body = join_columns(bytes(8 * count), bytes(4 * count), bytes(4 * count), (), (), count=count)
     data = encode_body(
         body,
         count=count,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import subprocess
 import sys
 
+import pytest
 from pyspark import cloudpickle
+from pyspark.serializers import write_with_length
 
 from keylane.protocol.errors import SparkProcessError
 from keylane.spark.failure import error_in
@@ -26,6 +29,12 @@ try:
         made(options={{}})
 except Exception as error:
     print(f"{{type(error).__module__}}.{{type(error).__name__}}: {{error}}")
+"""
+
+
+ANOTHER_PYTHON = """
+import importlib, sys
+importlib.import_module(sys.argv[1]).main(sys.stdin.buffer, sys.stdout.buffer)
 """
 
 
@@ -61,3 +70,21 @@ def test_process_says_what_it_lacks_in_one_sentence():
         assert isinstance(error, SparkProcessError)
         assert error.missing == missing
         assert (error.python or "").startswith(sys.executable)
+
+
+@pytest.mark.parametrize("step", ["plan_data_source_read", "write_into_data_source"])
+def test_process_of_another_python_says_so_before_it_unpickles(step: str):
+    """PySpark's own check comes first: code that travels by value is of the driver's Python."""
+    given = io.BytesIO()
+    write_with_length(b"2.7", given)
+    given.write(bytes(64))
+    worker = f"pyspark.sql.worker.{step}"
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER_PYTHON, worker],
+        input=given.getvalue(),
+        stdout=subprocess.PIPE,
+        check=False,  # it ends with status 255
+    )
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    sentence = f"Python in worker has different version: {here} than that in driver: 2.7"
+    assert f"[PYTHON_VERSION_MISMATCH] {sentence}".encode() in done.stdout

@@ -24,8 +24,8 @@ def numbered(sequence: int, count: int = 2, *, digest: int | None = None, time: 
         time.to_bytes(8, "little") * count,
         bytes(4 * count),
         bytes(4 * count),
-        b"",
-        b"",
+        (),
+        (),
         count=count,
     )
     data = encode_body(

@@ -14,7 +14,7 @@ from keylane.protocol.clock import SystemClock
 from keylane.rpc.client import MetaClient
 from keylane.rpc.environment import environment_of
 from keylane.spark.writing.lanes import QUEUE_MAX, Lane, TaskSender
-from keylane.spark.writing.rows import BATCH_ROWS, RowReader
+from keylane.spark.writing.rows import BATCH_ROWS, RowReader, Span
 from keylane.testing import VirtualCluster, run
 from sim.machines.store import facts
 
@@ -103,7 +103,7 @@ def test_lane_ends_whenever_its_last_answers_come(before: int):
         reader = RowReader(salt=b"job", message_bytes_max=1 << 20, task=0)
         whole = {"key": [b"k"] * BATCH_ROWS, "value": [b"v"] * BATCH_ROWS}
         for _ in turns:
-            lane.add(reader.read(pa.record_batch(whole)))
+            lane.add(Span(reader.read(pa.record_batch(whole)), 0, BATCH_ROWS))
         for _ in range(before):
             await asyncio.sleep(0)
         await asyncio.wait_for(lane.finish(), 5)

@@ -7,13 +7,23 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from keylane.protocol.batch import check_batch, columns, encode_body
 from keylane.protocol.errors import RowsInvalidError
 from keylane.protocol.limits import LOGICAL_PARTITIONS
 from keylane.protocol.message import pack_properties
 from keylane.protocol.routing import logical_partition
-from keylane.spark.writing.rows import BATCH_BYTES, BATCH_ROWS, Body, RowColumns, RowReader
+from keylane.spark.writing.rows import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    BatchCutter,
+    Body,
+    RowColumns,
+    RowReader,
+    Span,
+)
 
 
 def reader() -> RowReader:
@@ -22,20 +32,18 @@ def reader() -> RowReader:
 
 def bodies(table: pa.Table, chunk: int) -> list[bytes]:
     """The bodies of one lane that gets the rows of a table in record batches of `chunk` rows."""
-    read, rest, made, digest = reader(), None, [], 0
-    for batch in table.to_batches(max_chunksize=chunk):
-        rows = read.read(batch)
-        rest = rows if rest is None else rest.followed_by(rows)
-        upto = 0
-        for start, end in rest.cut(last=False):
-            body = Body(rest, start, end, sent_at_ns=5, before=digest)
-            digest, upto = body.digest, end
-            made.append(body.data)
-        rest = rest.part(upto, len(rest))
-    assert rest is not None
-    for start, end in rest.cut(last=True):
-        made.append(Body(rest, start, end, sent_at_ns=5, before=digest).data)
+    read, cutter, made, digest = reader(), BatchCutter(), [], 0
+    batches = [whole(read.read(batch)) for batch in table.to_batches(max_chunksize=chunk)]
+    cut = [spans for span in batches for spans in cutter.add(span)]
+    for spans in [*cut, cutter.rest()]:
+        body = Body(spans, sent_at_ns=5, before=digest)
+        digest = body.digest
+        made.append(body.data)
     return made
+
+
+def whole(rows: RowColumns) -> Span:
+    return Span(rows, 0, len(rows))
 
 
 @pytest.mark.parametrize("size", [0, 10, 200, 5_000])
@@ -44,11 +52,11 @@ def test_batches_are_the_same_however_the_rows_come(size: int):
     count = 20_000 if size < 1_000 else 300
     values = [b"%d" % n + b"v" * (n * 7919 % (size + 1)) for n in range(count)]
     table = pa.table({"key": [b"k%d" % (n % 9) for n in range(count)], "value": values})
-    whole = bodies(table, count)
-    assert len(whole) > 1
-    assert all(len(body) <= BATCH_BYTES for body in whole)
+    expected = bodies(table, count)
+    assert len(expected) > 1
+    assert all(len(body) <= BATCH_BYTES for body in expected)
     for chunk in (1_000, 97):
-        assert bodies(table, chunk) == whole
+        assert bodies(table, chunk) == expected
 
 
 def test_rows_become_messages_with_all_their_columns():
@@ -62,7 +70,7 @@ def test_rows_become_messages_with_all_their_columns():
         }
     )
     rows = reader().read(table)
-    body = Body(rows, 0, 2, sent_at_ns=9, before=0)
+    body = Body([whole(rows)], sent_at_ns=9, before=0)
     data = encode_body(body.data, count=2, partition_id=1, sequence=0)
     decoded = columns(data, check_batch(data))
     for edges, texts in (
@@ -94,11 +102,62 @@ def test_rows_without_key_go_to_the_same_partitions_each_time():
 
 
 def test_batch_has_at_most_its_number_of_rows():
-    """RowColumns without bytes end a batch by their number."""
+    """Rows without bytes end a batch by their number."""
     rows = reader().read(pa.record_batch({"value": [b""] * (BATCH_ROWS + 1)}))
-    assert list(rows.cut(last=False)) == [(0, BATCH_ROWS)]
-    assert list(rows.cut(last=True)) == [(0, BATCH_ROWS), (BATCH_ROWS, BATCH_ROWS + 1)]
-    assert isinstance(rows, RowColumns)
+    cutter = BatchCutter()
+    assert list(cutter.add(whole(rows))) == [[Span(rows, 0, BATCH_ROWS)]]
+    assert cutter.rest() == [Span(rows, BATCH_ROWS, BATCH_ROWS + 1)]
+    assert cutter.rest() == []
+
+
+def test_row_over_the_limit_of_a_batch_is_a_batch_alone():
+    """It takes no row with it, before or behind."""
+    sizes = [10, BATCH_BYTES + 1, 10]
+    rows = reader().read(pa.record_batch({"value": [b"v" * size for size in sizes]}))
+    cutter = BatchCutter()
+    cut = [*cutter.add(whole(rows)), cutter.rest()]
+    assert cut == [[Span(rows, row, row + 1)] for row in range(3)]
+
+
+@settings(deadline=None)
+@given(
+    keys=st.lists(st.one_of(st.none(), st.binary(max_size=12)), max_size=60),
+    at=st.integers(0, 60),
+    edges=st.sets(st.integers(1, LOGICAL_PARTITIONS - 1), max_size=6),
+    kind=st.sampled_from([pa.binary(), pa.large_binary()]),
+)
+def test_span_gives_each_range_its_rows_in_order(
+    keys: list[bytes | None], at: int, edges: set[int], kind: pa.DataType
+):
+    """Every row once, with its key and its value, whatever is null, empty or cut off in front."""
+    values = [b"%d" % number for number in range(len(keys))]
+    batch = pa.record_batch({"key": pa.array(keys, kind), "value": pa.array(values, kind)})
+    rows = reader().read(batch)
+    cuts = sorted({0, LOGICAL_PARTITIONS, *edges})
+    bounds = list(pairwise(cuts))
+    span = Span(rows, min(at, len(keys)), len(keys))
+    given_to: dict[int, list[tuple[bytes, bytes]]] = {}
+    for number, mine in span.by_bounds(bounds):
+        assert mine.rows.keys is not None
+        places = range(mine.start, mine.end)
+        given_to[number] = [(mine.rows.keys.row(n), mine.rows.values.row(n)) for n in places]
+    expected: dict[int, list[tuple[bytes, bytes]]] = {}
+    for row in range(span.start, span.end):
+        number = next(n for n, each in enumerate(bounds) if rows.logical[row] in range(*each))
+        expected.setdefault(number, []).append((keys[row] or b"", values[row]))
+    assert given_to == expected
+
+
+def test_empty_record_batch_gives_no_rows():
+    """As Spark may hand it over: with buffers of no bytes."""
+    schema = pa.schema({"key": pa.string(), "value": pa.binary()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        stream.write_batch(pa.RecordBatch.from_pylist([], schema))
+    batch = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+    rows = reader().read(batch)
+    assert list(whole(rows).by_bounds([(0, LOGICAL_PARTITIONS)])) == []
+    assert list(BatchCutter().add(whole(rows))) == []
 
 
 @pytest.mark.parametrize(
