@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.errors import CutOverError
@@ -30,6 +30,7 @@ def batches_of(rows: list[Row], size: int) -> list[pa.RecordBatch]:
     ]
 
 
+@settings(deadline=None)  # the first call of pyarrow loads pandas where it is installed
 @given(
     st.lists(st.tuples(st.integers(8, 9), st.integers(1, 3), st.integers(0, 9)), max_size=30),
     st.dictionaries(st.integers(1, 3), st.integers(0, 10)),

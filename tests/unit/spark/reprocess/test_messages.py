@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.errors import JobFailedError
@@ -15,6 +15,7 @@ PIECE = JobPiece(partition_id=3, start=10, end=12, rows=2, digest="d", file="")
 texts = st.text(max_size=4)
 
 
+@settings(deadline=None)  # the first call of pyarrow loads pandas where it is installed
 @given(
     st.lists(st.none() | st.dictionaries(texts, texts, max_size=3), max_size=8), st.integers(0, 3)
 )
