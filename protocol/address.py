@@ -21,6 +21,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_wildcard(host: str) -> bool:
+    """True for the addresses that mean every address of a machine; `host` is without brackets."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """
     Split `host:port` into host and port.
@@ -36,19 +44,26 @@ def parse_address(text: str) -> tuple[str, int]:
     return match[1].strip("[]"), int(match[2])
 
 
-def check_broker_address(address: str) -> None:
+def check_broker_address(address: str, *, anywhere: bool = False) -> None:
     """
     Check the address that a broker reports for itself; clients and metaservers connect to it.
 
+    Args:
+        anywhere: it may be another than a loopback address.
+
     Raises:
         InvalidRequestError: `address` is not host:port.
-        BrokerAddressError: `address` is not a loopback address.
+        BrokerAddressError: `address` means no machine, or, unless `anywhere`, is not a loopback address.
     """
     try:
         host, _port = parse_address(address)
     except ConfigError as error:
         raise InvalidRequestError(error.message) from None
-    if not is_loopback(host):
+    if is_wildcard(host):
+        raise BrokerAddressError(
+            f"no machine has the address {address!r:.80}", address=address[:80]
+        )
+    if not anywhere and not is_loopback(host):
         raise BrokerAddressError(
             f"a broker's address is a loopback address, not {address!r:.80}", address=address[:80]
         )

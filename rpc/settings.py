@@ -21,6 +21,11 @@ Settings = TypeVar("Settings")
 CONFIG_VARIABLE = "KEYLANE_CONFIG"
 """Names the TOML file where `--config` is not given."""
 DEFAULT = "default"
+_TRUTHS = {"true": True, "false": False}
+_KINDS_OF_FLAGS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    bool: lambda text: _TRUTHS.get(text.lower(), text),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,16 +149,18 @@ class SettingSources(Generic[Settings]):
                 return int(text)
             except ValueError:
                 return text
+        if self._hints.get(name) is bool:
+            return _TRUTHS.get(text.lower(), text)
         return text
 
     def parser(self, prog: str, description: str) -> argparse.ArgumentParser:
         """A parser with a flag for each setting, and `--config`."""
         parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
         for field in self._fields:
-            default = "" if _needed(field) or field.default is None else f" ({field.default})"
+            default = "" if _needed(field) or field.default in (None, "") else f" ({field.default})"
             parser.add_argument(
                 flag_of(field.name),
-                type=int if self._hints[field.name] is int else str,
+                type=_KINDS_OF_FLAGS.get(self._hints[field.name], str),
                 metavar="N" if self._hints[field.name] is int else "TEXT",
                 help=(field.metadata.get("doc", "") + default).replace("%", "%%"),
             )
@@ -195,7 +202,7 @@ def _needed(field: Field[Any]) -> bool:
 
 def _typed(hint: Any, value: Any) -> Any:
     """The value in the type of its field, if it is given in another form of it; else as it is."""
-    if hint is Path and isinstance(value, str):
+    if hint in (Path, Path | None) and isinstance(value, str):
         return Path(value)
     if hint == tuple[str, ...] and isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))
