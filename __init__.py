@@ -166,6 +166,7 @@ if TYPE_CHECKING:
         UnreachableError,
         WorkerCancelledError,
     )
+    from .protocol.http.tls_settings import TlsSettings
     from .protocol.message import Message, Receipt, TableReceipt
     from .protocol.queues import QueueView, SegmentView
     from .protocol.routing import (
@@ -334,6 +335,7 @@ __all__ = [
     "TableReceipt",
     "TextCodec",
     "TimeBound",
+    "TlsSettings",
     "UndrainedPartition",
     "UnreachableError",
     "Verification",
@@ -422,6 +424,7 @@ _HOMES = {
     ".protocol.codecs.models": ("PydanticCodec",),
     ".protocol.codecs.text": ("JsonCodec", "TextCodec"),
     ".protocol.control": ("TimeBound",),
+    ".protocol.http.tls_settings": ("TlsSettings",),
     ".protocol.message": ("Message", "Receipt", "TableReceipt"),
     ".protocol.queues": ("QueueView", "SegmentView"),
     ".protocol.routing": (

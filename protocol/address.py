@@ -10,6 +10,8 @@ from .errors import BrokerAddressError, ConfigError, InvalidRequestError
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
+_HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+
 
 def is_loopback(host: str) -> bool:
     """True for `localhost` and for loopback addresses; `host` is without brackets."""
@@ -27,6 +29,16 @@ def is_wildcard(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def is_host(text: str) -> bool:
+    """True for a host name or an address, without brackets, that others may connect to."""
+    if ":" in text:
+        try:
+            return not ipaddress.IPv6Address(text).is_unspecified
+        except ValueError:
+            return False
+    return _HOST_NAME.fullmatch(text) is not None and not is_wildcard(text)
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -39,7 +39,7 @@ class Connections:
         wait_s: float = 0,
         tls: TlsSettings | None = None,
     ) -> None:
-        """Raises ConfigError: `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX]."""
+        """Raises ConfigError: `tls` is no TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX]."""
         low, high = CALL_TIMEOUT_MS
         if not is_within(timeout_ms, low, high):
             raise ConfigError(
@@ -48,9 +48,11 @@ class Connections:
         number = isinstance(wait_s, int | float) and not isinstance(wait_s, bool)
         if not number or not 0 <= wait_s <= WAIT_S_MAX:
             raise ConfigError(f"wait_s must be seconds from 0 to {WAIT_S_MAX}, not {wait_s!r:.40}")
+        if tls is not None and not isinstance(tls, TlsSettings):
+            raise ConfigError(f"tls must be a TlsSettings, not {tls!r:.40}")
         self.wait_s = wait_s
         self._given = network
-        self._tls = tls
+        self.tls = tls
         self._own: HttpNetwork | None = None
         self._timeout_ms = timeout_ms
         self._brokers: dict[str, BrokerClient] = {}
@@ -71,7 +73,7 @@ class Connections:
         self.network = self._given or environment_of(None).network
         if self.network is None:
             try:
-                self.network = self._own = client_network(self._tls)
+                self.network = self._own = client_network(self.tls)
             except ConfigError:
                 self.home.leave()
                 raise

@@ -138,6 +138,35 @@ class HttpNetwork:
             ) from error
         raise refusal.error()
 
+    async def text(self, address: str, path: str, *, timeout_ms: int) -> tuple[str, str]:
+        """
+        GET a text that is no JSON, as the figures of a server.
+
+        Returns:
+            The text, and the answer's Date header: whole seconds of the server's clock.
+
+        Raises:
+            NotSentError, OutcomeUnknownError, ForeignServerError: as `control`; the status was not 200.
+        """
+        limits = aiohttp.ClientTimeout(total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._session.get(
+                f"{self._scheme}://{address}{path}", allow_redirects=False, timeout=limits
+            ) as response:
+                text = await response.text()
+                status, date = response.status, response.headers.get("Date", "")
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            problem = await self._tls_problem(address, error)
+            raise problem or NotSentError(
+                f"cannot reach {address}: {reason(error)}", address=address
+            ) from error
+        if status != 200:
+            raise ForeignServerError(
+                f"{address} answered GET {path} with status {status}", address=address
+            )
+        self._answered.add(address)
+        return text, date
+
     def renew(self, tls: TlsSettings) -> None:
         """Read the files again, for the connections from now on.  Raises ConfigError; the old ones stay in use then."""
         if self._context is not None:

@@ -2,7 +2,7 @@
 
     --retention-ms 3600000  ▶  KEYLANE_BROKER_RETENTION_MS=…  ▶  [broker] retention_ms = …  ▶  the default
 
-A file has the settings at its top, or in a table named after the program, so that one file serves a host's programs.
+Paths of certificates in a file are relative to it.  A file has the settings at its top, or in a table named after the program, so that one file serves a host's programs.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ class SettingSources(Generic[Settings]):
         given: dict[str, tuple[object, str]] = {}
         if config is not None:
             for name, value in _read_toml(config, self._program).items():
+                if self._hints.get(name) == Path | None and isinstance(value, str):
+                    value = config.parent / value  # noqa: PLW2901 - a file beside the settings
                 given[name] = value, f"file {config}"
         for variable, text in environment.items():
             if variable.startswith(self._prefix):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...protocol.address import is_loopback, is_wildcard, parse_address
+from ...protocol.address import is_host, is_loopback, is_wildcard
 from ...protocol.errors import ConfigError
 from ...protocol.http.tls_settings import TlsSettings
 
@@ -94,17 +94,9 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
         problems.append("host must be an address")
     elif not advertised and is_wildcard(host):
         problems.append(f"host {host} needs advertised_host: others cannot connect to {host}")
-    if advertised and (not isinstance(advertised, str) or not _is_host(advertised)):
+    if advertised and (not isinstance(advertised, str) or not is_host(advertised)):
         problems.append(f"advertised_host must be a name or address, not {advertised!r:.80}")
     return problems
-
-
-def _is_host(text: str) -> bool:
-    try:
-        parse_address(f"[{text}]:1" if ":" in text else f"{text}:1")
-    except ConfigError:
-        return False
-    return not is_wildcard(text)
 
 
 def tls_of_environment(environment: Mapping[str, str] | None = None) -> TlsSettings | None:

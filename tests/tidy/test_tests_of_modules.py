@@ -61,7 +61,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "acceptance/test_broker_commands.py": "app folder groups health",
         "integration/brokers/test_broker_indexes.py": "index",
     },
-    "cli/commands/cluster": {"unit/rpc/tls/test_contexts.py": "certificates"},
+    "cli/commands/cluster": {
+        "unit/rpc/tls/test_contexts.py": "certificates",
+        "integration/hosts/test_tls_cluster.py": "app check init",
+    },
     "cli/commands/group": {
         "acceptance/test_cli.py": "app",
         "integration/retention/test_time_retention.py": "describe",

@@ -53,7 +53,7 @@ def test_files_and_environment_give_truth_values_and_paths(tmp_path: Path) -> No
     config.write_text('insecure_network = true\ntls_ca = "ca.pem"\n', encoding="utf-8")
     settings = broker_settings(NEEDED, config)
     assert settings.insecure_network is True
-    assert settings.tls_ca == Path("ca.pem")
+    assert settings.tls_ca == tmp_path / "ca.pem"
     variables = {"KEYLANE_BROKER_INSECURE_NETWORK": "false"}
     assert not broker_settings(NEEDED, config, environment=variables).insecure_network
     with pytest.raises(ConfigError, match="insecure_network must be true or false"):
