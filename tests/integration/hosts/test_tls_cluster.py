@@ -17,6 +17,7 @@ import pytest
 
 from keylane import Admin, Consumer, Producer, Reader, TlsSettings, sync
 from keylane.cli.commands.cluster.certificates import CertificateAuthority
+from keylane.cli.connection import available_brokers
 from keylane.protocol.errors import (
     CertificateUnknownError,
     ConfigError,
