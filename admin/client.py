@@ -80,13 +80,8 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
     """
 
     def __init__(
-        self,
-        meta: str | Iterable[str],
-        *,
-        call_timeout_ms: int = 5_000,
-        wait_s: float = 0,
-        tls: TlsSettings | None = None,
-    ) -> None:
+        self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0, tls: TlsSettings | None = None,
+    ) -> None:  # fmt: skip
         """
         Make an admin; `async with` opens it.
 
@@ -101,9 +96,7 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
         """
         self._addresses = addresses_of(meta)
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(
-            None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, tls=tls
-        )
+        self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, tls=tls)  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<Admin at {', '.join(self._addresses)}, {self._connections.home.state}>"

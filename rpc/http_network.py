@@ -33,6 +33,8 @@ HEARTBEAT_SECONDS = 15.0
 """The interval of WebSocket pings, which find a peer that is gone without having closed."""
 CONNECT_SECONDS = 3.0
 """A running machine accepts a connection within this time, even if the first packet is lost."""
+TLS_END_SECONDS = 0.02
+"""TLS connections end some turns of the event loop after they are closed, which aiohttp does not wait for."""
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -183,6 +185,8 @@ class HttpNetwork:
     async def close(self) -> None:
         """Close the session, and with it every connection."""
         await self._session.close()
+        if self._context is not None:
+            await asyncio.sleep(TLS_END_SECONDS)
 
 
 def client_network(tls: TlsSettings | None = None) -> HttpNetwork:

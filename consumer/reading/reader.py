@@ -134,8 +134,7 @@ class Reader(Resident, Generic[V]):
         now_ms = self._environment.clock.wall_ms()
         self._start = start_bound(start, partition=partition, now_ms=now_ms)
         self._follow = follow and stop is None
-        wanted = "latest" if stop is None else stop
-        self._stop = stop_bound(wanted, partition=partition, now_ms=now_ms)
+        self._stop = stop_bound("latest" if stop is None else stop, partition=partition, now_ms=now_ms)  # fmt: skip
         self._subject = subject
         self._key = key
         self._partition = partition
@@ -144,12 +143,8 @@ class Reader(Resident, Generic[V]):
         self._codec = codec
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
-            self._environment.network,
-            timeout_ms=call_timeout_ms,
-            what="reader",
-            wait_s=wait_s,
-            tls=tls,
-        )
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s, tls=tls
+        )  # fmt: skip
         self._pauses: Pauses = Backoff(first_ms=FOLLOW_MS).pauses(self._environment.new_rng())
         self._reset()
 

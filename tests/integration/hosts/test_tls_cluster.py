@@ -184,8 +184,8 @@ async def test_check_says_what_does_not_fit_and_a_signal_renews_a_certificate(
     cluster.programs[2].send_signal(signal.SIGHUP)
 
     def is_told() -> bool:
-        found = [finding["problem"] for finding in check(cluster)[1]["findings"]]
-        return any(text.startswith("its certificate ends in ") for text in found)
+        problems = [finding["problem"] for finding in check(cluster)[1]["findings"]]
+        return any(text.startswith("its certificate ends in ") for text in problems)
 
     async with asyncio.timeout(60):
         while not await asyncio.to_thread(is_told):
