@@ -90,9 +90,11 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
     if not isinstance(values.get("insecure_network", False), bool):
         problems.append("insecure_network must be true or false")
     host, advertised = values.get("host", "127.0.0.1"), values.get("advertised_host", "")
+    # Without either, the start itself refuses the address, with advice about TLS.
+    served = "tls_cert" in given or values.get("insecure_network") is True
     if not isinstance(host, str) or not host:
         problems.append("host must be an address")
-    elif not advertised and is_wildcard(host):
+    elif served and not advertised and is_wildcard(host):
         problems.append(f"host {host} needs advertised_host: others cannot connect to {host}")
     if advertised and (not isinstance(advertised, str) or not is_host(advertised)):
         problems.append(f"advertised_host must be a name or address, not {advertised!r:.80}")
