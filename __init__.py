@@ -168,6 +168,7 @@ if TYPE_CHECKING:
         UnreachableError,
         WorkerCancelledError,
     )
+    from .protocol.http.tls_settings import TlsSettings
     from .protocol.message import Message, Receipt, TableReceipt
     from .protocol.queues import QueueView, SegmentView
     from .protocol.routing import (
@@ -338,6 +339,7 @@ __all__ = [
     "TableReceipt",
     "TextCodec",
     "TimeBound",
+    "TlsSettings",
     "UndrainedPartition",
     "UnreachableError",
     "Verification",
@@ -427,6 +429,7 @@ _HOMES = {
     ".protocol.codecs.models": ("PydanticCodec",),
     ".protocol.codecs.text": ("JsonCodec", "TextCodec"),
     ".protocol.control": ("TimeBound",),
+    ".protocol.http.tls_settings": ("TlsSettings",),
     ".protocol.message": ("Message", "Receipt", "TableReceipt"),
     ".protocol.queues": ("QueueView", "SegmentView"),
     ".protocol.routing": (

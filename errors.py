@@ -21,6 +21,7 @@ from .protocol.errors.scheduled import *
 from .protocol.errors.sink import *
 from .protocol.errors.streaming import *
 from .protocol.errors.testing import *
+from .protocol.errors.transport import *
 
 __all__ = [
     "AcceptedAsLostError",
@@ -31,8 +32,16 @@ __all__ = [
     "BrokerGroupTakenError",
     "BrokerGroupUnknownError",
     "BrokerReadOnlyError",
+    "CertificateEarlyError",
+    "CertificateEndedError",
+    "CertificateFileError",
+    "CertificateKeyError",
+    "CertificateNameError",
+    "CertificateUnknownError",
     "CheckpointMismatchError",
+    "ClientCertificateError",
     "ClosedError",
+    "ClusterFolderError",
     "CodecError",
     "CommitUnknownError",
     "ConditionNotMetError",
@@ -165,6 +174,8 @@ __all__ = [
     "SubjectNotStaticError",
     "SubjectUnknownError",
     "SuspendedClientsError",
+    "TlsMissingError",
+    "TlsNeededError",
     "TokenUnknownError",
     "UnreachableError",
     "WorkerCancelledError",

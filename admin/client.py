@@ -28,6 +28,7 @@ from ..protocol.control import (
     SwitchGroup,
 )
 from ..protocol.errors import ConfigError, InvalidRequestError, OperationUnknownError
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import MAX_I64, check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.operations import (
@@ -79,8 +80,8 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
     """
 
     def __init__(
-        self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0
-    ) -> None:
+        self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0, tls: TlsSettings | None = None,
+    ) -> None:  # fmt: skip
         """
         Make an admin; `async with` opens it.
 
@@ -88,15 +89,14 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
             call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have longer.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
+            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
 
         Raises:
             ConfigError: `meta` names no address, or a time is out of its range.
         """
         self._addresses = addresses_of(meta)
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(
-            None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s
-        )
+        self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, tls=tls)  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<Admin at {', '.join(self._addresses)}, {self._connections.home.state}>"

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ..rpc.client import BrokerClient
 from ..rpc.home import Home
-from ..rpc.http_network import HttpNetwork
+from ..rpc.http_network import HttpNetwork, client_network
 from ..rpc.network import Network
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class ProcessLoop:
         cls._starting = threading.Lock()
 
     async def _open(self) -> HttpNetwork:
-        network = HttpNetwork()
+        network = client_network()
         self._home.enter((network, self._brokers, self._loop), ProcessLoop._in_child)
         return network
 

@@ -20,7 +20,7 @@ from ..protocol.reading.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList,
 from ..protocol.routing import Route
 from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.http_network import HttpNetwork
+from ..rpc.http_network import client_network
 from ..rpc.network import Network
 from .planner import (
     PlannedRange,
@@ -50,7 +50,7 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
 
 
 async def _ask(options: ReadOptions) -> list[PlannedRange]:
-    network = HttpNetwork()
+    network = client_network()
     try:
         return await ask_cluster(network, options)
     finally:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,13 +21,13 @@ from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
 from ..rpc.client import MetaClient
 from ..rpc.data_plane import DataHandler
-from ..rpc.http_network import HttpNetwork
 from ..rpc.identity import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
+from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.server import ControlRoute, Server, document_route
 from .control import BrokerControl
 from .metrics import BrokerMetrics
@@ -107,9 +107,10 @@ async def running_broker(
     The metaserver need not be reachable.  The caller has to close a `network` that it gives.
 
     Raises:
-        DataFolderError, CorruptLogError, AddressError: the broker cannot start.
+        DataFolderError, CorruptLogError, AddressError, ConfigError: the broker cannot start.
     """
-    check_free(settings.host, settings.port)
+    check_free(settings.host, settings.port, anywhere=settings.is_open)
+    served = ServedNetwork(settings)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
         stack.callback(files.close)  # called last: the lock outlives all threads
@@ -118,27 +119,36 @@ async def running_broker(
             files,
             settings,
             pools=pools,
-            network=network or _own_network(stack),
+            network=network or _own_network(stack, served),
             clock=clock or SystemClock(),
             rng=rng or random.SystemRandom(),
             names=random.SystemRandom(),
-            listen=partial(_listening, settings),
+            listen=partial(_listening, settings, served),
             on_claimed=partial(narrow_rights, str(settings.data)),
         )
-        yield await stack.enter_async_context(broker)
+        running = await stack.enter_async_context(broker)
+
+        def adopt(changed: BrokerSettings) -> None:
+            running.adopt(changed)
+            served.adopt(changed)
+
+        yield replace(running, adopt=adopt)
 
 
 @contextlib.asynccontextmanager
 async def _listening(
     settings: BrokerSettings,
+    served: ServedNetwork,
     routes: Sequence[ControlRoute],
     data_handler: DataHandler,
     metrics: ServerMetrics,
 ) -> AsyncIterator[str]:
     limits = HttpLimits(connections_max=settings.http_connections_max)
     server = Server(
-        routes, data_handler=data_handler, limits=limits, on_refusal=metrics.note_refusal
-    )
+        routes, data_handler=data_handler, limits=limits, on_refusal=metrics.note_refusal,
+        serving=settings, tls=served.tls,
+    )  # fmt: skip
+    metrics.add(served.collect)
     metrics.connections = lambda: server.connections
     await server.start(settings.host, settings.port)
     watching = asyncio.create_task(metrics.watch_loop())
@@ -330,9 +340,9 @@ def _report(
     )
 
 
-def _own_network(stack: contextlib.AsyncExitStack) -> Network:
+def _own_network(stack: contextlib.AsyncExitStack, served: ServedNetwork) -> Network:
     """A network that the stack closes."""
-    network = HttpNetwork()
+    network = served.outgoing()
     stack.push_async_callback(network.close)
     return network
 

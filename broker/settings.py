@@ -11,16 +11,17 @@ from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
-from ..protocol.settings import kind_problems, range_problems, refuse, values_of
+from ..protocol.settings import range_problems, refuse, values_of
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
+from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
 
 MIB = 1 << 20
 INDEX_KINDS = ("file", "rocksdb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSettings:
+class BrokerSettings(ServingSettings):
     """Settings of a broker process."""
 
     group: str = field(metadata={"doc": "name of the broker group that it serves"})
@@ -28,7 +29,6 @@ class BrokerSettings:
         metadata={"doc": "its data folder, used by no other process; made if missing"}
     )
     meta: tuple[str, ...] = field(metadata={"doc": "addresses of metaservers, host:port"})
-    host: str = field(default="127.0.0.1", metadata={"doc": "loopback address to listen on"})
     port: int = field(default=0, metadata={"doc": "0: any free port"})
     segment_bytes: int = field(
         default=1 << 30,
@@ -136,7 +136,7 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             problems.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
         problems.append(f"index must be {' or '.join(INDEX_KINDS)}, not {values['index']!r:.40}")
-    return problems + kind_problems(values, {"host": str}) + log_problems(values)
+    return problems + serving_problems(values) + log_problems(values)
 
 
 def broker_settings(
@@ -157,5 +157,5 @@ def broker_settings(
 
 SOURCES = SettingSources("broker", BrokerSettings, _problems)
 """Where the settings of a broker come from."""
-RELOADED = frozenset({"log_level", "retention_ms", "retention_bytes"})
+RELOADED = frozenset({"log_level", "retention_ms", "retention_bytes"}) | RELOADED_TLS
 """What a running broker takes over from its file at SIGHUP; the rest needs a restart."""

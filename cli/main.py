@@ -12,6 +12,7 @@ import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .commands.broker.app import broker_app
+from .commands.cluster.app import cluster_app
 from .commands.group.app import group_app
 from .commands.meta.app import meta_app
 from .commands.outbox.app import outbox_app
@@ -91,6 +92,7 @@ app.add_typer(subject_app, name="subject")
 app.add_typer(group_app, name="group")
 app.add_typer(queue_app, name="queue")
 app.add_typer(broker_app, name="broker")
+app.add_typer(cluster_app, name="cluster")
 app.add_typer(meta_app, name="meta")
 app.add_typer(metaserver_app, name="metaserver")
 app.add_typer(config_app, name="config")

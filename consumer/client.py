@@ -8,7 +8,6 @@ import os
 import re
 import socket
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from ..protocol.address import addresses_of
@@ -21,6 +20,7 @@ from ..protocol.errors import (
     InvalidNameError,
     InvalidRequestError,
 )
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import check_name
 from ..protocol.reading.instants import GroupBegin, group_start
 from ..protocol.routing import ConsumeStrategy
@@ -40,7 +40,7 @@ from .manifest_file import begin_of
 from .membership import Membership
 from .owned import Owned
 from .rebalance import PartitionsCallback, Rebalance, check_callbacks
-from .settings import AckMode, ConsumerSettings, FailurePolicy, FullPolicy
+from .settings import AckMode, ConsumerSettings, FailurePolicy, FullPolicy, given_of, settings_with
 from .several import Several
 from .taking import Taking
 
@@ -125,6 +125,7 @@ class Consumer(Resident, Owned, Taking[V]):
             The three may be `async def`, and have `handover_ms`.
         settings: everything that can be set; the arguments above take precedence.
         wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
+        tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class Consumer(Resident, Owned, Taking[V]):
         on_lost: PartitionsCallback | None = None,
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
+        tls: TlsSettings | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -174,7 +176,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._asked = (tags, filter)
         if codec is not None:
             check_codec(codec)
-        self._settings = _settings_with(
+        self._settings = settings_with(
             settings, concurrency=concurrency, max_records=max_records, max_wait_ms=max_wait_ms,
             ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
             on_failure=on_failure, on_full=on_full, tries_max=tries_max, retry_tries_max=tries_max,
@@ -185,13 +187,15 @@ class Consumer(Resident, Owned, Taking[V]):
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._begins_at = begin_of(start, subject=self._subject)
         self._given = _environment
-        self._make_parts(wait_s)
+        self._make_parts(wait_s, tls)
         self._clear()
 
-    def _make_parts(self, wait_s: float) -> None:
+    def _make_parts(self, wait_s: float, tls: TlsSettings | None) -> None:
         network = None if self._given is None else self._given.network
         call_ms = self._settings.call_timeout_ms
-        self._connections = Connections(network, timeout_ms=call_ms, what="consumer", wait_s=wait_s)
+        self._connections = Connections(
+            network, timeout_ms=call_ms, what="consumer", wait_s=wait_s, tls=tls
+        )
         self._home = self._connections.home
         self._dispatches = Dispatches(
             self._calls, settings=self._settings, home=self._home, wanted=self._filter
@@ -419,9 +423,9 @@ class Consumer(Resident, Owned, Taking[V]):
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes handlers of any"
             )
         (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
-        known: dict[str, Any] = _given_of(
-            settings=self._settings, wait_s=self._connections.wait_s, start=self._begins_at, codec=self._codec,
-            name=self._name, tags=tags, filter=wanted, on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
+        known: dict[str, Any] = given_of(
+            settings=self._settings, wait_s=self._connections.wait_s, tls=self._connections.tls, start=self._begins_at,
+            codec=self._codec, name=self._name, tags=tags, filter=wanted, on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
         ) | options  # fmt: skip
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
@@ -570,19 +574,6 @@ def _several_if(
             "a handler is of a subject and a group: Consumer(meta, subject=..., group=..., handler=...)"
         )
     return Several()
-
-
-def _given_of(**arguments: Any) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
-    """These settings, or the defaults, with the arguments that are not None in their place; raises ConfigError."""
-    if settings is None:
-        settings = ConsumerSettings()
-    if not isinstance(settings, ConsumerSettings):
-        raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
-    return replace(settings, **_given_of(**given))
 
 
 def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..protocol.backoff import Backoff
-from ..protocol.errors import InvalidNameError
+from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
 from ..protocol.ids import check_name
 from ..protocol.limits import (
@@ -202,3 +203,17 @@ def _instance_problems(instance: object, strategy: ConsumeStrategy) -> list[str]
     if strategy is ConsumeStrategy.SHARED:
         return ["instance is for exclusive groups: a shared one has no partitions of its own"]
     return []
+
+
+def given_of(**arguments: Any) -> dict[str, Any]:
+    """The arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
+    """These settings, or the defaults, with the arguments that are not None in their place; raises ConfigError."""
+    if settings is None:
+        settings = ConsumerSettings()
+    if not isinstance(settings, ConsumerSettings):
+        raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
+    return replace(settings, **given_of(**given))

@@ -10,7 +10,7 @@ from functools import partial
 from ..protocol.errors import KeylaneError
 from ..rpc.operating.reloading import Reloading
 from ..rpc.program import run_program, say_ready
-from .running import running_metaserver
+from .running import RunningMetaserver, running_metaserver
 from .settings import RELOADED, SOURCES, MetaserverSettings
 
 
@@ -28,20 +28,29 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
         print(f"keylane: {error}", file=sys.stderr)
         return 1
 
+    running: list[RunningMetaserver] = []
+
+    def adopt(changed: MetaserverSettings) -> None:
+        for metaserver in running:
+            metaserver.adopt(changed)
+
     async def serve(stop: asyncio.Event) -> None:
-        await _serve(settings, stop)
+        await _serve(settings, stop, running)
 
     return run_program(
         serve,
         log_level=settings.log_level,
         log_format=settings.log_format,
         log_fields={"program": "metaserver"},
-        on_reload=Reloading(settings, read, RELOADED, lambda _settings: None).reload,
+        on_reload=Reloading(settings, read, RELOADED, adopt).reload,
     )
 
 
-async def _serve(settings: MetaserverSettings, stop: asyncio.Event) -> None:
+async def _serve(
+    settings: MetaserverSettings, stop: asyncio.Event, running: list[RunningMetaserver]
+) -> None:
     async with running_metaserver(settings, after_step=_die_after) as metaserver:
+        running.append(metaserver)
         say_ready("metaserver", metaserver.address)
         await metaserver.serve_until(stop)
 

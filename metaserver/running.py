@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from ..protocol.clock import Clock, SystemClock
-from ..rpc.http_network import HttpNetwork
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
+from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.race import Race
 from ..rpc.server import Server
 from .metrics import MetaserverMetrics
@@ -26,9 +26,13 @@ from .sql.write_watch import WatchedDatabase
 class RunningMetaserver:
     """A metaserver that listens; made by `running_metaserver`."""
 
-    def __init__(self, server: Server, attending: asyncio.Task[None]) -> None:
+    def __init__(
+        self, server: Server, attending: asyncio.Task[None], served: ServedNetwork
+    ) -> None:
         self._server = server
         self._attending = attending
+        self.adopt = served.adopt
+        """Takes over what may change in a running metaserver: `settings.RELOADED`."""
 
     @property
     def address(self) -> str:
@@ -64,12 +68,13 @@ async def running_metaserver(
     Raises:
         ConfigError, DataFolderError, StorageError, AddressError
     """
-    check_free(settings.host, settings.port)
+    check_free(settings.host, settings.port, anywhere=settings.is_open)
+    served = ServedNetwork(settings)
     folder = prepare_folder(settings.data)
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         if network is None:
-            network = own = HttpNetwork()
+            network = own = served.outgoing()
             stack.push_async_callback(own.close)
         opened = await stack.enter_async_context(
             open_database(
@@ -87,13 +92,16 @@ async def running_metaserver(
         limits = HttpLimits(connections_max=settings.http_connections_max)
         metrics = ServerMetrics("metaserver", clock.boot_ns)
         metrics.add(MetaserverMetrics(database, clock=clock).collect)
+        metrics.add(served.collect)
         routes = [*services.routes, metrics_route(metrics)]
-        server = Server(routes, limits=limits, on_refusal=metrics.note_refusal)
+        server = Server(
+            routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls
+        )
         await server.start(settings.host, settings.port)
         attending = asyncio.create_task(services.attendant.run())
         watching = asyncio.create_task(metrics.watch_loop())
         try:
-            yield RunningMetaserver(server, attending)
+            yield RunningMetaserver(server, attending, served)
         finally:
             services.close()
             await server.stop()

@@ -14,6 +14,7 @@ from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import range_problems, refuse, values_of
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
+from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")
 AUTO_CREATE_OFF = "off"
@@ -23,7 +24,7 @@ NO_FILE = ("", "//", "///", "///:memory:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetaserverSettings:
+class MetaserverSettings(ServingSettings):
     """
     The settings of a metaserver.
 
@@ -36,7 +37,6 @@ class MetaserverSettings:
         default=None,
         metadata={"doc": "postgresql+asyncpg://… where several metaservers share a database"},
     )
-    host: str = field(default="127.0.0.1", metadata={"doc": "loopback address to listen on"})
     port: int = field(default=7000, metadata={"doc": "0: any free one"})
     broker_heartbeat_ms: int = field(
         default=1_000, metadata={"doc": "how often a broker reports itself"}
@@ -140,10 +140,7 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             "auto_create must be off, or a pattern of names: letters, digits, '.', '_', '-', and * or ? for others, "
             f"not {pattern!r:.40}"
         )
-    host = values.get("host", "127.0.0.1")
-    if not isinstance(host, str) or not host:
-        problems.append("host must be an address")
-    return problems + log_problems(values)
+    return problems + serving_problems(values) + log_problems(values)
 
 
 def metaserver_settings(
@@ -163,7 +160,7 @@ def metaserver_settings(
 
 SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
 """Where the settings of a metaserver come from."""
-RELOADED = frozenset({"log_level"})
+RELOADED = frozenset({"log_level"}) | RELOADED_TLS
 """What a running metaserver takes over from its file at SIGHUP; the rest needs a restart."""
 
 

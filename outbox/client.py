@@ -17,6 +17,7 @@ from ..protocol.address import addresses_of
 from ..protocol.codecs.by_subject import checked_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import Fate, InvalidRequestError
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.message import check_message_size, pack_properties
@@ -61,6 +62,7 @@ class Outbox(Resident, Generic[V]):
         prefix: str = DEFAULT_PREFIX,
         codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: OutboxSettings | None = None,
+        tls: TlsSettings | None = None,
         _environment: Environment | None = None,
         _database: Transactions | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class Outbox(Resident, Generic[V]):
             codec: encodes the values that are added, as JsonCodec(Order) does, in the thread that adds; or codecs by
                 subject: annotate that outbox as `Outbox[Any]`; subjects without a codec take bytes.  None: all do.
             settings: times in milliseconds, sizes in bytes.
+            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
 
         Raises:
             ConfigError: an address, the URL, the prefix, the codec or the settings cannot be used.
@@ -86,7 +89,10 @@ class Outbox(Resident, Generic[V]):
         self._environment = environment_of(_environment)
         self._database = _database or OutboxDatabase(engine_or_url, self._tables)
         self._connections = Connections(
-            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="outbox"
+            self._environment.network,
+            timeout_ms=self._settings.call_timeout_ms,
+            what="outbox",
+            tls=tls,
         )
         self._insert = insert_of(self._tables)
         self._waiters = RowWaiters(self._database, self._tables, look_ms=self._settings.rescan_ms)

@@ -19,6 +19,7 @@ from ..protocol.errors import (
     KeylaneError,
     PartlyQueuedError,
 )
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
@@ -66,6 +67,7 @@ class Producer(Sending[V], Generic[V]):
         codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
+        tls: TlsSettings | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -82,13 +84,14 @@ class Producer(Sending[V], Generic[V]):
                 annotate that producer as `Producer[Any]`; subjects without a codec take bytes.  None: all do.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
+            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
 
         Raises:
             ConfigError: an argument that cannot work.
         """
         super().__init__(
             order_strategy=checked_strategy(order_strategy), partitioner=partitioner, codec=codec,
-            settings=settings, wait_s=wait_s, environment=_environment,
+            settings=settings, wait_s=wait_s, tls=tls, environment=_environment,
         )  # fmt: skip
         self._addresses = addresses_of(meta)
         self._of_parent: dict[str, SubjectSender] = {}

@@ -22,6 +22,7 @@ from ..protocol.batch import BYTES_PER_MESSAGE
 from ..protocol.codecs.by_subject import checked_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, QueueFullError
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import check_message_size, pack_properties
@@ -97,6 +98,7 @@ class Sending(ScheduledCancels, Generic[V]):
         codec: Codec[V] | Mapping[str, Codec[Any]] | None,
         settings: ProducerSettings | None,
         wait_s: float,
+        tls: TlsSettings | None,
         environment: Environment | None,
     ) -> None:
         self._order_strategy = order_strategy
@@ -114,7 +116,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._given = environment
         self._connections = Connections(
             None if environment is None else environment.network,
-            timeout_ms=self._settings.call_timeout_ms, what="producer", wait_s=wait_s,
+            timeout_ms=self._settings.call_timeout_ms, what="producer", wait_s=wait_s, tls=tls,
         )  # fmt: skip
         self._home = self._connections.home
         self._clock = environment_of(environment).clock

@@ -10,6 +10,8 @@ from .errors import BrokerAddressError, ConfigError, InvalidRequestError
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
+_HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+
 
 def is_loopback(host: str) -> bool:
     """True for `localhost` and for loopback addresses; `host` is without brackets."""
@@ -19,6 +21,24 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_wildcard(host: str) -> bool:
+    """True for the addresses that mean every address of a machine; `host` is without brackets."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def is_host(text: str) -> bool:
+    """True for a host name or an address, without brackets, that others may connect to."""
+    if ":" in text:
+        try:
+            return not ipaddress.IPv6Address(text).is_unspecified
+        except ValueError:
+            return False
+    return _HOST_NAME.fullmatch(text) is not None and not is_wildcard(text)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -36,19 +56,26 @@ def parse_address(text: str) -> tuple[str, int]:
     return match[1].strip("[]"), int(match[2])
 
 
-def check_broker_address(address: str) -> None:
+def check_broker_address(address: str, *, anywhere: bool = False) -> None:
     """
     Check the address that a broker reports for itself; clients and metaservers connect to it.
 
+    Args:
+        anywhere: it may be another than a loopback address.
+
     Raises:
         InvalidRequestError: `address` is not host:port.
-        BrokerAddressError: `address` is not a loopback address.
+        BrokerAddressError: `address` means no machine, or, unless `anywhere`, is not a loopback address.
     """
     try:
         host, _port = parse_address(address)
     except ConfigError as error:
         raise InvalidRequestError(error.message) from None
-    if not is_loopback(host):
+    if is_wildcard(host):
+        raise BrokerAddressError(
+            f"no machine has the address {address!r:.80}", address=address[:80]
+        )
+    if not anywhere and not is_loopback(host):
         raise BrokerAddressError(
             f"a broker's address is a loopback address, not {address!r:.80}", address=address[:80]
         )

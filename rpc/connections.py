@@ -7,11 +7,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ..protocol.errors import ConfigError
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
 from .client import BrokerClient, MetaClient
 from .environment import environment_of
 from .home import Home
-from .http_network import HttpNetwork
+from .http_network import HttpNetwork, client_network
 from .network import Network
 
 WAIT_S_MAX = 86_400
@@ -26,6 +27,7 @@ class Connections:
         timeout_ms: of a call to a broker.
         what: the kind of client, as errors name it.
         wait_s: seconds for which `wait_for` waits.
+        tls: of a network of its own; None: that of the process's environment.
     """
 
     def __init__(
@@ -35,8 +37,9 @@ class Connections:
         timeout_ms: int,
         what: str = "client",
         wait_s: float = 0,
+        tls: TlsSettings | None = None,
     ) -> None:
-        """Raises ConfigError: `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX]."""
+        """Raises ConfigError: `tls` is no TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX]."""
         low, high = CALL_TIMEOUT_MS
         if not is_within(timeout_ms, low, high):
             raise ConfigError(
@@ -45,8 +48,11 @@ class Connections:
         number = isinstance(wait_s, int | float) and not isinstance(wait_s, bool)
         if not number or not 0 <= wait_s <= WAIT_S_MAX:
             raise ConfigError(f"wait_s must be seconds from 0 to {WAIT_S_MAX}, not {wait_s!r:.40}")
+        if tls is not None and not isinstance(tls, TlsSettings):
+            raise ConfigError(f"tls must be a TlsSettings, not {tls!r:.40}")
         self.wait_s = wait_s
         self._given = network
+        self.tls = tls
         self._own: HttpNetwork | None = None
         self._timeout_ms = timeout_ms
         self._brokers: dict[str, BrokerClient] = {}
@@ -60,12 +66,17 @@ class Connections:
 
         Raises:
             AlreadyOpenError, ForkedError
+            ConfigError: a file of the TLS cannot be used.
         """
         self.home.enter(self, on_fork)
         self._brokers = {}
         self.network = self._given or environment_of(None).network
         if self.network is None:
-            self.network = self._own = HttpNetwork()
+            try:
+                self.network = self._own = client_network(self.tls)
+            except ConfigError:
+                self.home.leave()
+                raise
         return self.network
 
     async def wait_for(self, meta: MetaClient) -> None:

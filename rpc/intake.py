@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import ssl
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class LimitedSite(web.BaseSite):
     Args:
         limits: of each connection, and of their number.
         exempt: how many open connections do not count.
+        tls: None: plain HTTP.
     """
 
     def __init__(
@@ -115,8 +117,9 @@ class LimitedSite(web.BaseSite):
         backlog: int,
         limits: HttpLimits,
         exempt: Callable[[], int],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(runner, backlog=backlog)
+        super().__init__(runner, ssl_context=tls, backlog=backlog)
         self._host = host
         self._port = port
         self._limits = limits
@@ -125,13 +128,20 @@ class LimitedSite(web.BaseSite):
     @property
     def name(self) -> str:
         """Where it listens."""
-        return f"http://{self._host}:{self._port}"
+        scheme = "http" if self._ssl_context is None else "https"
+        return f"{scheme}://{self._host}:{self._port}"
 
     async def start(self) -> None:
         """Listen.  Raises OSError."""
         await super().start()
         self._server = await asyncio.get_running_loop().create_server(
-            self._accept, self._host, self._port, backlog=self._backlog, reuse_address=True
+            self._accept,
+            self._host,
+            self._port,
+            backlog=self._backlog,
+            reuse_address=True,
+            ssl=self._ssl_context,
+            ssl_handshake_timeout=None if self._ssl_context is None else self._limits.head_s,
         )
 
     def _accept(self) -> asyncio.Protocol:

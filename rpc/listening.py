@@ -20,7 +20,7 @@ def check_loopback(host: str) -> None:
         HostError: it is another one.
     """
     if not is_loopback(host):
-        raise HostError(f"{host!r} is not a loopback address", host=host)
+        raise HostError(f"{host!r} is not a loopback address, and there is no TLS", host=host)
 
 
 def check_port(port: int) -> None:
@@ -34,18 +34,24 @@ def check_port(port: int) -> None:
         raise AddressError(f"ports are 0 to {PORT_MAX}, not {port}", port=port)
 
 
-def check_free(host: str, port: int) -> None:
+def check_free(host: str, port: int, *, anywhere: bool = False) -> None:
     """
     Check that a server can listen there now; called before a program writes to the disk.
 
+    Args:
+        anywhere: the address may be another than loopback.
+
     Raises:
-        HostError, AddressError: not loopback, no port, in use, or not allowed.
+        HostError, AddressError: not loopback, no such address, no port, in use, or not allowed.
     """
-    check_loopback(host)
+    if not anywhere:
+        check_loopback(host)
     check_port(port)
-    for family, kind, protocol, _name, sockaddr in socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    ):
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise AddressError(f"cannot listen on {host!r:.80}: {reason(error)}", port=port) from error
+    for family, kind, protocol, _name, sockaddr in places:
         try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -12,33 +12,33 @@ to.  The port in `Host` may be any: what comes through a forwarded port is still
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from urllib.parse import urlsplit
 
 from ..protocol.address import is_loopback
 from ..protocol.errors import ForeignHostError, OriginError
 
-HTTP_PORT = 80
+DEFAULT_PORTS = {"http": 80, "https": 443}
 SHOWN_CHARS_MAX = 100
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _OWN_SITES = frozenset({"same-origin", "none"})
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:[0-9]{0,5})?")
 
 
-def check_host(hosts: Sequence[str], host: str) -> None:
+def check_host(hosts: Sequence[str], names: Collection[str]) -> None:
     """
     Check the `Host` header of a request.
 
     Args:
         hosts: the values of the header; there must be exactly one.
-        host: where the server listens.
+        names: where the server listens, and the names by which it is reached, in lower case.
 
     Raises:
-        ForeignHostError: it is no loopback name or address, and not where the server listens.
+        ForeignHostError: it is no loopback name or address, and none of `names`.
     """
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     name = match[1].strip("[]").lower() if match is not None else ""
-    if not name or not (name == host.lower() or is_loopback(name)):
+    if not name or not (name in names or is_loopback(name)):
         shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
         raise ForeignHostError(f"{shown!r} is not a name of this server", host=shown)
 
@@ -58,28 +58,31 @@ def check_fetch_site(sites: Iterable[str]) -> None:
             )
 
 
-def check_origins(origins: Iterable[str], host: str, port: int) -> None:
+def check_origins(
+    origins: Iterable[str], names: Collection[str], port: int, *, scheme: str = "http"
+) -> None:
     """
     Check the `Origin` headers of a request; most requests have none.
 
     Args:
-        host: where the server listens; any loopback name stands for all of them.
+        names: as for `check_host`; any loopback name stands for all of them.
         port: the port that it listens on.
+        scheme: that of the server, "https" with TLS.
 
     Raises:
         OriginError: an origin is not the server's own.
     """
     for origin in origins:
-        if not _is_own(origin, host, port):
+        if not _is_own(origin, names, port, scheme):
             shown = origin[:SHOWN_CHARS_MAX]
             raise OriginError(f"a web page of {shown!r} may not call this server", origin=shown)
 
 
-def _is_own(origin: str, host: str, port: int) -> bool:
+def _is_own(origin: str, names: Collection[str], port: int, scheme: str) -> bool:
     try:
         said = urlsplit(origin)
-        said_port = HTTP_PORT if said.port is None else said.port
+        said_port = DEFAULT_PORTS.get(said.scheme) if said.port is None else said.port
     except ValueError:
         return False
-    names = {host, *_LOOPBACK_NAMES}
-    return said.scheme == "http" and said.hostname in names and said_port == port
+    own = {*names, *_LOOPBACK_NAMES}
+    return said.scheme == scheme and said.hostname in own and said_port == port

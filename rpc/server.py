@@ -3,8 +3,8 @@
     route table ─▶ body decoded, limits checked ─▶ handler(body, params) ─▶ JSON, or an ErrorBody with its status
     WebSocket   ─▶ the data plane (`data_plane`)
 
-Only loopback addresses are served, because there is no access control yet.  A user's browser is on loopback too, so
-requests that it makes for a page of another site are refused (`origin`).  Callers have limits of time and number
+Addresses of other machines are served with TLS only (`tls`).  A user's browser can reach a server too, so requests that
+it makes for a page of another site are refused (`origin`).  Callers have limits of time and number
 (`intake`).
 """
 
@@ -65,6 +65,8 @@ from .data_plane import STUCK_S, DataHandler, DataPlane
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
+from .tls.contexts import ServerTls
+from .tls.settings import ServingSettings
 
 log = logging.getLogger("keylane.rpc")
 
@@ -246,7 +248,16 @@ class Server:
         stuck_s: float = STUCK_S,
         limits: HttpLimits | None = None,
         on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
+        serving: ServingSettings | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
+        """
+        Args:
+            serving: None: loopback only, without TLS.
+            tls: that of `serving`, if it has one.
+        """
+        self._serving = serving or ServingSettings()
+        self._tls = tls
         self._plane: DataPlane | None = None
         self._on_refusal = on_refusal
         self._limits = limits or HttpLimits()
@@ -276,8 +287,17 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where it listens, `host:port`."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        """Where others reach it, `host:port`."""
+        host = self._serving.advertised_host or self.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @property
+    def _names(self) -> set[str]:
+        """What callers may name this server."""
+        names = {self.host, self._serving.advertised_host}
+        if self._tls is not None:
+            names |= self._tls.names
+        return {name.lower() for name in names if name}
 
     @property
     def connections(self) -> int:
@@ -337,9 +357,11 @@ class Server:
 
     @web.middleware
     async def _own_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        check_host(request.headers.getall("Host", ()), self.host)
+        names = self._names
+        check_host(request.headers.getall("Host", ()), names)
         check_fetch_site(request.headers.getall("Sec-Fetch-Site", ()))
-        check_origins(request.headers.getall("Origin", ()), self.host, self.port)
+        origins = request.headers.getall("Origin", ())
+        check_origins(origins, names, self.port, scheme="http" if self._tls is None else "https")
         return await handler(request)
 
     async def start(self, host: str, port: int) -> None:
@@ -347,10 +369,11 @@ class Server:
         Bind and serve.
 
         Raises:
-            HostError: `host` is not a loopback address.
+            HostError: `host` is not a loopback address, and there is neither TLS nor `insecure_network`.
             AddressError: there is no such port, or it is in use or not allowed.
         """
-        check_loopback(host)
+        if not self._serving.is_open:
+            check_loopback(host)
         check_port(port)
         await self._runner.setup()
         site = LimitedSite(
@@ -360,6 +383,7 @@ class Server:
             backlog=1024,
             limits=self._limits,
             exempt=lambda: self.connections,
+            tls=None if self._tls is None else self._tls.context,
         )
         try:
             await site.start()

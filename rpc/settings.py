@@ -2,7 +2,7 @@
 
     --retention-ms 3600000  ▶  KEYLANE_BROKER_RETENTION_MS=…  ▶  [broker] retention_ms = …  ▶  the default
 
-A file has the settings at its top, or in a table named after the program, so that one file serves a host's programs.
+Paths of certificates in a file are relative to it.  A file has the settings at its top, or in a table named after the program, so that one file serves a host's programs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ Settings = TypeVar("Settings")
 CONFIG_VARIABLE = "KEYLANE_CONFIG"
 """Names the TOML file where `--config` is not given."""
 DEFAULT = "default"
+_TRUTHS = {"true": True, "false": False}
+_KINDS_OF_FLAGS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    bool: lambda text: _TRUTHS.get(text.lower(), text),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,8 @@ class SettingSources(Generic[Settings]):
         given: dict[str, tuple[object, str]] = {}
         if config is not None:
             for name, value in _read_toml(config, self._program).items():
+                if self._hints.get(name) == Path | None and isinstance(value, str):
+                    value = config.parent / value  # noqa: PLW2901 - a file beside the settings
                 given[name] = value, f"file {config}"
         for variable, text in environment.items():
             if variable.startswith(self._prefix):
@@ -144,16 +151,18 @@ class SettingSources(Generic[Settings]):
                 return int(text)
             except ValueError:
                 return text
+        if self._hints.get(name) is bool:
+            return _TRUTHS.get(text.lower(), text)
         return text
 
     def parser(self, prog: str, description: str) -> argparse.ArgumentParser:
         """A parser with a flag for each setting, and `--config`."""
         parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
         for field in self._fields:
-            default = "" if _needed(field) or field.default is None else f" ({field.default})"
+            default = "" if _needed(field) or field.default in (None, "") else f" ({field.default})"
             parser.add_argument(
                 flag_of(field.name),
-                type=int if self._hints[field.name] is int else str,
+                type=_KINDS_OF_FLAGS.get(self._hints[field.name], str),
                 metavar="N" if self._hints[field.name] is int else "TEXT",
                 help=(field.metadata.get("doc", "") + default).replace("%", "%%"),
             )
@@ -195,7 +204,7 @@ def _needed(field: Field[Any]) -> bool:
 
 def _typed(hint: Any, value: Any) -> Any:
     """The value in the type of its field, if it is given in another form of it; else as it is."""
-    if hint is Path and isinstance(value, str):
+    if hint in (Path, Path | None) and isinstance(value, str):
         return Path(value)
     if hint == tuple[str, ...] and isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))

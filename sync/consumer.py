@@ -22,6 +22,7 @@ from ..consumer import (
 )
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, InvalidRequestError
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Message
 from ..protocol.reading.instants import GroupBegin
 from ..protocol.routing import ConsumeStrategy
@@ -135,6 +136,7 @@ class SyncConsumer(Generic[V]):
         filter: Filter | None = None,  # noqa: A002 - as of the other consumer
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
+        tls: TlsSettings | None = None,
     ) -> None:
         """Make a consumer, of the arguments of `keylane.Consumer`; `with` or `open` opens it.  Raises ConfigError."""
         self._consumer: Consumer[V] = Consumer(
@@ -156,6 +158,7 @@ class SyncConsumer(Generic[V]):
             filter=filter,
             settings=settings,
             wait_s=wait_s,
+            tls=tls,
         )
         self._thread = LoopThread("consumer")
 

@@ -20,6 +20,7 @@ from ..producer import (
 from ..producer.waiting_keys import WaitingMessages
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, DeliveryTimeoutError, KeyHaltedError
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
@@ -109,6 +110,7 @@ class SyncProducer(Generic[V]):
         codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
+        tls: TlsSettings | None = None,
     ) -> None:
         """Make a producer, of the arguments of `keylane.Producer`; `with` or `open` opens it.  Raises ConfigError."""
         self._producer: Producer[V] = Producer(
@@ -118,6 +120,7 @@ class SyncProducer(Generic[V]):
             codec=codec,
             settings=settings,
             wait_s=wait_s,
+            tls=tls,
         )
         self._thread = LoopThread("producer")
 

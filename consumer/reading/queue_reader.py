@@ -23,6 +23,7 @@ from ...protocol.errors import (
     QueueUnknownError,
 )
 from ...protocol.frames import Batches, Read
+from ...protocol.http.tls_settings import TlsSettings
 from ...protocol.ids import MAX_I64, check_name, check_offset
 from ...protocol.message import Message
 from ...protocol.queues import (
@@ -102,6 +103,7 @@ class QueueReader(Resident, Generic[V]):
         codec: Codec[V] | None = None,
         call_timeout_ms: int = 5_000,
         wait_s: float = 0,
+        tls: TlsSettings | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -113,6 +115,7 @@ class QueueReader(Resident, Generic[V]):
             codec: with which `message.decode()` decodes values; None: it returns bytes.
             call_timeout_ms: of each call to a metaserver or broker.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
+            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
 
         Raises:
             ConfigError, InvalidNameError: an argument that cannot work.
@@ -126,7 +129,11 @@ class QueueReader(Resident, Generic[V]):
         self._timeout_ms = call_timeout_ms
         self._environment = environment_of(_environment)
         self._connections = Connections(
-            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s
+            self._environment.network,
+            timeout_ms=call_timeout_ms,
+            what="reader",
+            wait_s=wait_s,
+            tls=tls,
         )
         self._views: dict[int, QueueView] = {}
 

@@ -29,6 +29,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.frames import Batches, Read
+from ...protocol.http.tls_settings import TlsSettings
 from ...protocol.ids import check_name
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
@@ -101,13 +102,14 @@ class Reader(Resident, Generic[V]):
         codec: Codec[V] | None = None,
         call_timeout_ms: int = 5_000,
         wait_s: float = 0,
+        tls: TlsSettings | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
         Make a reader; `async with` opens it.
 
         Args:
-            meta, codec, call_timeout_ms, wait_s: as of QueueReader.
+            meta, codec, call_timeout_ms, wait_s, tls: as of QueueReader.
             subject: an existing subject, static or not.
             start: "earliest", "latest", a datetime with a time zone, how long ago (a negative timedelta, or a text such as
                 "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
@@ -132,8 +134,7 @@ class Reader(Resident, Generic[V]):
         now_ms = self._environment.clock.wall_ms()
         self._start = start_bound(start, partition=partition, now_ms=now_ms)
         self._follow = follow and stop is None
-        wanted = "latest" if stop is None else stop
-        self._stop = stop_bound(wanted, partition=partition, now_ms=now_ms)
+        self._stop = stop_bound("latest" if stop is None else stop, partition=partition, now_ms=now_ms)  # fmt: skip
         self._subject = subject
         self._key = key
         self._partition = partition
@@ -142,8 +143,8 @@ class Reader(Resident, Generic[V]):
         self._codec = codec
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
-            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s
-        )
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s, tls=tls
+        )  # fmt: skip
         self._pauses: Pauses = Backoff(first_ms=FOLLOW_MS).pauses(self._environment.new_rng())
         self._reset()
 

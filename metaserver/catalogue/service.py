@@ -117,7 +117,7 @@ class Catalogue:
 
         Raises:
             InvalidNameError, InvalidRequestError
-            BrokerAddressError: its address is not on loopback.
+            BrokerAddressError: its address is not on loopback, and this metaserver serves loopback only.
             BrokerGroupTakenError: its group belongs to another data folder, or its folder is a copy of one in use.
             FolderBehindError: its folder is an older copy of one that was in use.
             FolderGivenUpError: the loss of its folder was accepted.
@@ -125,8 +125,8 @@ class Catalogue:
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
             raise InvalidRequestError("broker_id must be printable text")
-        check_broker_address(report.address)
         settings = self._settings
+        check_broker_address(report.address, anywhere=settings.is_open)
         ttl_ms = settings.broker_ttl_ms
         renewed = await self._database.renew(renew_broker, report, ttl_ms=ttl_ms)
         if not renewed:

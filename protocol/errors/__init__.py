@@ -2,7 +2,8 @@
 
     KeylaneError                       .code .fate .retry .hint .details
     ├── ConfigError                    settings impossible, all problems at once
-    │   └── HandlerTypeError           a handler whose body would never run; also a TypeError
+    │   ├── HandlerTypeError           a handler whose body would never run; also a TypeError
+    │   └── CertificateFileError, CertificateKeyError      files of a certificate and its key
     ├── WorkerCancelledError           a handler cancelled the task that runs it
     ├── RefusedError                   the answer was no; nothing was done
     │   ├── InvalidNameError, OffsetInvalidError, MessageTooLargeError, InvalidRequestError
@@ -50,6 +51,8 @@
     │       └── EffectFencedError                          the user's database has seen a higher token
     ├── UnreachableError               no answer of a keylane server
     │   ├── NotSentError               nothing was done
+    │   │   ├── CertificateNameError, CertificateEndedError, CertificateEarlyError, CertificateUnknownError
+    │   │   └── TlsNeededError, TlsMissingError, ClientCertificateError    only one side has TLS, or a certificate
     │   ├── OutcomeUnknownError        it may have been done
     │   ├── ForeignServerError         the program at that address is no keylane server
     │   └── ResetUnfinishedError, GroupStartUnfinishedError    a part of it was done; a repeat finishes it
@@ -68,11 +71,12 @@
     │   ├── CorruptIndexError          the next start makes the index anew from the log
     │   └── DataFolderError            not writable, in use, or another broker's
     ├── AddressError                   port in use, or no port
-    │   └── HostError                  not a loopback address
+    │   └── HostError                  other machines reach it, and there is no TLS
     ├── JavaMissingError, SparkProcessError, JobFailedError
     ├── NotStreamableError, CheckpointMismatchError    a stream of Spark ends
     ├── StoryError, StoryStuckError, ConditionNotMetError, ProgramFailedError, RealWorldError   a test in virtual time
     ├── InputError, InputUnfinishedError   a command's input cannot be read; not every line of it is stored
+    ├── ClusterFolderError             the folder for a new cluster is not empty
     └── ClosedError                    used after close (yours, not the peer's)
 
 `fate` says whether the failed request may have been done.  A request that is NOT_DONE may always be repeated.  One
@@ -106,6 +110,7 @@ from .scheduled import *  # noqa: F403 - the rest of the tree
 from .sink import *  # noqa: F403 - the rest of the tree
 from .streaming import *  # noqa: F403 - the rest of the tree
 from .testing import *  # noqa: F403 - the rest of the tree
+from .transport import *  # noqa: F403 - the rest of the tree
 
 TEXT_CHARS_MAX = 4_096
 """An error that quotes its input stays smaller than a frame."""

@@ -234,11 +234,14 @@ class AddressError(KeylaneError):
 
 
 class HostError(AddressError):
-    """An address that is not loopback."""
+    """A server without TLS on an address that other machines reach."""
 
     code = 1403
-    summary = "only loopback addresses are served"
-    hint = "Use 127.0.0.1, ::1 or localhost; there is no access control yet."
+    summary = "other addresses than loopback are served with TLS only"
+    hint = (
+        "Use 127.0.0.1, ::1 or localhost, or give tls_cert, tls_key and tls_ca: keylane cluster init makes them.  "
+        "insecure_network = true serves everybody who reaches the address."
+    )
     host = Detail(str)
 
 

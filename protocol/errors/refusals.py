@@ -115,11 +115,11 @@ class RequestTooSlowError(RefusedError):
 
 
 class BrokerAddressError(RefusedError):
-    """A broker reports an address that is not loopback."""
+    """A broker reports an address that means no machine, or that is not loopback where the metaserver serves no TLS."""
 
     code = 1108
-    summary = "a broker's address must be a loopback address"
-    hint = "Start the broker with --host 127.0.0.1, ::1 or localhost."
+    summary = "a broker's address must be one that the cluster may use"
+    hint = "Start the broker on 127.0.0.1, ::1 or localhost, or give the metaserver and all brokers TLS."
     address = Detail(str)
 
 

@@ -17,7 +17,7 @@ from typing import Self
 from ...protocol.errors import KeylaneError, OffsetOutOfRangeError
 from ...protocol.reprocess.holds import SetHold
 from ...rpc.client import BrokerClient, MetaClient
-from ...rpc.http_network import HttpNetwork
+from ...rpc.http_network import client_network
 
 log = logging.getLogger("keylane.spark")
 TTL_MS = 600_000
@@ -85,7 +85,7 @@ class Holding:
             OffsetOutOfRangeError: messages that the job needs are gone.
             UnreachableError
         """
-        network = HttpNetwork()
+        network = client_network()
         try:
             route = await MetaClient(network, self._meta).route(self._subject)
             newest = max(self._starts, default=0)

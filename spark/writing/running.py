@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from ...rpc.http_network import HttpNetwork
+from ...rpc.http_network import client_network
 from ...rpc.network import Network
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ def run_with_network(work: Callable[[Network], Awaitable[T]]) -> T:
     """Run `work(network)` to its end, and close the network.  Blocks; needs a thread without event loop."""
 
     async def run() -> T:
-        network = HttpNetwork()
+        network = client_network()
         try:
             return await work(network)
         finally:

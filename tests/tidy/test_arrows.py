@@ -45,6 +45,7 @@ MACHINE = [
     "consumer/client.py",  # a session tells operators its host and process id
     "outbox/client.py",  # so does the holder of a lease
     "rpc/home.py",  # hears of a fork
+    "rpc/tls/contexts.py",  # reads the files of certificates
     "testing/*.py",  # names data folders, which lie in memory
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
@@ -62,7 +63,11 @@ HOME_OF: dict[str, list[str]] = {
         "testing/machines/*",  # the metaserver's database in memory
     ],
     "pytest": ["testing/plugin.py"],
-    "prometheus_client": ["rpc/operating/metrics.py", "broker/metrics.py", "metaserver/metrics.py"],
+    "prometheus_client": [
+        *("rpc/operating/*", "broker/metrics.py", "metaserver/metrics.py"),
+        "cli/commands/cluster/check.py",  # reads the figures of servers
+    ],
+    "cryptography": ["rpc/tls/contexts.py", "cli/commands/cluster/*"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
     "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py", "sink/alembic.py"],

@@ -61,6 +61,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "acceptance/test_broker_commands.py": "app folder groups health",
         "integration/brokers/test_broker_indexes.py": "index",
     },
+    "cli/commands/cluster": {
+        "unit/rpc/tls/test_contexts.py": "certificates",
+        "integration/hosts/test_tls_cluster.py": "app check init",
+    },
     "cli/commands/group": {
         "acceptance/test_cli.py": "app",
         "integration/retention/test_time_retention.py": "describe",
@@ -199,15 +203,19 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked publications ranges reading refusals reprocess scheduled sink streaming testing",
+        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked publications ranges reading refusals reprocess scheduled sink streaming testing transport",
     },
     "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "unit/cli/test_message_json.py": "message_json",
         "unit/protocol/test_endpoints.py": "any_server endpoint jobs openapi",
+        "unit/rpc/tls/test_settings.py": "tls_settings",
     },
-    "rpc/operating": {"integration/hosts/test_operating.py": "probes"},
+    "rpc/operating": {
+        "integration/hosts/test_operating.py": "probes",
+        "integration/hosts/test_tls_cluster.py": "served_network",
+    },
     "rpc": {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",

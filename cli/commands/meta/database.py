@@ -18,7 +18,7 @@ from ....metaserver.sql.migrate import HEAD
 from ....protocol.address import addresses_of
 from ....protocol.clock import SystemClock
 from ....protocol.text import counted, listed
-from ....rpc.http_network import HttpNetwork
+from ....rpc.http_network import client_network
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
 
@@ -52,7 +52,7 @@ async def rebuild(
     """Rebuild a database and show what is in it, and what is not.  Raises KeylaneError."""
     settings = _settings(data, database_url)
     addresses = [address for text in brokers for address in addresses_of(text)]
-    network = HttpNetwork()
+    network = client_network()
     try:
         cluster = await rebuild_database(
             settings, network, addresses, options=RebuildOptions(**options)

@@ -35,16 +35,16 @@ FOREIGN = [
 def test_origin_that_is_foreign_or_malformed_is_refused(origin: str):
     """Another host, port or scheme, a page without a place, and what is no address: all are refused by type."""
     with pytest.raises(OriginError) as caught:
-        check_origins([origin], "127.0.0.1", 7000)
+        check_origins([origin], ["127.0.0.1"], 7000)
     assert caught.value.origin == origin
     with pytest.raises(OriginError):
-        check_origins(["http://127.0.0.1:7000", origin], "127.0.0.1", 7000)
+        check_origins(["http://127.0.0.1:7000", origin], ["127.0.0.1"], 7000)
 
 
 def test_long_origin_is_told_shortened():
     """What a stranger sent fills no log."""
     with pytest.raises(OriginError) as caught:
-        check_origins(["http://" + "a" * 5_000], "127.0.0.1", 7000)
+        check_origins(["http://" + "a" * 5_000], ["127.0.0.1"], 7000)
     assert len(str(caught.value)) < 500
 
 
@@ -54,7 +54,17 @@ def test_long_origin_is_told_shortened():
 )  # fmt: skip
 def test_own_pages_and_programs(origins: list[str]):
     """No origin at all, and the server's own address under any of its names, are let through."""
-    check_origins(origins, "127.8.8.8", 7000)
+    check_origins(origins, ["127.8.8.8"], 7000)
+
+
+def test_page_of_a_tls_server_is_its_own_by_scheme_and_name():
+    """With TLS a page comes by https; its default port is 443."""
+    names = ["10.0.0.1", "a.example"]
+    check_origins(["https://a.example:7000", "https://10.0.0.1:7000"], names, 7000, scheme="https")
+    check_origins(["https://a.example"], names, 443, scheme="https")
+    for origin in ("http://a.example:7000", "https://b.example:7000", "https://a.example"):
+        with pytest.raises(OriginError):
+            check_origins([origin], names, 7000, scheme="https")
 
 
 async def test_no_foreign_page_opens_the_data_plane(server):
@@ -119,7 +129,7 @@ FOREIGN_HOSTS = [
 def test_check_host_refuses_a_name_that_is_not_ours(hosts: list[str]):
     """Another name or address, several, or none: a page that had a name lead here is refused."""
     with pytest.raises(ForeignHostError):
-        check_host(hosts, "127.0.0.1")
+        check_host(hosts, ["127.0.0.1"])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +138,7 @@ def test_check_host_refuses_a_name_that_is_not_ours(hosts: list[str]):
 )  # fmt: skip
 def test_check_host_takes_loopback_and_the_name_listened_on(named: str):
     """With a port or without; a forwarded port is another than ours."""
-    check_host([named], "here")
+    check_host([named], ["here"])
 
 
 async def test_request_for_a_foreign_host_is_refused_everywhere(server):

@@ -182,11 +182,12 @@ def test_loopback_addresses_pass(host):
     ["0.0.0.0", "::", "10.0.0.1", "192.168.1.1", "8.8.8.8", "example.com", "", "127.0.0.1.x"],
 )
 async def test_other_addresses_are_not_bound(host):
-    """Without access control nothing but loopback is served, and the error says so."""
+    """Without TLS nothing but loopback is served, and the error says so."""
     server = Server([])
     with pytest.raises(HostError, match="is not a loopback address") as caught:
         await server.start(host, 0)
-    assert "no access control yet" in str(caught.value)
+    assert "there is no TLS" in str(caught.value)
+    assert "insecure_network" in str(caught.value)
     assert "another port" not in str(caught.value)
     await server.stop()
 

@@ -1,0 +1,74 @@
+"""The commands `keylane cluster …`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+
+cluster_app = typer.Typer(
+    no_args_is_help=True, help="Files for the hosts of a new cluster; check of a running one."
+)
+
+
+@cluster_app.command("init")
+def cluster_init(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder.")],
+    host: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="Name or address of a host; give one for each."),
+    ],
+    postgresql: Annotated[
+        str | None,
+        typer.Option(
+            envvar="KEYLANE_POSTGRESQL",
+            metavar="URL",
+            help="Database of a metaserver on each host; without it the first host has the only one.",
+        ),
+    ] = None,
+    data: Annotated[
+        str, typer.Option(metavar="PATH", help="Folder for stored data, on each host.")
+    ] = "/var/lib/keylane",
+    meta_port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Port of the metaservers.")
+    ] = 7000,
+    broker_port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Port of the brokers.")
+    ] = 7100,
+    keylane: Annotated[
+        str, typer.Option(metavar="PATH", help="Where the keylane command is, on each host.")
+    ] = "/usr/local/bin/keylane",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Write settings, a private certificate authority, certificates and systemd units for the hosts of a new cluster."""
+    from ...screen import run
+    from .init import init_cluster
+    from .plan import ClusterPlan
+
+    async def work() -> None:
+        plan = ClusterPlan(
+            hosts=host,
+            postgresql=postgresql,
+            data=data,
+            meta_port=meta_port,
+            broker_port=broker_port,
+        )
+        init_cluster(folder, plan, keylane=keylane, output=output)
+
+    run(output, work())
+
+
+@cluster_app.command("check")
+def cluster_check(
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Tell what does not fit, seen from this host: clocks, certificates, names, versions, ports, disks; status 1 then."""
+    from ...screen import run
+    from .check import check_cluster
+
+    run(output, check_cluster(meta, output))

@@ -1,0 +1,125 @@
+"""Judges what the servers of a cluster say of themselves: what does not fit, and what to do.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+CLOCK_DIFFERENCE_S_MAX = 2.0
+"""A server's answer has whole seconds only: less cannot be told from none."""
+ENDS_SOON_S = 30 * 86_400
+DISK_FREE_SHARE_MIN = 0.1
+
+
+class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A server as it was reached from this host; `failure` says why it was not."""
+
+    program: str
+    address: str
+    failure: str = ""
+    advice: str = ""
+    version: str = ""
+    clock_difference_s: float | None = None
+    """The server's clock minus this host's."""
+    certificate_ends_s: float | None = None
+    """Seconds since 1970; None: without TLS."""
+    certificate_names: tuple[str, ...] = ()
+    insecure_network: bool = False
+    disk_bytes: int | None = None
+    disk_free_bytes: int | None = None
+
+    def row(self) -> tuple[object, ...]:
+        """Its line in a table."""
+        if self.failure:
+            return self.address, self.program, "not reached", None, None, None
+        clock, ends = self.clock_difference_s, self.certificate_ends_s
+        disk, free = self.disk_bytes, self.disk_free_bytes
+        return (
+            self.address,
+            self.program,
+            self.version,
+            None if clock is None else f"{clock:+.1f} s",
+            "no TLS" if ends is None else _date(ends),
+            f"{free / disk:.0%}" if disk and free is not None else None,
+        )
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that does not fit, and what to do about it."""
+
+    problem: str
+    advice: str
+    address: str = ""
+    """Of the server; "" if it is of the cluster."""
+
+
+def judge_reports(
+    reports: Sequence[ServerReport], *, own_version: str, now_s: float
+) -> list[Finding]:
+    """
+    What does not fit.
+
+    Args:
+        own_version: of the keylane that asks.
+        now_s: seconds since 1970.
+    """
+    findings = [finding for report in reports for finding in _of_server(report, now_s)]
+    versions = {report.version for report in reports if report.version} | {own_version}
+    if len(versions) > 1:
+        findings.append(
+            Finding(
+                f"different versions of keylane: {', '.join(sorted(versions))}; here {own_version}",
+                "Install one version on all hosts.",
+            )
+        )
+    return findings
+
+
+def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
+    address = report.address
+    if report.failure:
+        return [Finding(report.failure, report.advice, address)]
+    findings = []
+    clock, ends = report.clock_difference_s, report.certificate_ends_s
+    if clock is not None and abs(clock) > CLOCK_DIFFERENCE_S_MAX:
+        way = "ahead of" if clock > 0 else "behind"
+        findings.append(
+            Finding(
+                f"its clock is {abs(clock):.0f} s {way} that of this host",
+                "Have both hosts set their clocks by NTP.",
+                address,
+            )
+        )
+    if ends is not None and ends - now_s < ENDS_SOON_S:
+        findings.append(
+            Finding(
+                f"its certificate ends in {max(0.0, ends - now_s) / 86_400:.0f} days",
+                "Give it a new certificate and key, and send it SIGHUP.",
+                address,
+            )
+        )
+    if report.insecure_network:
+        findings.append(
+            Finding(
+                "insecure_network: other machines read and write without TLS",
+                "Give it tls_cert, tls_key and tls_ca, and take insecure_network out of its settings.",
+                address,
+            )
+        )
+    disk, free = report.disk_bytes, report.disk_free_bytes
+    if disk and free is not None and free < disk * DISK_FREE_SHARE_MIN:
+        findings.append(
+            Finding(
+                f"{free / disk:.0%} of its disk is free",
+                "Make room, add a disk, or shorten retention_ms.",
+                address,
+            )
+        )
+    return findings
+
+
+def _date(seconds: float) -> str:
+    import datetime as dt
+
+    return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%d}"

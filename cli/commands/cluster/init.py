@@ -1,0 +1,101 @@
+"""`keylane cluster init`: a folder for each host of a new cluster, with settings, certificates and systemd units."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ....protocol.errors import ClusterFolderError
+from ...options import OutputFormat
+from ...screen import show_json, show_line
+from .certificates import CertificateAuthority
+from .plan import CONFIG_FOLDER, SETTINGS_FILE, ClusterPlan
+
+SECRET, PUBLIC = 0o600, 0o644
+OWN_NAMES = ("localhost", "127.0.0.1")
+"""Every server's certificate has them, for commands on the host itself."""
+
+
+def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: OutputFormat) -> None:
+    """
+    Write the files, and say what to do with them.
+
+    Raises:
+        ClusterFolderError: the folder is not empty, or cannot be written; files in it are not changed.
+    """
+    _claim(folder)
+    authority = CertificateAuthority("keylane cluster", dt.datetime.now(dt.UTC))
+    try:
+        for path, content, mode in _files(plan, authority, keylane):
+            _write(folder / path, content, mode)
+    except OSError as error:
+        raise ClusterFolderError(
+            f"cannot write to {folder}: {error.strerror}", path=str(folder)
+        ) from error
+    _say(folder, plan, output)
+
+
+def _claim(folder: Path) -> None:
+    """Make the folder.  Raises ClusterFolderError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        used = next(folder.iterdir(), None)
+    except OSError as error:
+        raise ClusterFolderError(
+            f"cannot use {folder}: {error.strerror}", path=str(folder)
+        ) from error
+    if used is not None:
+        raise ClusterFolderError(f"{folder} is not empty: {used.name} is in it", path=str(folder))
+
+
+def _files(
+    plan: ClusterPlan, authority: CertificateAuthority, keylane: str
+) -> Iterator[tuple[str, bytes, int]]:
+    """Path, content and mode of each file."""
+    own = authority.pair
+    yield "ca.pem", own.certificate, PUBLIC
+    yield "ca.key", own.key, SECRET
+    for host in plan.hosts:
+        names = [host, *(name for name in OWN_NAMES if name != host)]
+        pair = authority.issue(names)
+        yield f"{host}/ca.pem", own.certificate, PUBLIC
+        yield f"{host}/server.pem", pair.certificate, PUBLIC
+        yield f"{host}/server.key", pair.key, SECRET
+        # With PostgreSQL it has the password of the database.
+        yield f"{host}/{SETTINGS_FILE}", plan.settings_of(host).encode(), SECRET
+        for name, text in plan.units_of(host, keylane).items():
+            yield f"{host}/{name}", text.encode(), PUBLIC
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Write a new file, which has its mode from the beginning."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(number, "wb") as file:
+        file.write(content)
+
+
+def _say(folder: Path, plan: ClusterPlan, output: OutputFormat) -> None:
+    metaservers = ",".join(plan.metaservers)
+    if output is OutputFormat.JSON:
+        show_json(
+            {
+                "folder": str(folder),
+                "hosts": list(plan.hosts),
+                "metaservers": plan.metaservers,
+                "ca": str(folder / "ca.pem"),
+            }
+        )
+        return
+    show_line(f"{folder} has a folder for each of {len(plan.hosts)} hosts.")
+    show_line(
+        f"  Copy the files of {folder}/HOST to {CONFIG_FOLDER} of that host, owned by the user keylane,"
+    )
+    show_line("  and the .service files to /etc/systemd/system; start the metaservers first.")
+    show_line(
+        f"  Keep {folder}/ca.key off the hosts: it makes certificates that all of them trust."
+    )
+    show_line(f"Clients:  KEYLANE_TLS_CA={folder}/ca.pem  KEYLANE_META={metaservers}")
+    show_line("Then:     keylane cluster check")

@@ -1,0 +1,154 @@
+"""The files of a new cluster's hosts, as text: settings and systemd units.  Writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from ....protocol.address import is_host
+from ....protocol.errors import ConfigError
+
+SETTINGS_FILE = "keylane.toml"
+CONFIG_FOLDER = "/etc/keylane"
+HOSTS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """
+    What a new cluster consists of.
+
+    Raises:
+        ConfigError: lists every host that is no name or address, or given twice, and what else cannot be.
+    """
+
+    hosts: Sequence[str]
+    """The names or addresses by which the hosts are reached."""
+    postgresql: str | None
+    """URL of the metaservers' database; None: one metaserver, on the first host, with a database of its own."""
+    data: str
+    """Folder for stored data, on each host."""
+    meta_port: int
+    broker_port: int
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{host!r:.80} is no host name or address" for host in self.hosts if not is_host(host)
+        ]
+        twice = sorted({host for host in self.hosts if list(self.hosts).count(host) > 1})
+        problems += [f"{host} is given twice" for host in twice]
+        if not 0 < len(self.hosts) <= HOSTS_MAX:
+            problems.append(f"a cluster has 1 to {HOSTS_MAX} hosts, not {len(self.hosts)}")
+        if self.meta_port == self.broker_port:
+            problems.append("metaserver and broker need two ports")
+        if not self.data.startswith("/"):
+            problems.append(
+                f"the folder for data on the hosts is an absolute path, not {self.data}"
+            )
+        if self.postgresql is not None and not self.postgresql.startswith(
+            ("postgresql://", "postgresql+asyncpg://")
+        ):
+            problems.append("the database is postgresql://user:password@host/name")
+        if problems:
+            raise ConfigError("; ".join(problems), problems=len(problems))
+
+    @property
+    def meta_hosts(self) -> Sequence[str]:
+        """The hosts that have a metaserver: metaservers share a database, or there is one."""
+        return self.hosts if self.postgresql else self.hosts[:1]
+
+    @property
+    def metaservers(self) -> list[str]:
+        """The addresses of all metaservers."""
+        return [_address(host, self.meta_port) for host in self.meta_hosts]
+
+    def settings_of(self, host: str) -> str:
+        """The TOML file of a host, for both programs."""
+        number = list(self.hosts).index(host) + 1
+        broker = {
+            "group": f"g{number}",
+            "data": f"{self.data}/broker-g{number}",
+            "meta": self.metaservers,
+            **_serving(host),
+            "port": self.broker_port,
+        }
+        tables = [_table("broker", broker)]
+        if host in self.meta_hosts:
+            url = self.postgresql and self.postgresql.replace(
+                "postgresql://", "postgresql+asyncpg://", 1
+            )
+            metaserver = {
+                "data": f"{self.data}/metaserver-{number}",
+                **({"database_url": url} if url else {}),
+                **_serving(host),
+                "port": self.meta_port,
+            }
+            tables.insert(0, _table("metaserver", metaserver))
+        head = "# Paths of certificates are relative to this file.  SIGHUP has a running program read it again.\n\n"
+        return head + "\n".join(tables)
+
+    def units_of(self, host: str, keylane: str) -> dict[str, str]:
+        """The systemd units of a host, by file name; `keylane` is the path of the command there."""
+        programs = ["broker", *(["metaserver"] if host in self.meta_hosts else [])]
+        return {f"keylane-{name}.service": _unit(name, keylane, self.data) for name in programs}
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _serving(host: str) -> dict[str, object]:
+    """Where a program listens: on the address itself; for a name on every address, as a name may lead to several."""
+    try:
+        ip_address(host)
+        place: dict[str, object] = {"host": host}
+    except ValueError:
+        place = {"host": "0.0.0.0", "advertised_host": host}  # noqa: S104 - TLS is served
+    files = {"tls_cert": "server.pem", "tls_key": "server.key", "tls_ca": "ca.pem"}
+    return place | files
+
+
+def _table(name: str, values: dict[str, object]) -> str:
+    # A JSON string or list of strings is a TOML one too.
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join([f"[{name}]", *lines, ""])
+
+
+def _unit(program: str, keylane: str, data: str) -> str:
+    return f"""\
+[Unit]
+Description=keylane {program}
+Wants=network-online.target
+After=network-online.target time-sync.target
+
+[Service]
+Type=exec
+User=keylane
+Group=keylane
+ExecStart={keylane} {program} run --config {CONFIG_FOLDER}/{SETTINGS_FILE}
+ExecReload=/bin/kill -HUP $MAINPID
+Restart=on-failure
+RestartSec=2
+TimeoutStopSec=60
+LimitNOFILE=65536
+ReadWritePaths={data}
+NoNewPrivileges=true
+PrivateTmp=true
+PrivateDevices=true
+ProtectSystem=strict
+ProtectHome=true
+ProtectKernelTunables=true
+ProtectKernelModules=true
+ProtectControlGroups=true
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=true
+RestrictSUIDSGID=true
+LockPersonality=true
+CapabilityBoundingSet=
+SystemCallArchitectures=native
+
+[Install]
+WantedBy=multi-user.target
+"""

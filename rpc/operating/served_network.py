@@ -1,0 +1,77 @@
+"""The TLS of a server program while it runs: made at its start, renewed at SIGHUP, told in log and metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ...protocol.errors import ConfigError
+from ..http_network import HttpNetwork
+from ..tls.contexts import ServerTls
+from ..tls.settings import ServingSettings
+from .metrics import gauge
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+log = logging.getLogger("keylane.rpc")
+
+
+class ServedNetwork:
+    """
+    How a server program serves and how it calls other servers.
+
+    Raises:
+        CertificateFileError, CertificateKeyError: a file cannot be used.
+    """
+
+    def __init__(self, settings: ServingSettings) -> None:
+        self._settings = settings
+        self.tls = None if settings.tls_cert is None else ServerTls(settings)
+        self._outgoing: HttpNetwork | None = None
+        if settings.is_insecure:
+            log.warning(
+                "insecure_network: %s is served without TLS; everybody who reaches it can read and write",
+                settings.host,
+            )
+
+    def outgoing(self) -> HttpNetwork:
+        """The network for calls to other servers; the caller closes it."""
+        self._outgoing = HttpNetwork(self._settings.client_tls())
+        return self._outgoing
+
+    def adopt(self, settings: ServingSettings) -> None:
+        """Read the certificates again; those that cannot be used are logged, and the old ones stay."""
+        if self.tls is None or settings.tls_cert is None:
+            if (self.tls is None) != (settings.tls_cert is None):
+                log.warning("TLS begins or ends at the next start only")
+            return
+        try:
+            self.tls.reload(settings)
+            tls = settings.client_tls()
+            if self._outgoing is not None and tls is not None:
+                self._outgoing.renew(tls)
+        except ConfigError as error:
+            log.error("the certificates are not reloaded: %s", error.message)
+            return
+        self._settings = settings
+        log.warning("certificates reloaded: %s", settings.tls_cert)
+
+    async def collect(self) -> Iterable[Metric]:
+        """The figures of the connections' security."""
+        insecure = self._settings.is_insecure
+        families = [
+            gauge(
+                "keylane_insecure_network", "1: other machines connect without TLS.", int(insecure)
+            )
+        ]
+        if self.tls is not None:
+            families.append(
+                gauge(
+                    "keylane_tls_certificate_end_seconds",
+                    "When the server's certificate ends, in seconds since 1970.",
+                    self.tls.ends_s,
+                )
+            )
+        return families

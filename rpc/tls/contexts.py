@@ -1,0 +1,174 @@
+"""The TLS contexts of servers and clients, made of PEM files; TLS 1.3 only.
+
+    server   tls_cert + tls_key ─▶ ServerTls ◀── reload at SIGHUP: new handshakes use the new files
+             tls_client_ca ─▶ clients need a certificate
+    client   ca ─▶ the server's certificate is verified, its name too
+
+A certificate that has ended stops a start, so that it is told where it is mended.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...protocol.clock import SystemClock
+from ...protocol.errors import CertificateFileError, CertificateKeyError, ConfigError
+from ...protocol.http.tls_settings import TlsSettings
+from .settings import ServingSettings
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+
+class ServerTls:
+    """
+    The TLS of a running server.
+
+    Args:
+        wall_ms: the time, in milliseconds since 1970; None: the machine's.
+
+    Raises:
+        CertificateFileError, CertificateKeyError: as `reload`.
+    """
+
+    def __init__(self, settings: ServingSettings, wall_ms: Callable[[], int] | None = None) -> None:
+        self._wall_ms = wall_ms or SystemClock().wall_ms
+        self.names, self.ends_s = self._check(settings)
+        self.context = _server_context()
+        _use(self.context, settings)
+
+    def reload(self, settings: ServingSettings) -> None:
+        """
+        Read the files again; connections that are open stay as they are.
+
+        An authority of clients that was taken out of its file is trusted until the next start.
+
+        Raises:
+            CertificateFileError, CertificateKeyError: a file cannot be used; the old ones stay in use.
+        """
+        names, ends_s = self._check(settings)
+        _use(_server_context(), settings)  # what cannot be used must not be loaded half
+        _use(self.context, settings)
+        self.names, self.ends_s = names, ends_s
+
+    def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
+        """The names of the certificate, and its end in seconds since 1970.  Raises CertificateFileError."""
+        assert settings.tls_cert is not None
+        certificate = read_certificate(settings.tls_cert)
+        now_s = self._wall_ms() / 1000
+        if certificate.not_valid_after_utc.timestamp() < now_s:
+            raise CertificateFileError(
+                f"the certificate in {settings.tls_cert} has ended on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC",
+                path=str(settings.tls_cert),
+            )
+        if certificate.not_valid_before_utc.timestamp() > now_s:
+            raise CertificateFileError(
+                f"the certificate in {settings.tls_cert} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on",
+                path=str(settings.tls_cert),
+            )
+        return names_of(certificate), certificate.not_valid_after_utc.timestamp()
+
+
+def read_certificate(path: Path) -> Certificate:
+    """The first certificate in a PEM file.  Raises CertificateFileError."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:
+        return load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise _unusable(path, error) from error
+
+
+def names_of(certificate: Certificate) -> frozenset[str]:
+    """The host names and addresses that a certificate is valid for."""
+    from cryptography.x509 import DNSName, ExtensionNotFound, IPAddress, SubjectAlternativeName
+
+    try:
+        names = certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
+    except ExtensionNotFound:
+        return frozenset()
+    addresses = (str(address) for address in names.get_values_for_type(IPAddress))
+    return frozenset([*names.get_values_for_type(DNSName), *addresses])
+
+
+def client_context(tls: TlsSettings) -> ssl.SSLContext:
+    """
+    The context of a client.
+
+    Raises:
+        CertificateFileError, CertificateKeyError: a file cannot be used.
+        ConfigError: only one of certificate and key is given.
+    """
+    if bool(tls.cert) != bool(tls.key):
+        raise ConfigError("a client certificate needs both its file and that of its key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    use_as_client(context, tls)
+    return context
+
+
+def use_as_client(context: ssl.SSLContext, tls: TlsSettings) -> None:
+    """Have a client's context use these files from its next handshake on.  Raises as `client_context`."""
+    _trust(context, Path(tls.ca))
+    if tls.cert:
+        _load_pair(context, Path(tls.cert), Path(tls.key))
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def _use(context: ssl.SSLContext, settings: ServingSettings) -> None:
+    assert settings.tls_cert is not None
+    assert settings.tls_key is not None
+    if settings.tls_client_ca is not None:
+        _trust(context, settings.tls_client_ca)
+    context.verify_mode = ssl.CERT_REQUIRED if settings.tls_client_ca else ssl.CERT_NONE
+    _load_pair(context, settings.tls_cert, settings.tls_key)
+
+
+def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    """Raises CertificateFileError, CertificateKeyError."""
+    for path in (cert, key):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise _unusable(path, error) from error
+    try:
+        # Without a callback OpenSSL asks the terminal for the password of an encrypted key.
+        context.load_cert_chain(cert, key, password=_no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise CertificateKeyError(
+                f"the key in {key} is not that of the certificate in {cert}", path=str(key)
+            ) from error
+        read_certificate(cert)
+        raise _unusable(key, error) from error
+    except (OSError, ValueError) as error:
+        raise _unusable(key, error) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _trust(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        context.load_verify_locations(cafile=path)
+    except (OSError, ValueError) as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: Exception) -> CertificateFileError:
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        text = error.strerror or str(error)
+    else:
+        text = "it has no PEM certificate or key that can be read"
+        if "encrypted" in str(error):
+            text = "the key is encrypted"
+    return CertificateFileError(f"cannot use {path}: {text}", path=str(path))

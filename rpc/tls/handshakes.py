@@ -1,0 +1,137 @@
+"""What a failed connection means: a certificate that is not accepted, or TLS on one side only."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import aiohttp
+
+from ...protocol.address import parse_address
+from ...protocol.errors import (
+    CertificateEarlyError,
+    CertificateEndedError,
+    CertificateNameError,
+    CertificateUnknownError,
+    ClientCertificateError,
+    ConfigError,
+    NotSentError,
+    TlsMissingError,
+    TlsNeededError,
+)
+
+PROBE_SECONDS = 1.0
+# Numbers of OpenSSL, X509_V_ERR_*.
+_NOT_YET_VALID, _EXPIRED, _HOST_MISMATCH, _IP_MISMATCH = 9, 10, 62, 64
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
+_CLIENT_REFUSED = (
+    "CERTIFICATE_REQUIRED",
+    "ALERT_UNKNOWN_CA",
+    "ALERT_BAD_CERTIFICATE",
+    "ALERT_CERTIFICATE_EXPIRED",
+)
+
+
+def tls_problem(address: str, error: BaseException) -> NotSentError | None:
+    """The typed error for a connection to `address` that failed because of TLS; None if it failed otherwise."""
+    cause = _ssl_error(error)
+    if cause is None:
+        return None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return _refused_certificate(address, cause)
+    reason = cause.reason or ""
+    if reason in _NO_TLS:
+        return TlsMissingError(f"the server at {address} serves no TLS", address=address)
+    if any(alert in reason for alert in _CLIENT_REFUSED):
+        return ClientCertificateError(
+            f"the server at {address} refuses this client's certificate, or wants one",
+            address=address,
+        )
+    return NotSentError(f"no TLS connection to {address}: {reason or cause}", address=address)
+
+
+def _refused_certificate(address: str, cause: ssl.SSLCertVerificationError) -> NotSentError:
+    if cause.verify_code == _EXPIRED:
+        return CertificateEndedError(f"the certificate of {address} has ended", address=address)
+    if cause.verify_code == _NOT_YET_VALID:
+        return CertificateEarlyError(
+            f"the certificate of {address} is not valid yet", address=address
+        )
+    if cause.verify_code in (_HOST_MISMATCH, _IP_MISMATCH):
+        return CertificateNameError(
+            f"the certificate of {address} is not valid for this name", address=address
+        )
+    return CertificateUnknownError(
+        f"the certificate of {address} is not of a trusted authority: {cause.verify_message}",
+        address=address,
+    )
+
+
+def _ssl_error(error: BaseException) -> ssl.SSLError | None:
+    """The error of OpenSSL in what aiohttp raises."""
+    seen: BaseException | None = error
+    for _ in range(8):
+        # aiohttp's own classes come first: they are SSLErrors too, and empty ones.
+        if isinstance(seen, aiohttp.ClientConnectorCertificateError):
+            seen = seen.certificate_error
+        elif isinstance(seen, aiohttp.ClientConnectorError):
+            seen = seen.os_error
+        elif isinstance(seen, ssl.SSLError):
+            return seen
+        elif seen is not None:
+            seen = seen.__cause__ or seen.__context__
+    return None
+
+
+async def why_ended(
+    address: str, error: BaseException, context: ssl.SSLContext | None
+) -> NotSentError | None:
+    """
+    Find out whether TLS is why a server ended a connection; asks it with a connection of its own, of PROBE_SECONDS.
+
+    Ask only for an address that has never answered: then the request was none to the server, and was not done.
+
+    Args:
+        context: with which the connection was made; None: without TLS.
+
+    Returns:
+        TlsNeededError, ClientCertificateError, or None if it is something else.
+    """
+    if not isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
+        return None
+    if context is None:
+        if await _is_ended(address, _trusting(), wait_s=0) is None:
+            return None
+        return TlsNeededError(f"the server at {address} wants TLS", address=address)
+    if await _is_ended(address, context):
+        return ClientCertificateError(
+            f"the server at {address} wants a certificate of this client, or another one",
+            address=address,
+        )
+    return None
+
+
+def _trusting() -> ssl.SSLContext:
+    """A context for a question that sends nothing: whether TLS is spoken."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def _is_ended(
+    address: str, context: ssl.SSLContext, *, wait_s: float = PROBE_SECONDS
+) -> bool | None:
+    """Whether the server ends a TLS connection within `wait_s`, before any request; None if there is no connection."""
+    writer = None
+    try:
+        host, port = parse_address(address)
+        async with asyncio.timeout(PROBE_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        async with asyncio.timeout(wait_s):
+            return not await reader.read(1)
+    except (ConfigError, OSError, TimeoutError):
+        return None if writer is None else False
+    finally:
+        if writer is not None:
+            writer.transport.abort()

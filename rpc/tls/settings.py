@@ -1,0 +1,120 @@
+"""Settings of connections: those that every server program has, and a client's from its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...protocol.address import is_host, is_loopback, is_wildcard
+from ...protocol.errors import ConfigError
+from ...protocol.http.tls_settings import TlsSettings
+
+CA_VARIABLE = "KEYLANE_TLS_CA"
+CERT_VARIABLE = "KEYLANE_TLS_CERT"
+KEY_VARIABLE = "KEYLANE_TLS_KEY"
+RELOADED_TLS = frozenset({"tls_cert", "tls_key", "tls_ca", "tls_client_ca"})
+"""What a running server takes over at SIGHUP; the files are read again also if their names are the same."""
+_FILES = ("tls_cert", "tls_key", "tls_ca", "tls_client_ca")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSettings:
+    """Where a server program listens, and how connections to it and from it are secured."""
+
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"doc": "address to listen on; other than loopback it needs tls_cert"},
+    )
+    advertised_host: str = field(
+        default="",
+        metadata={"doc": "name or address by which others reach this server; empty: host"},
+    )
+    tls_cert: Path | None = field(
+        default=None, metadata={"doc": "PEM file of the server's certificate: TLS 1.3 is served"}
+    )
+    tls_key: Path | None = field(
+        default=None, metadata={"doc": "PEM file of the certificate's private key"}
+    )
+    tls_ca: Path | None = field(
+        default=None,
+        metadata={"doc": "PEM file of the authority that other servers' certificates are of"},
+    )
+    tls_client_ca: Path | None = field(
+        default=None,
+        metadata={"doc": "PEM file of an authority: clients need a certificate of it"},
+    )
+    insecure_network: bool = field(
+        default=False,
+        metadata={"doc": "true: serve any address without TLS; everybody can read and write"},
+    )
+
+    @property
+    def reached_as(self) -> str:
+        """The host in the address by which others reach this server."""
+        return self.advertised_host or self.host
+
+    @property
+    def is_open(self) -> bool:
+        """True if other addresses than loopback may be served, and brokers may have such addresses."""
+        return self.tls_cert is not None or self.insecure_network
+
+    @property
+    def is_insecure(self) -> bool:
+        """True if other machines may connect without TLS."""
+        return self.tls_cert is None and self.insecure_network and not is_loopback(self.host)
+
+    def client_tls(self) -> TlsSettings | None:
+        """How this server connects to others; None: without TLS."""
+        if self.tls_ca is None:
+            return None
+        return TlsSettings(
+            ca=str(self.tls_ca), cert=str(self.tls_cert or ""), key=str(self.tls_key or "")
+        )
+
+
+def serving_problems(values: Mapping[str, object]) -> list[str]:
+    """What is wrong with the values of `ServingSettings` that are given, as sentences."""
+    problems = [
+        f"{name} must be the path of a file"
+        for name in _FILES
+        if not (values.get(name) is None or isinstance(values[name], Path))
+    ]
+    given = {name for name in _FILES if values.get(name) is not None}
+    if given & {"tls_cert", "tls_key"} and not given >= {"tls_cert", "tls_key", "tls_ca"}:
+        missing = sorted({"tls_cert", "tls_key", "tls_ca"} - given)
+        problems.append(f"TLS needs also {' and '.join(missing)}")
+    elif "tls_client_ca" in given and "tls_cert" not in given:
+        problems.append("tls_client_ca needs also tls_cert, tls_key and tls_ca")
+    if not isinstance(values.get("insecure_network", False), bool):
+        problems.append("insecure_network must be true or false")
+    host, advertised = values.get("host", "127.0.0.1"), values.get("advertised_host", "")
+    # Without either, the start itself refuses the address, with advice about TLS.
+    served = "tls_cert" in given or values.get("insecure_network") is True
+    if not isinstance(host, str) or not host:
+        problems.append("host must be an address")
+    elif served and not advertised and is_wildcard(host):
+        problems.append(f"host {host} needs advertised_host: others cannot connect to {host}")
+    if advertised and (not isinstance(advertised, str) or not is_host(advertised)):
+        problems.append(f"advertised_host must be a name or address, not {advertised!r:.80}")
+    return problems
+
+
+def tls_of_environment(environment: Mapping[str, str] | None = None) -> TlsSettings | None:
+    """
+    The TLS of clients that were given none: KEYLANE_TLS_CA, KEYLANE_TLS_CERT, KEYLANE_TLS_KEY.
+
+    Args:
+        environment: None: that of this process.
+
+    Raises:
+        ConfigError: a client certificate without an authority.
+    """
+    variables = os.environ if environment is None else environment
+    ca, cert, key = (variables.get(name, "") for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
+    if not ca:
+        if cert or key:
+            raise ConfigError(f"{CERT_VARIABLE} and {KEY_VARIABLE} need also {CA_VARIABLE}")
+        return None
+    return TlsSettings(ca=ca, cert=cert, key=key)

@@ -1,0 +1,60 @@
+"""Files of a new cluster: the programs read the settings as they are, and hosts that cannot be are told at once."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from keylane.broker.settings import broker_settings
+from keylane.cli.commands.cluster.plan import ClusterPlan
+from keylane.metaserver.settings import metaserver_settings
+from keylane.protocol.errors import ConfigError
+
+GIVEN = {"postgresql": None, "data": "/data", "meta_port": 7000, "broker_port": 7100}
+
+
+def plan_of(*hosts: str, **changes) -> ClusterPlan:
+    return ClusterPlan(hosts=hosts, **{**GIVEN, **changes})
+
+
+def test_programs_read_the_settings_as_they_are(tmp_path: Path) -> None:
+    plan = plan_of("a.example", "10.0.0.2", "::1", postgresql="postgresql://u:p@db/keylane")
+    assert plan.metaservers == ["a.example:7000", "10.0.0.2:7000", "[::1]:7000"]
+    config = tmp_path / "keylane.toml"
+    for number, (host, listens, advertised) in enumerate(
+        [("a.example", "0.0.0.0", "a.example"), ("10.0.0.2", "10.0.0.2", ""), ("::1", "::1", "")], 1
+    ):
+        config.write_text(plan.settings_of(host), encoding="utf-8")
+        broker, metaserver = broker_settings({}, config), metaserver_settings({}, config)
+        for settings, port in ((broker, 7100), (metaserver, 7000)):
+            assert (settings.host, settings.advertised_host) == (listens, advertised)
+            assert settings.port == port
+            assert settings.tls_cert == tmp_path / "server.pem"
+            assert settings.client_tls() is not None
+        assert broker.group == f"g{number}"
+        assert broker.meta == tuple(plan.metaservers)
+        assert metaserver.database_url == "postgresql+asyncpg://u:p@db/keylane"
+
+
+def test_first_host_alone_has_a_metaserver_without_a_shared_database() -> None:
+    plan = plan_of("a.example", "b.example")
+    assert plan.metaservers == ["a.example:7000"]
+    assert set(tomllib.loads(plan.settings_of("a.example"))) == {"broker", "metaserver"}
+    assert set(tomllib.loads(plan.settings_of("b.example"))) == {"broker"}
+    assert set(plan.units_of("b.example", "/usr/bin/keylane")) == {"keylane-broker.service"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "changes", "problems"),
+    [
+        ((), {}, 1),
+        (("a", "a"), {}, 1),
+        (("0.0.0.0", "a b", "a:1", "../x", "..", "a"), {}, 5),
+        (("a",), {"meta_port": 7100, "data": "data", "postgresql": "mysql://x"}, 3),
+        ([f"h{number}" for number in range(101)], {}, 1),
+    ],
+)
+def test_plan_refuses_what_cannot_be(hosts, changes, problems: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*hosts, **changes)
+    assert caught.value.problems == problems

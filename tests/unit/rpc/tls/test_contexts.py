@@ -1,0 +1,94 @@
+"""Files of certificates and keys: what cannot be used is refused with its path, and changes nothing."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import pytest
+
+from keylane.protocol.errors import CertificateFileError, CertificateKeyError, ConfigError
+from keylane.protocol.http.tls_settings import TlsSettings
+from keylane.rpc.tls.contexts import ServerTls, client_context, names_of, read_certificate
+from keylane.rpc.tls.settings import ServingSettings
+from support.certificates import NOW, CertificateShelf
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> CertificateShelf:
+    return CertificateShelf(tmp_path)
+
+
+def test_names_are_those_of_the_certificate(shelf: CertificateShelf) -> None:
+    files = shelf.files("server", "a.example", "10.0.0.1", "::1")
+    certificate = read_certificate(files["tls_cert"])
+    assert names_of(certificate) == {"a.example", "10.0.0.1", "::1"}
+    assert ServerTls(ServingSettings(**files)).names == {"a.example", "10.0.0.1", "::1"}
+
+
+@pytest.mark.parametrize(
+    ("start", "days", "text"),
+    [
+        (NOW - dt.timedelta(days=9), 8, "has ended on"),
+        (NOW + dt.timedelta(days=1), 8, "is valid from"),
+    ],
+    ids=["ended", "early"],
+)
+def test_server_refuses_a_certificate_that_is_not_valid_today(
+    shelf: CertificateShelf, start: dt.datetime, days: int, text: str
+) -> None:
+    with pytest.raises(CertificateFileError, match=text) as caught:
+        ServerTls(shelf.serving(start=start, days=days))
+    assert caught.value.path == str(shelf.folder / "server.pem")
+
+
+@pytest.mark.parametrize("broken", ["tls_cert", "tls_key", "tls_client_ca"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\x00", b"-----BEGIN CERTIFICATE-----\n"])
+def test_server_refuses_a_file_that_is_unreadable(
+    shelf: CertificateShelf, broken: str, content: bytes | None
+) -> None:
+    files = shelf.files() | {"tls_client_ca": shelf.folder / "clients.pem"}
+    files["tls_client_ca"].write_bytes(shelf.ca.read_bytes())
+    files[broken].unlink()
+    if content is not None:
+        files[broken].write_bytes(content)
+    with pytest.raises(CertificateFileError) as caught:
+        ServerTls(ServingSettings(**files))
+    assert caught.value.path == str(files[broken])
+    assert caught.value.hint
+
+
+def test_server_refuses_the_key_of_another_certificate(shelf: CertificateShelf) -> None:
+    files = shelf.files("server") | {"tls_key": shelf.files("other")["tls_key"]}
+    with pytest.raises(CertificateKeyError) as caught:
+        ServerTls(ServingSettings(**files))
+    assert caught.value.path == str(files["tls_key"])
+
+
+def test_reloading_keeps_the_old_files_when_the_new_ones_do_not_fit(
+    shelf: CertificateShelf,
+) -> None:
+    settings = shelf.serving("a.example")
+    tls = ServerTls(settings)
+    before = tls.ends_s
+    shelf.put("server", shelf.authority.issue(["b.example"], days=5))
+    (shelf.folder / "server.key").write_bytes(shelf.authority.issue(["c.example"]).key)
+    with pytest.raises(CertificateKeyError):
+        tls.reload(settings)
+    assert (tls.names, tls.ends_s) == ({"a.example"}, before)
+    shelf.put("server", shelf.authority.issue(["b.example"], days=5))
+    tls.reload(settings)
+    assert tls.names == {"b.example"}
+
+
+def test_client_refuses_files_that_cannot_be_used(shelf: CertificateShelf) -> None:
+    files = shelf.files("client")
+    with pytest.raises(CertificateFileError):
+        client_context(TlsSettings(ca=str(shelf.folder / "none.pem")))
+    with pytest.raises(ConfigError, match="both"):
+        client_context(TlsSettings(ca=str(shelf.ca), cert=str(files["tls_cert"])))
+    other = shelf.files("other")
+    with pytest.raises(CertificateKeyError):
+        client_context(
+            TlsSettings(ca=str(shelf.ca), cert=str(files["tls_cert"]), key=str(other["tls_key"]))
+        )

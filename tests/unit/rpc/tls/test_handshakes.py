@@ -1,0 +1,157 @@
+"""Connections with TLS on one side only, and certificates that are not accepted: real servers, one typed error each."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+
+import pytest
+
+from keylane.protocol import endpoints
+from keylane.protocol.control import Done
+from keylane.protocol.errors import (
+    CertificateEarlyError,
+    CertificateEndedError,
+    CertificateNameError,
+    CertificateUnknownError,
+    ClientCertificateError,
+    Fate,
+    NotSentError,
+    TlsMissingError,
+    TlsNeededError,
+)
+from keylane.protocol.http.tls_settings import TlsSettings
+from keylane.rpc.http_network import HttpNetwork
+from keylane.rpc.server import ControlRoute, Server
+from keylane.rpc.tls.contexts import ServerTls
+from keylane.rpc.tls.settings import ServingSettings
+from support.certificates import NOW, CertificateShelf
+
+
+@pytest.fixture
+def shelf(tmp_path) -> CertificateShelf:
+    return CertificateShelf(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: ServingSettings | None, *, at_ms: int | None = None):
+    """A real server; `at_ms` is the time at which it looked at its certificate."""
+    calls = []
+
+    async def answer(_body, _params) -> Done:
+        calls.append(1)
+        return Done()
+
+    tls = None
+    if settings is not None:
+        tls = ServerTls(settings) if at_ms is None else ServerTls(settings, lambda: at_ms)
+    server = Server([ControlRoute(endpoints.LIVE, answer)], serving=settings, tls=tls)
+    await server.start("127.0.0.1", 0)
+    try:
+        yield server, calls
+    finally:
+        await server.stop()
+
+
+async def call(address: str, tls: TlsSettings | None) -> Done:
+    network = HttpNetwork(tls)
+    try:
+        live = endpoints.LIVE
+        return await network.control(live.method, address, live.path, Done, timeout_ms=5_000)
+    finally:
+        await network.close()
+
+
+async def open_channel(address: str, tls: TlsSettings | None) -> None:
+    network = HttpNetwork(tls)
+    try:
+        await network.open_channel(address, timeout_ms=5_000)
+    finally:
+        await network.close()
+
+
+async def refused(address: str, tls: TlsSettings | None, kind: type[NotSentError]) -> None:
+    """Control calls and channels fail with this error, which has advice."""
+    for connect in (call, open_channel):
+        with pytest.raises(kind) as caught:
+            await connect(address, tls)
+        assert type(caught.value) is kind
+        assert caught.value.fate is Fate.NOT_DONE
+        assert caught.value.hint
+        assert caught.value.address == address
+
+
+async def test_call_arrives_over_tls_when_the_authority_is_trusted(shelf) -> None:
+    async with serving(shelf.serving()) as (server, _calls):
+        assert await call(server.address, shelf.client) == Done()
+        assert await call(f"localhost:{server.port}", shelf.client) == Done()
+
+
+async def test_certificate_is_refused_when_it_has_other_names(shelf) -> None:
+    async with serving(shelf.serving("broker.example", "10.1.2.3")) as (server, calls):
+        await refused(server.address, shelf.client, CertificateNameError)
+        await refused(f"localhost:{server.port}", shelf.client, CertificateNameError)
+        assert calls == []
+
+
+async def test_certificate_is_refused_when_it_has_ended(shelf) -> None:
+    start = NOW - dt.timedelta(days=20)
+    settings = shelf.serving(start=start, days=10)
+    during_ms = int((start + dt.timedelta(days=5)).timestamp() * 1000)
+    async with serving(settings, at_ms=during_ms) as (server, calls):
+        await refused(server.address, shelf.client, CertificateEndedError)
+        assert calls == []
+
+
+async def test_certificate_is_refused_when_it_is_not_valid_yet(shelf) -> None:
+    start = NOW + dt.timedelta(days=1)
+    later_ms = int((start + dt.timedelta(days=1)).timestamp() * 1000)
+    async with serving(shelf.serving(start=start), at_ms=later_ms) as (server, calls):
+        await refused(server.address, shelf.client, CertificateEarlyError)
+        assert calls == []
+
+
+async def test_certificate_is_refused_when_its_authority_is_unknown(shelf, tmp_path) -> None:
+    other = CertificateShelf(tmp_path, "another")
+    async with serving(shelf.serving()) as (server, calls):
+        await refused(server.address, other.client, CertificateUnknownError)
+        assert calls == []
+
+
+async def test_plain_client_is_told_when_the_server_wants_tls(shelf) -> None:
+    async with serving(shelf.serving()) as (server, calls):
+        await refused(server.address, None, TlsNeededError)
+        assert calls == []
+
+
+async def test_tls_client_is_told_when_the_server_serves_none(shelf) -> None:
+    async with serving(None) as (server, calls):
+        await refused(server.address, shelf.client, TlsMissingError)
+        assert calls == []
+
+
+async def test_client_is_told_when_the_server_wants_a_certificate(shelf, tmp_path) -> None:
+    other = CertificateShelf(tmp_path, "another")
+    settings = ServingSettings(**shelf.files(), tls_client_ca=shelf.ca)
+    own = shelf.files("client", "someone")
+    foreign = other.files("foreign", "someone")
+    async with serving(settings) as (server, calls):
+        await refused(server.address, shelf.client, ClientCertificateError)
+        pair = str(foreign["tls_cert"]), str(foreign["tls_key"])
+        stranger = TlsSettings(ca=str(shelf.ca), cert=pair[0], key=pair[1])
+        await refused(server.address, stranger, ClientCertificateError)
+        assert calls == []
+        known = TlsSettings(ca=str(shelf.ca), cert=str(own["tls_cert"]), key=str(own["tls_key"]))
+        assert await call(server.address, known) == Done()
+
+
+async def test_new_handshakes_use_the_new_certificate_when_it_is_reloaded(shelf, tmp_path) -> None:
+    """The authority changes; an unusable file changes nothing."""
+    settings = shelf.serving()
+    other = CertificateShelf(tmp_path, "another")
+    async with serving(settings) as (server, _calls):
+        await call(server.address, shelf.client)
+        other.files()  # over the same files
+        server._tls.reload(settings)
+        assert await call(server.address, other.client) == Done()
+        await refused(server.address, shelf.client, CertificateUnknownError)
