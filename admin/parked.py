@@ -82,9 +82,9 @@ class ParkedCalls(ClusterCalls):
                 if wanted.inside(view) is None:
                     yield view
                     continue
-                found = await self._found(subject, group, view, wanted)
-                if found:
-                    (first, _), count = found[0], len(found)
+                selected = await self._selected(subject, group, view, wanted)
+                if selected:
+                    (first, _), count = selected[0], len(selected)
                     place = {"first_source": first[0], "first_offset": first[1]}
                     yield replace(view, messages=count, **place)
 
@@ -166,25 +166,35 @@ class ParkedCalls(ClusterCalls):
 
         async def ask(view: ParkedKeyView) -> ParkedKeyView | None:
             broker = self._broker(partitions[view.partition_id])
-            bodies = [ChangeParkedKey(group=group, key_hex=_hex(view.key))]
-            if wanted.inside(view) is not None:
-                found = [row for row, _ in await self._found(subject, group, view, wanted)]
-                bodies = [
-                    ChangeParkedKey(group=group, key_hex=None, retry=some)
-                    for some in _in_parts(found)
-                ]
-            try:
-                for body in bodies:
-                    await broker.change_parked(view.partition_id, body)
-            except ParkedKeyUnknownError:  # skipped or redriven and handled since
-                return None
-            return view
+            return await self._redrive(broker, subject, group, view, wanted)
 
         redriven: list[ParkedKeyView] = []
         for begin in range(0, len(parked), TOGETHER):
             some = islice(parked, begin, begin + TOGETHER)
             redriven += filter(None, await asyncio.gather(*map(ask, some)))
         return redriven
+
+    async def _redrive(
+        self,
+        broker: BrokerClient,
+        subject: str,
+        group: str,
+        view: ParkedKeyView,
+        wanted: WantedKeys,
+    ) -> ParkedKeyView | None:
+        """Have a broker redrive what is wanted of a key; None if it was skipped, or redriven and handled, since."""
+        bodies = [ChangeParkedKey(group=group, key_hex=_hex(view.key))]
+        if wanted.inside(view) is not None:
+            rows = [row for row, _ in await self._selected(subject, group, view, wanted)]
+            bodies = [
+                ChangeParkedKey(group=group, key_hex=None, retry=some) for some in _in_parts(rows)
+            ]
+        try:
+            for body in bodies:
+                await broker.change_parked(view.partition_id, body)
+        except ParkedKeyUnknownError:
+            return None
+        return view
 
     async def skip(
         self,
@@ -228,8 +238,8 @@ class ParkedCalls(ClusterCalls):
                 )
             left, rows = most, list[Row]()
             if wanted.inside(view) is not None:
-                found = await self._found(subject, group, view, wanted)
-                rows = [row for row, _ in found[:left]]
+                selected = await self._selected(subject, group, view, wanted)
+                rows = [row for row, _ in selected[:left]]
                 left -= len(rows)
             else:
                 async for source, start, end, _ in _rows(broker, group, view):
@@ -384,11 +394,11 @@ class ParkedCalls(ClusterCalls):
     ) -> list[ParkedKeyView]:
         """The keys that are asked for, where they are parked.  Raises ParkedKeyUnknownError."""
         views = self.parked(subject, group, key=key, partition_id=partition_id, **asked)
-        found = [view async for view in views]
-        if not found:
+        parked = [view async for view in views]
+        if not parked:
             what = "these keys" if isinstance(key, EllipsisType) else _named(key)
             raise ParkedKeyUnknownError(f"{what} of group {group!r}: nothing is parked")
-        return found
+        return parked
 
     async def _messages_of(
         self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
@@ -409,12 +419,12 @@ class ParkedCalls(ClusterCalls):
                     read = await _with_edit(broker, group, view, read)
                 yield (source, offset, offset + 1), read
 
-    async def _found(
+    async def _selected(
         self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
     ) -> list[tuple[Row, ParkedMessage]]:
         """The dead letters of the key that is asked for, among those of any key."""
-        found = self._messages_of(subject, group, view, wanted)
-        return [(row, replace(read, message=None)) async for row, read in found]
+        messages = self._messages_of(subject, group, view, wanted)
+        return [(row, replace(read, message=None)) async for row, read in messages]
 
 
 async def _rows(

@@ -172,8 +172,7 @@ class Consumer(Resident, Owned, Taking[V]):
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         self._callbacks = (on_assigned, on_revoked, on_lost)
         self._several = _several_if(subject, group, name, self._calls, broadcast)
-        self._filter = filter_of(tags, filter)
-        self._asked = (tags, filter)
+        self._filter, self._asked = filter_of(tags, filter), (tags, filter)
         if codec is not None:
             check_codec(codec)
         self._settings = settings_with(
@@ -185,8 +184,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
         self._addresses, self._name = addresses_of(meta), name
         self._subject, self._group, self._codec = subject or "", group or "", codec
-        self._begins_at = begin_of(start, subject=self._subject)
-        self._given = _environment
+        self._begins_at, self._given = begin_of(start, subject=self._subject), _environment
         self._make_parts(wait_s, tls)
         self._clear()
 

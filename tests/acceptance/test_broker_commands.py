@@ -18,7 +18,7 @@ from keylane.protocol.message import pack_properties
 from keylane.protocol.record import Compression
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
-from support.broker_process import BrokerProcess
+from support.brokers.broker_process import BrokerProcess
 from support.server_process import run_keylane
 
 pytestmark = pytest.mark.acceptance

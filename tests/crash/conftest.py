@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.broker_forks import Forks
+from support.brokers.broker_forks import Forks
 
 FIRST_PASSAGES, EVERY_PASSAGE = 3, 4
 

@@ -14,7 +14,7 @@ from keylane.protocol.frames import Ack, Acquire, Append, Read
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import SESSION, batch, facts
-from support.broker_process import BrokerProcess
+from support.brokers.broker_process import BrokerProcess
 from support.ports import free_port
 
 PRODUCERS = 4

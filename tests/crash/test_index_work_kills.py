@@ -18,7 +18,7 @@ import pytest
 from keylane.broker.offline.index_work import verify_indexes
 from keylane.broker.storage.fail_points import POINTS
 from keylane.broker.storage.files import RealFiles
-from support.killed_broker import KILLED, Run
+from support.brokers.killed_broker import KILLED, Run
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 

@@ -21,7 +21,7 @@ from itertools import count
 import pytest
 
 from keylane.broker.storage.fail_points import FILE_POINTS, LIBRARY_POINTS
-from support.killed_broker import KILLED, Run, aged
+from support.brokers.killed_broker import KILLED, Run, aged
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 

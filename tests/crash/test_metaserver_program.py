@@ -16,7 +16,7 @@ import pytest
 from keylane.protocol.control import CreateSubject, Heartbeat, Join
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.hosting_broker import hosting_broker
+from support.brokers.hosting_broker import hosting_broker
 
 A = "a" * 16
 

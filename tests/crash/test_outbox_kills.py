@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from keylane.outbox import Outbox, create_tables
 from keylane.protocol.operations import OperationKind, Reshape
 from proof.second_opinion import second_opinion
-from support.broker_forks import Forks
+from support.brokers.broker_forks import Forks
 from support.cluster import Cluster
 from support.outbox.writer import ORDERS, SETTINGS, SUBJECT, user_engine
 

@@ -12,7 +12,7 @@ from tidy.tree import FILES, ROOT, Source, imports_of
 ELSEWHERE: dict[str, dict[str, str]] = {
     "admin": {
         "integration/clients/test_admin.py": "calls client",
-        "integration/clients/test_parked.py": "parked parked_reading",
+        "integration/clients/test_parked.py": "parked_reading",
         "integration/writing/test_written_tasks.py": "publications",
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",

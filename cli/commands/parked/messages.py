@@ -65,10 +65,10 @@ async def skip_parked(
     """
     if not (selection.said or selection.among_dead):
         raise ConfigError(f"say which messages: {OPTIONS}")
-    one = selection.key is not None or selection.key_hex is not None
+    of_one_key = selection.key is not None or selection.key_hex is not None
     async with open_admin(meta) as admin:
         views = await selected(admin, subject, group, selection)
-        if one and not selection.among_dead and len(views) > 1:
+        if of_one_key and not selection.among_dead and len(views) > 1:
             ids = ", ".join(str(view.partition_id) for view in views)
             raise ConfigError(f"it is parked on partitions {ids}: say --partition")
         few = SKIPPED_SHOWN if first is None else min(first, SKIPPED_SHOWN)

@@ -14,7 +14,7 @@ from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.broker_process import BrokerProcess
+from support.brokers.broker_process import BrokerProcess
 from support.cluster import Cluster, alert_cluster, silent
 
 

@@ -20,7 +20,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import PartitionState, logical_partition
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.broker_process import BrokerProcess
+from support.brokers.broker_process import BrokerProcess
 from support.cluster import Cluster, alert_cluster, assert_order_per_key, eventually, pause, silent
 from support.server_process import run_keylane
 

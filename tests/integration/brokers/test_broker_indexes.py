@@ -17,7 +17,7 @@ from keylane.protocol.reading.bounds import AskBounds, BoundsOf, PartitionBounds
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch, facts
-from support.broker_process import BrokerProcess
+from support.brokers.broker_process import BrokerProcess
 from support.indexes import KINDS
 from support.server_process import run_keylane
 

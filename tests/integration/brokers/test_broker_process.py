@@ -47,7 +47,7 @@ from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
 from sim.machines.store import SESSION, batch, facts, settings_of
-from support.broker_process import BrokerProcess
+from support.brokers.broker_process import BrokerProcess
 
 
 @pytest.fixture(scope="module")

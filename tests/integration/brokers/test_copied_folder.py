@@ -20,7 +20,7 @@ from keylane.protocol.verification import Verification
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch
-from support.broker_process import BrokerProcess
+from support.brokers.broker_process import BrokerProcess
 from support.cluster import Cluster, pause, resume, silent
 
 SUBJECT = "s"

@@ -13,7 +13,7 @@ from keylane.protocol.limits import PULL_BYTES_MAX
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch, facts
-from support.broker_process import BrokerProcess
+from support.brokers.broker_process import BrokerProcess
 
 READS = 400
 GROWTH_BYTES_MAX = 200 << 20

@@ -14,8 +14,8 @@ import pytest
 from keylane.protocol.control import CreateSubject, Heartbeat, Join, Leave
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
+from support.brokers.hosting_broker import MetaAndBroker, running_house
 from support.cluster import done_operation
-from support.hosting_broker import MetaAndBroker, running_house
 
 QUIET = "a" * 32
 TTL_MS = 30_000

@@ -7,7 +7,7 @@ from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.hosting_broker import hosting_broker
+from support.brokers.hosting_broker import hosting_broker
 
 A, B = "a" * 16, "b" * 16
 

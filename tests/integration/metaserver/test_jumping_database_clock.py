@@ -21,7 +21,7 @@ from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
 from keylane.protocol.errors import SessionUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.hosting_broker import hosting_broker
+from support.brokers.hosting_broker import hosting_broker
 from support.postgres import Postgres
 
 A, B = "a" * 16, "b" * 16

@@ -49,7 +49,7 @@ from keylane.protocol.routing import (
     route_table,
     split_ranges,
 )
-from support.hosting_broker import MetaAndBroker, hosting_broker, running_house
+from support.brokers.hosting_broker import MetaAndBroker, hosting_broker, running_house
 
 A = "a" * 16
 B = "b" * 16

@@ -31,8 +31,8 @@ from keylane.protocol.operations import (
 from keylane.protocol.routing import route_table
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.brokers.hosting_broker import HostingBroker, hosting_broker
 from support.cluster import Program
-from support.hosting_broker import HostingBroker, hosting_broker
 from support.postgres import Postgres
 
 PARTITIONS = 6

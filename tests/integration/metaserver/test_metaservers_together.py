@@ -18,7 +18,7 @@ from keylane.protocol.errors import NotSentError
 from keylane.protocol.routing import route_table
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.hosting_broker import HostingBroker, hosting_broker
+from support.brokers.hosting_broker import HostingBroker, hosting_broker
 
 A, B = "a" * 16, "b" * 16
 SOON_S = 8.0

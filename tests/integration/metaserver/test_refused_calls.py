@@ -17,7 +17,7 @@ from keylane.protocol.errors import (
     MessageTooLargeError,
 )
 from keylane.protocol.limits import CONTROL_BYTES_MAX
-from support.hosting_broker import MetaAndBroker, running_house
+from support.brokers.hosting_broker import MetaAndBroker, running_house
 from support.postgres import Postgres
 
 ILLEGAL_NAMES = ["../x", "a\0b", "a" * 300, "", ".", "-x", "a/b", "ü", "a b", "%"]

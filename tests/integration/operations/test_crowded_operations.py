@@ -16,7 +16,7 @@ from keylane.protocol.control import CreateSubject
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.hosting_broker import HostingBroker
+from support.brokers.hosting_broker import HostingBroker
 
 ROOM = 4
 LEASE_MS = 200

@@ -23,7 +23,7 @@ from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, Parti
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import Params
-from support.hosting_broker import HostingBroker
+from support.brokers.hosting_broker import HostingBroker
 
 RESIZE = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
 SEAL, ROUTE = "a broker seals", "a new route"

@@ -15,7 +15,7 @@ from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.hosting_broker import HostingBroker
+from support.brokers.hosting_broker import HostingBroker
 
 PARTITIONS = 2
 

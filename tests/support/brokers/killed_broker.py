@@ -27,7 +27,7 @@ from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
 from sim.machines.store import SESSION, batch, facts
-from support.broker_forks import Forks
+from support.brokers.broker_forks import Forks
 
 KILLED = -signal.SIGKILL
 COUNT = 3
