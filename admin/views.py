@@ -18,6 +18,7 @@ from ..protocol.control import (
 from ..protocol.groups import GroupSettings
 from ..protocol.operations import OperationView
 from ..protocol.parked import FailingMessage
+from ..protocol.progress import PendingReset
 from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 
@@ -124,6 +125,8 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     partitions: tuple[PartitionProgress, ...]
     settings: GroupSettings | None = None
     """What is stored of the group: its failure policy, its start, what an operator has suspended."""
+    reset: PendingReset | None = None
+    """A reset with live consumers that is under way."""
 
 
 def by_range(partitions: Iterable[Partition]) -> list[Partition]:
@@ -216,6 +219,7 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
         lag=sum(lags) if len(lags) == len(partitions) else None,
         partitions=partitions,
         settings=view.settings,
+        reset=view.reset,
     )
 
 

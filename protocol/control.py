@@ -30,6 +30,7 @@ from .limits import (
     UNTOLD_MAX,
 )
 from .parked.failing import FailingMessage
+from .progress import PendingReset
 from .reprocess.holds import HoldView
 from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
 
@@ -340,6 +341,7 @@ class GroupView(Struct, frozen=True, kw_only=True):
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     settings: GroupSettings | None = None
     """What is stored of the group; None: not said."""
+    reset: PendingReset | None = None
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):

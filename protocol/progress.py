@@ -61,6 +61,16 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     """Also with live consumers: they hand their partitions over, and go on at the new cursors."""
 
 
+class PendingReset(Struct, frozen=True, kw_only=True):
+    """A `live` reset that is under way: its group is granted no partition until it is done, or canceled."""
+
+    to: ResetTo
+    begun: bool
+    """Its cursors may be set: it can no longer be canceled."""
+    waits_for: tuple[str, ...] = ()
+    """Names of the consumers that have not handed all their partitions over."""
+
+
 class CursorView(Struct, frozen=True, kw_only=True):
     """A partition on which a group's progress was set."""
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import GroupList, GroupSummary, GroupView, OwnerView
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import ConsumerGroup, SessionId, check_name
+from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..sql.dialect import begin_snapshot, now_ms
-from ..sql.schema import groups, leases, removals, sessions, subjects
+from ..sql.schema import groups, leases, live_resets, removals, sessions, subjects
 from .stored_settings import read_stored
 
 
@@ -50,6 +52,14 @@ def due_groups(connection: Connection) -> DueGroups:
     return DueGroups(groups=tuple(due), next_expiry_ms=row.next_ms, removals=bool(row.removals))
 
 
+OWNERS = (
+    sa.select(sessions.c.client)
+    .join(leases, leases.c.session == sessions.c.session)
+    .where(leases.c.group_id == sa.bindparam("of_group"))
+    .distinct()
+    .order_by(sessions.c.client)
+)
+"""The names of the consumers that hold a partition of a group."""
 _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
     groups.c.group_id.in_(sa.bindparam("ids"))
 )
@@ -133,7 +143,22 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
         owners=tuple(owners),
         strategy=strategy,
         settings=read_stored(connection, group_id, subject=subject, group=group),
+        reset=_pending_reset(connection, group_id),
     )
+
+
+_reset = sa.select(live_resets.c.ask, live_resets.c.begun).where(
+    live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
+)
+
+
+def _pending_reset(connection: Connection, group_id: int) -> PendingReset | None:
+    row = connection.execute(_reset, {"of_group": group_id}).one_or_none()
+    if row is None:
+        return None
+    ask = msgspec.json.decode(row.ask, type=ResetGroup)
+    owners = connection.execute(OWNERS, {"of_group": group_id}).scalars()
+    return PendingReset(to=ask.to, begun=row.begun, waits_for=tuple(owners))
 
 
 def find_group(

@@ -21,8 +21,8 @@ from ...protocol.errors import GroupBusyError, GroupUnknownError, ResetForwardEr
 from ...protocol.progress import GroupReset, ResetGroup
 from ..cluster.heard import mark_unsettled
 from ..cluster.subjects import open_subject_row
-from ..groups.views import find_group
-from ..sql.schema import groups, leases, live_resets, sessions, subjects
+from ..groups.views import OWNERS, find_group
+from ..sql.schema import groups, live_resets, subjects
 
 _CANCELED = ""
 """In place of an answer."""
@@ -57,13 +57,6 @@ _known = (
     .join(groups, groups.c.group_id == live_resets.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(live_resets.c.reset_id == sa.bindparam("of_reset"))
-)
-_owners = (
-    sa.select(sessions.c.client)
-    .join(leases, leases.c.session == sessions.c.session)
-    .where(leases.c.group_id == sa.bindparam("of_group"))
-    .distinct()
-    .order_by(sessions.c.client)
 )
 _pending = (
     sa.select(live_resets.c.reset_id)
@@ -123,7 +116,7 @@ def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
     row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
     if row is None:
         return None
-    owners = connection.execute(_owners, {"of_group": row.group_id}).scalars()
+    owners = connection.execute(OWNERS, {"of_group": row.group_id}).scalars()
     return LiveReset(
         reset_id=row.reset_id,
         group_id=row.group_id,

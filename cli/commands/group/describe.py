@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ....admin import GroupDescription, PartitionProgress
+    from ....protocol.progress import PendingReset
 
 OWNER_CHARS_MAX = 22
 
@@ -40,6 +41,8 @@ async def describe_group(meta: str, output: OutputFormat, *, subject: str, group
     if described.settings is not None:
         for line in settings_lines(described.settings)[1:]:
             show_line(line)
+    if described.reset is not None:
+        show_line(_reset_line(described.reset, subject=subject, group=group))
     for partition in described.partitions:
         if partition.removed_unread:
             show_line(
@@ -58,6 +61,17 @@ async def describe_group(meta: str, output: OutputFormat, *, subject: str, group
         if partition.failing:
             for line in failing_lines(subject, group, partition.partition_id, partition.failing):
                 show_line(line)
+
+
+def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
+    """What a reset under way waits for, and how it is canceled."""
+    what = f"a reset to {reset.to.value} is under way, and no partition is granted meanwhile"
+    if reset.begun:
+        return f"{what}: its cursors are being set"
+    waits_for = ", ".join(reset.waits_for) or "the metaserver's next look"
+    return (
+        f"{what}: it waits for {waits_for}; keylane group reset {subject} {group} --cancel ends it"
+    )
 
 
 async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:

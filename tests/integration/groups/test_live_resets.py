@@ -245,12 +245,21 @@ async def test_canceled_reset_leaves_the_group_where_it_was(shared_cluster: Clus
         with pytest.raises(ResetForwardError):
             await admin.cancel_reset(subject, "g")
         reset = asyncio.create_task(admin.reset_group(subject, "g", "earliest", live=True))
+        while (pending := (await admin.describe_group(subject, "g")).reset) is None:
+            await asyncio.sleep(0.02)
+        assert (pending.to, pending.begun) == ("earliest", False)
+        assert len(pending.waits_for) == 1
+        shown = await asyncio.to_thread(
+            run_keylane, "group", "describe", subject, "g", "--meta", shared_cluster.meta
+        )
+        assert f"it waits for {pending.waits_for[0]}" in " ".join(shown.stdout.split())
         words = ("group", "reset", subject, "g", "--cancel", "--meta", shared_cluster.meta)
         while (done := await asyncio.to_thread(run_keylane, *words)).returncode:
             assert "has no reset" in done.stderr
         assert "nothing was changed" in done.stdout
         with pytest.raises(ResetCanceledError):
             await reset
+        assert (await admin.describe_group(subject, "g")).reset is None
         gate.set()
         await eventually(lambda: len(handled) == 10)
         assert len(set(handled)) == 10, "no message came twice"

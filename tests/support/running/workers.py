@@ -1,6 +1,7 @@
 """How the workers of a parallel run share tests: a file at a time, in the order of the collection.
 
 The files of tests/tidy that read the whole tree are taken at once: what was read and parsed is kept in the process.
+So are those of tests/spark: they share one Java process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 TIDY = "tests/tidy/"
+SPARK = "tests/spark/"
 WITHOUT_TREE = frozenset(
     f"{TIDY}test_{name}.py"
     for name in ("documented_commands", "public_face", "second_chance", "workers")
@@ -36,6 +38,8 @@ class FileByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file.startswith(SPARK):
+            return SPARK
         return TIDY if file.startswith(TIDY) and file not in WITHOUT_TREE else file
 
     def _reschedule(self, node: WorkerController) -> None:
