@@ -45,6 +45,7 @@ from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from . import views
+from .access import AccessCalls
 from .arguments import checked
 from .group_resets import reset_group
 from .groups import GroupCalls
@@ -58,7 +59,15 @@ from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescripti
 POLL_MS = 100
 
 
-class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, PublicationCalls):
+class Admin(  # fmt: skip
+    ScheduledCalls,
+    ParkedCalls,
+    GroupCalls,
+    UndrainedCalls,
+    HoldCalls,
+    PublicationCalls,
+    AccessCalls,
+):
     """
     Administers a cluster.
 
@@ -79,8 +88,9 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
     """
 
     def __init__(
-        self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0
-    ) -> None:
+        self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0,
+        token: str | None = None,
+    ) -> None:  # fmt: skip
         """
         Make an admin; `async with` opens it.
 
@@ -88,6 +98,7 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
             call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have longer.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError: `meta` names no address, or a time is out of its range.
@@ -95,7 +106,7 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
         self._addresses = addresses_of(meta)
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
-            None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s
+            None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, token=token
         )
 
     def __repr__(self) -> str:

@@ -13,12 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
+from ..rpc.access.guard import Guard
+from ..rpc.access.settings import ON
+from ..rpc.access.token_file import TokenFile
 from ..rpc.client import MetaClient
 from ..rpc.data_plane import DataHandler
 from ..rpc.http_network import HttpNetwork
@@ -49,6 +53,9 @@ from .store.group_commit import RunBlocking
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
 from .store.store import Store
+
+if TYPE_CHECKING:
+    from .access.guarding import BrokerGuarding
 
 log = logging.getLogger("keylane.broker")
 
@@ -88,9 +95,11 @@ class Pools(NamedTuple):
 
 
 Listen = Callable[
-    [Sequence[ControlRoute], DataHandler, ServerMetrics], AbstractAsyncContextManager[str]
+    [Sequence[ControlRoute], DataHandler, ServerMetrics, Guard | None],
+    AbstractAsyncContextManager[str],
 ]
-"""Serves routes and the data plane until its block ends; gives the address, host:port."""
+"""Serves routes and the data plane until its block ends; gives the address, host:port.  The guard is None where every
+caller may do everything."""
 
 
 @contextlib.asynccontextmanager
@@ -118,7 +127,7 @@ async def running_broker(
             files,
             settings,
             pools=pools,
-            network=network or _own_network(stack),
+            network=network or _own_network(stack, settings),
             clock=clock or SystemClock(),
             rng=rng or random.SystemRandom(),
             names=random.SystemRandom(),
@@ -134,10 +143,15 @@ async def _listening(
     routes: Sequence[ControlRoute],
     data_handler: DataHandler,
     metrics: ServerMetrics,
+    guard: Guard | None,
 ) -> AsyncIterator[str]:
     limits = HttpLimits(connections_max=settings.http_connections_max)
     server = Server(
-        routes, data_handler=data_handler, limits=limits, on_refusal=metrics.note_refusal
+        routes,
+        data_handler=data_handler,
+        limits=limits,
+        on_refusal=metrics.note_refusal,
+        guard=guard,
     )
     metrics.connections = lambda: server.connections
     await server.start(settings.host, settings.port)
@@ -181,14 +195,17 @@ async def serving_broker(
             taken, untold = not registration.problem, cleaning.untold
             return _report(opened, address, untold=untold, taken=taken)
 
+        meta = MetaClient(network, settings.meta)
+        guarding = _guarding(opened, settings, meta, clock=clock, address=lambda: address)
         registration = Registration(
-            MetaClient(network, settings.meta),
+            meta,
             report,
             rng=rng,
             clock=clock,
             on_accepted=lambda: run_background(note_heard, files, opened.opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
+            on_access=lambda news: None if guarding is None else guarding.judge.take_news(news),
         )
         cleaning = Cleaning(
             store, files, settings, clock=clock, standing=registration, run_commit=run_commit, run_read=run_background,
@@ -205,7 +222,8 @@ async def serving_broker(
         parking = Parking(store, service, clock=clock, standing=registration)
         metrics = _metrics(store, files, service, clock)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
-        address = await stack.enter_async_context(listen(routes, service.handle, metrics))
+        guard = None if guarding is None else guarding.guard
+        address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
         stack.callback(service.close)
         for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
             stack.push_async_callback(_end, asyncio.create_task(loop))
@@ -241,6 +259,29 @@ def _open(
     )
     opening = begin_opening(files, rng=names)
     return _Folder(identity, store, opening, scheduler)
+
+
+def _guarding(
+    opened: _Folder,
+    settings: BrokerSettings,
+    meta: MetaClient,
+    *,
+    clock: Clock,
+    address: Callable[[], str],
+) -> BrokerGuarding | None:
+    """The access control of the broker; None: it has none."""
+    if settings.access != ON:
+        return None
+    from .access.guarding import BrokerGuarding  # with a library that the others need not load
+    from .access.judge import CapabilityJudge
+
+    return BrokerGuarding(
+        CapabilityJudge(clock, meta.access_news),
+        opened.store,
+        opened.scheduler,
+        clock=clock,
+        address=address,
+    )
 
 
 def _control(
@@ -329,9 +370,10 @@ def _report(
     )
 
 
-def _own_network(stack: contextlib.AsyncExitStack) -> Network:
-    """A network that the stack closes."""
-    network = HttpNetwork()
+def _own_network(stack: contextlib.AsyncExitStack, settings: BrokerSettings) -> Network:
+    """A network with the broker's token that the stack closes."""
+    token = TokenFile(Path(settings.token_file)) if settings.token_file else None
+    network = HttpNetwork(token)
     stack.push_async_callback(network.close)
     return network
 

@@ -126,6 +126,7 @@ class Consumer(Resident, Owned, Taking[V]):
             The three may be `async def`, and have `handover_ms`.
         settings: everything that can be set; the arguments above take precedence.
         wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
+        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class Consumer(Resident, Owned, Taking[V]):
         on_lost: PartitionsCallback | None = None,
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
+        token: str | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -185,13 +187,14 @@ class Consumer(Resident, Owned, Taking[V]):
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._begins_at = begin_of(start, subject=self._subject)
         self._given = _environment
-        self._make_parts(wait_s)
+        self._make_parts(wait_s, token)
         self._clear()
 
-    def _make_parts(self, wait_s: float) -> None:
+    def _make_parts(self, wait_s: float, token: str | None) -> None:
         network = None if self._given is None else self._given.network
-        call_ms = self._settings.call_timeout_ms
-        self._connections = Connections(network, timeout_ms=call_ms, what="consumer", wait_s=wait_s)
+        self._connections = Connections(
+            network, timeout_ms=self._settings.call_timeout_ms, what="consumer", wait_s=wait_s, token=token
+        )  # fmt: skip
         self._home = self._connections.home
         self._dispatches = Dispatches(
             self._calls, settings=self._settings, home=self._home, wanted=self._filter
@@ -420,7 +423,7 @@ class Consumer(Resident, Owned, Taking[V]):
             )
         (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
         known: dict[str, Any] = _given_of(
-            settings=self._settings, wait_s=self._connections.wait_s, start=self._begins_at, codec=self._codec,
+            settings=self._settings, wait_s=self._connections.wait_s, token=self._connections.token, start=self._begins_at, codec=self._codec,
             name=self._name, tags=tags, filter=wanted, on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
         ) | options  # fmt: skip
         kind = "batch_handler" if known.pop("batch", False) else "handler"

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import to_builtins
 
@@ -15,6 +15,7 @@ from ..protocol.control import Health
 from ..protocol.errors import StorageError
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, document_route
+from .access.off import routes_when_off
 from .attendant import Attendant
 from .calls import control_routes
 from .catalogue.service import Catalogue
@@ -31,6 +32,9 @@ from .settings import MetaserverSettings
 from .sql.database import Database
 from .starts.service import StartService
 from .verify.service import VerifyService
+
+if TYPE_CHECKING:
+    from .access.service import AccessService
 
 
 class HealthyDatabase(Database, Protocol):
@@ -69,6 +73,7 @@ def services_of(
     *,
     rng: random.Random,
     after_step: Callable[[str], None] = lambda _step: None,
+    access: AccessService | None = None,
 ) -> Services:
     """
     The services of one metaserver, under an id that no other metaserver has.
@@ -77,9 +82,10 @@ def services_of(
         network: how brokers are called.
         rng: draws the id, and pauses between tries.
         after_step: called with the name of each step of an operation on partitions and of a reset that was done.
+        access: access control; None: every caller may do everything.
     """
     driver = f"{rng.getrandbits(128):032x}"
-    catalogue = Catalogue(database, network, settings)
+    catalogue = Catalogue(database, network, settings, news=None if access is None else access.news)
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
@@ -120,7 +126,11 @@ def services_of(
         groups=groups,
         operations=operations,
         attendant=attendant,
-        routes=[*routes, document_route(endpoints.METASERVER, "metaserver")],
+        routes=[
+            *routes,
+            *(routes_when_off() if access is None else access.routes()),
+            document_route(endpoints.METASERVER, "metaserver"),
+        ],
     )
 
 

@@ -61,6 +61,7 @@ class Outbox(Resident, Generic[V]):
         prefix: str = DEFAULT_PREFIX,
         codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: OutboxSettings | None = None,
+        token: str | None = None,
         _environment: Environment | None = None,
         _database: Transactions | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class Outbox(Resident, Generic[V]):
             codec: encodes the values that are added, as JsonCodec(Order) does, in the thread that adds; or codecs by
                 subject: annotate that outbox as `Outbox[Any]`; subjects without a codec take bytes.  None: all do.
             settings: times in milliseconds, sizes in bytes.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError: an address, the URL, the prefix, the codec or the settings cannot be used.
@@ -86,8 +88,9 @@ class Outbox(Resident, Generic[V]):
         self._environment = environment_of(_environment)
         self._database = _database or OutboxDatabase(engine_or_url, self._tables)
         self._connections = Connections(
-            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="outbox"
-        )
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="outbox",
+            token=token,
+        )  # fmt: skip
         self._insert = insert_of(self._tables)
         self._waiters = RowWaiters(self._database, self._tables, look_ms=self._settings.rescan_ms)
         self._routes: OutboxRoutes | None = None

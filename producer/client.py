@@ -66,6 +66,7 @@ class Producer(Sending[V], Generic[V]):
         codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
+        token: str | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -82,13 +83,14 @@ class Producer(Sending[V], Generic[V]):
                 annotate that producer as `Producer[Any]`; subjects without a codec take bytes.  None: all do.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError: an argument that cannot work.
         """
         super().__init__(
             order_strategy=checked_strategy(order_strategy), partitioner=partitioner, codec=codec,
-            settings=settings, wait_s=wait_s, environment=_environment,
+            settings=settings, wait_s=wait_s, token=token, environment=_environment,
         )  # fmt: skip
         self._addresses = addresses_of(meta)
         self._of_parent: dict[str, SubjectSender] = {}

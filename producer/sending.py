@@ -97,6 +97,7 @@ class Sending(ScheduledCancels, Generic[V]):
         codec: Codec[V] | Mapping[str, Codec[Any]] | None,
         settings: ProducerSettings | None,
         wait_s: float,
+        token: str | None = None,
         environment: Environment | None,
     ) -> None:
         self._order_strategy = order_strategy
@@ -115,6 +116,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._connections = Connections(
             None if environment is None else environment.network,
             timeout_ms=self._settings.call_timeout_ms, what="producer", wait_s=wait_s,
+            token=token,
         )  # fmt: skip
         self._home = self._connections.home
         self._clock = environment_of(environment).clock

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ..protocol.access.tokens import check_token
 from ..protocol.errors import ConfigError
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
+from .access.token_file import token_source
 from .client import BrokerClient, MetaClient
 from .environment import environment_of
 from .home import Home
@@ -25,6 +27,7 @@ class Connections:
         network: None: each opening takes that of its environment, or makes a real one and closes it.
         timeout_ms: of a call to a broker.
         what: the kind of client, as errors name it.
+        token: what a real network shows to metaservers; None: the one that the environment names, if it does.
         wait_s: seconds for which `wait_for` waits.
     """
 
@@ -35,8 +38,9 @@ class Connections:
         timeout_ms: int,
         what: str = "client",
         wait_s: float = 0,
+        token: str | None = None,
     ) -> None:
-        """Raises ConfigError: `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX]."""
+        """Raises TokenInvalidError; ConfigError: `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX]."""
         low, high = CALL_TIMEOUT_MS
         if not is_within(timeout_ms, low, high):
             raise ConfigError(
@@ -46,6 +50,7 @@ class Connections:
         if not number or not 0 <= wait_s <= WAIT_S_MAX:
             raise ConfigError(f"wait_s must be seconds from 0 to {WAIT_S_MAX}, not {wait_s!r:.40}")
         self.wait_s = wait_s
+        self.token = None if token is None else check_token(token, "token=")
         self._given = network
         self._own: HttpNetwork | None = None
         self._timeout_ms = timeout_ms
@@ -60,13 +65,16 @@ class Connections:
 
         Raises:
             AlreadyOpenError, ForkedError
+            TokenInvalidError: of the environment.
         """
+        network = self._given or environment_of(None).network
+        source = token_source(self.token) if network is None else None
         self.home.enter(self, on_fork)
         self._brokers = {}
-        self.network = self._given or environment_of(None).network
-        if self.network is None:
-            self.network = self._own = HttpNetwork()
-        return self.network
+        if network is None:
+            network = self._own = HttpNetwork(source)
+        self.network = network
+        return network
 
     async def wait_for(self, meta: MetaClient) -> None:
         """

@@ -131,6 +131,7 @@ class SyncConsumer(Generic[V]):
         filter: Filter | None = None,  # noqa: A002 - as of the other consumer
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
+        token: str | None = None,
     ) -> None:
         """Make a consumer, of the arguments of `keylane.Consumer`; `with` or `open` opens it.  Raises ConfigError."""
         self._consumer: Consumer[V] = Consumer(
@@ -151,6 +152,7 @@ class SyncConsumer(Generic[V]):
             filter=filter,
             settings=settings,
             wait_s=wait_s,
+            token=token,
         )
         self._thread = LoopThread("consumer")
 

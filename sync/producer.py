@@ -109,6 +109,7 @@ class SyncProducer(Generic[V]):
         codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
+        token: str | None = None,
     ) -> None:
         """Make a producer, of the arguments of `keylane.Producer`; `with` or `open` opens it.  Raises ConfigError."""
         self._producer: Producer[V] = Producer(
@@ -118,6 +119,7 @@ class SyncProducer(Generic[V]):
             codec=codec,
             settings=settings,
             wait_s=wait_s,
+            token=token,
         )
         self._thread = LoopThread("producer")
 

@@ -101,13 +101,14 @@ class Reader(Resident, Generic[V]):
         codec: Codec[V] | None = None,
         call_timeout_ms: int = 5_000,
         wait_s: float = 0,
+        token: str | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
         Make a reader; `async with` opens it.
 
         Args:
-            meta, codec, call_timeout_ms, wait_s: as of QueueReader.
+            meta, codec, call_timeout_ms, wait_s, token: as of QueueReader.
             subject: an existing subject, static or not.
             start: "earliest", "latest", a datetime with a time zone, how long ago (a negative timedelta, or a text such as
                 "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
@@ -142,8 +143,9 @@ class Reader(Resident, Generic[V]):
         self._codec = codec
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
-            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s
-        )
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s,
+            token=token,
+        )  # fmt: skip
         self._pauses: Pauses = Backoff(first_ms=FOLLOW_MS).pauses(self._environment.new_rng())
         self._reset()
 

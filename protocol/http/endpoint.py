@@ -13,13 +13,27 @@ A_co = TypeVar("A_co", covariant=True)
 
 
 class Rights(enum.StrEnum):
-    """The right that a call needs, told in the OpenAPI document.  Servers serve loopback only, and do not check it."""
+    """The right that a call needs; where access control is on, servers check it (`access.rights`)."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
     READ = "read"
+    """Messages, without a consumer group."""
     ADMINISTER = "administer"
-    """Operators, and the servers of the cluster among themselves."""
+    """Operators."""
+    CLUSTER = "cluster"
+    """The servers of the cluster among themselves."""
+    ANY = "any"
+    """Any of those above, on the same subject: what clients of every kind need."""
+    KNOWN = "known"
+    """A caller with a token of the cluster."""
+    OPEN = "open"
+    """Nothing, not even a token."""
+
+    @property
+    def doing(self) -> str:
+        """How a refusal names what was tried."""
+        return {"produce": "produce to", "consume": "consume", "any": "see"}.get(self, self.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""The access control of a broker: what calls and frames are about, by the partitions that it hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...protocol.clock import Clock
+from ...protocol.endpoints import CANCEL_SCHEDULED
+from ...protocol.frames import Authenticate, CancelScheduled, Request, Schedule
+from ...protocol.http.endpoint import Endpoint, Rights
+from ...protocol.reading.bounds import AskBounds
+from ...rpc.access.caller import Target
+from ...rpc.access.guard import Guard
+from ..scheduled.scheduler import Scheduler
+from ..store.store import Store
+from .judge import CapabilityJudge, Judged
+
+
+class BrokerGuarding:
+    """
+    Finds what callers ask about; see `guard.DataJudge`.
+
+    Args:
+        address: the broker's own, once it listens.
+    """
+
+    def __init__(
+        self,
+        judge: CapabilityJudge,
+        store: Store,
+        scheduler: Scheduler,
+        *,
+        clock: Clock,
+        address: Callable[[], str],
+    ) -> None:
+        self.judge = judge
+        self._state = store.state
+        self._scheduler = scheduler
+        self._address = address
+        self.guard = Guard(
+            judge.identify,
+            self._targets,
+            clock=clock,
+            version=lambda: judge.version,
+            judge=self,
+        )
+
+    async def authenticate(self, nonce: bytes, asked: Authenticate) -> Judged:
+        """See `CapabilityJudge.authenticate`."""
+        return await self.judge.authenticate(nonce, asked, self._address())
+
+    def target(self, request: Request) -> Target:
+        """What a frame is about.  Raises PartitionUnknownError."""
+        if isinstance(request, Schedule):
+            return Target(request.subject)
+        if isinstance(request, CancelScheduled):
+            return Target(self._scheduler.subject_of(request.scheduled_id) or "")
+        partition_id: int = request.partition_id  # type: ignore[union-attr]  # all others have one
+        return Target(self._subject(partition_id), getattr(request, "group", ""))
+
+    def _subject(self, partition_id: int) -> str:
+        return self._state.partition(partition_id).facts.subject
+
+    async def _targets(
+        self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
+    ) -> Sequence[Target]:
+        if endpoint.rights is Rights.CLUSTER:
+            return (Target(),)
+        if "{subject}" in endpoint.path:
+            return (Target(params["subject"]),)
+        if isinstance(body, AskBounds):
+            asked = [self._state.partitions.get(one.partition_id) for one in body.partitions]
+            return [Target(found.facts.subject) for found in asked if found is not None]
+        if endpoint is CANCEL_SCHEDULED:
+            subject = self._scheduled(params["id"])
+            return () if subject is None else (Target(subject),)
+        if "{id}" in endpoint.path:
+            return self._of_partition(params["id"], getattr(body, "group", ""))
+        if "subject" in endpoint.query:
+            return (Target(params.get("subject", "")),)
+        return (Target(),)
+
+    def _of_partition(self, text: str, group: str) -> Sequence[Target]:
+        """The subject of a partition; about text that is no number the call itself complains."""
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            return ()
+        return (Target(self._subject(int(text)), group),)
+
+    def _scheduled(self, text: str) -> str | None:
+        try:
+            return self._scheduler.subject_of(bytes.fromhex(text))
+        except ValueError:
+            return None

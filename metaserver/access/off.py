@@ -1,0 +1,16 @@
+"""The calls about access at a metaserver without access control: each is refused."""
+
+from __future__ import annotations
+
+from ...protocol.access.calls import ACCESS
+from ...protocol.errors import AccessOffError
+from ...rpc.server import ControlRoute
+
+
+def routes_when_off() -> list[ControlRoute]:
+    """A route for each of `access.calls.ACCESS`."""
+
+    async def refuse(_body: object, _params: object) -> object:
+        raise AccessOffError
+
+    return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]

@@ -1,0 +1,32 @@
+"""The settings about access that server programs share.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...protocol.address import is_loopback
+
+ON, OFF = "on", "off"
+
+
+def access_problems(values: Mapping[str, object], *files: str) -> list[str]:
+    """
+    The problems of the setting `access` and its files, as sentences.
+
+    Args:
+        files: the settings that name files with tokens, all needed where access is on.
+    """
+    access = values.get("access", "")
+    if access not in (ON, OFF, ""):
+        return [f"access is {ON} or {OFF}, not {access!r:.40}"]
+    host = values.get("host", "127.0.0.1")
+    problems = []
+    if access == "" and isinstance(host, str) and host and not is_loopback(host):
+        problems.append(
+            f"host {host!r:.80} is not loopback: say access = {ON}, or access = {OFF} if everybody there may do everything"
+        )
+    if access == ON:
+        problems += [
+            f"{name} is missing; access = {ON} needs it" for name in files if not values.get(name)
+        ]
+    return problems
