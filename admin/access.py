@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ..protocol.access import calls
-from ..protocol.access.calls import (
+from ..protocol.access.rights import ANY, AccessGrant, Rights, check_grant
+from ..protocol.errors import InvalidRequestError
+from ..protocol.http import access as calls
+from ..protocol.http.access import (
     ChangeGrant,
     CheckAccess,
     CreateToken,
@@ -15,9 +17,6 @@ from ..protocol.access.calls import (
     TokenList,
     TokenView,
 )
-from ..protocol.access.rights import ANY, Grant, check_grant
-from ..protocol.errors import InvalidRequestError
-from ..protocol.http.endpoint import Rights
 from ..protocol.ids import check_name
 from .arguments import checked
 from .calls import ClusterCalls
@@ -76,7 +75,7 @@ class AccessCalls(ClusterCalls):
         self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
     ) -> None:
         """
-        Grant a right; a repeat changes nothing.
+        AccessGrant a right; a repeat changes nothing.
 
         Args:
             right: "produce", "consume", "read", "administer" or "cluster".
@@ -108,7 +107,7 @@ class AccessCalls(ClusterCalls):
 def _change(principal: str, right: Rights | str, subject: str, group: str) -> ChangeGrant:
     check_name("principal", principal)
     fields = {"right": right, "subject": subject, "group": group}
-    return ChangeGrant(principal=principal, grant=check_grant(checked(Grant, fields)))
+    return ChangeGrant(principal=principal, grant=check_grant(checked(AccessGrant, fields)))
 
 
 def _known(principal: str | None) -> str | None:

@@ -59,14 +59,14 @@ from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescripti
 POLL_MS = 100
 
 
-class Admin(  # fmt: skip
-    ScheduledCalls,
-    ParkedCalls,
-    GroupCalls,
-    UndrainedCalls,
-    HoldCalls,
-    PublicationCalls,
+class Admin(
     AccessCalls,
+    GroupCalls,
+    HoldCalls,
+    ParkedCalls,
+    PublicationCalls,
+    ScheduledCalls,
+    UndrainedCalls,
 ):
     """
     Administers a cluster.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from .access.calls import ACCESS
 from .control import (
     AcceptFolder,
     AutoCreate,
@@ -47,6 +46,7 @@ from .control import (
     SwitchGroup,
 )
 from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
+from .http.access import ACCESS
 from .http.any_server import HEALTH as HEALTH  # noqa: PLC0414 - exported
 from .http.any_server import LIVE as LIVE  # noqa: PLC0414 - exported
 from .http.any_server import METRICS as METRICS  # noqa: PLC0414 - exported

@@ -395,7 +395,7 @@ class ParkedEdited(Frame, frozen=True, array_like=True, tag=80):
 
 
 class Challenged(Frame, frozen=True, array_like=True, tag=83):
-    """The challenge of this connection.  b"": this server asks nobody who calls."""
+    """The challenge of this connection.  b"": this server does not ask who calls."""
 
     nonce: bytes
 

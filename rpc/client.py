@@ -11,7 +11,6 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from ..protocol import endpoints
-from ..protocol.access.calls import ACCESS_NEWS
 from ..protocol.access.capability import AccessNews
 from ..protocol.control import (
     AcceptFolder,
@@ -58,6 +57,7 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import Answer, Pull, PullShared, Request
 from ..protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
+from ..protocol.http.access import ACCESS_NEWS
 from ..protocol.http.endpoint import Endpoint
 from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import (

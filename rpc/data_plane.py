@@ -71,7 +71,7 @@ class _Connection:
     ) -> None:
         self.socket = socket
         self.access = access
-        """None: this server asks nobody who calls."""
+        """None: this server does not ask who calls."""
         self.transport = transport
         self.share = room.share()
         self.in_flight = asyncio.Semaphore(IN_FLIGHT_PER_CONNECTION_MAX)

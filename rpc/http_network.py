@@ -14,7 +14,6 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from ..protocol.access.calls import CAPABILITY, AskCapability, Capabilities
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.endpoints import DATA_PATH
 from ..protocol.errors import (
@@ -26,8 +25,9 @@ from ..protocol.errors import (
     OutcomeUnknownError,
 )
 from ..protocol.frames import Authenticate, Authenticated, Challenge, Challenged
+from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
-from .access.identity import Held, Identity
+from .access.credentials import Credentials, Held
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .reasons import reason
@@ -60,7 +60,7 @@ class HttpNetwork:
     """
 
     def __init__(
-        self, token: str | TokenSource | None = None, *, identity: Identity | None = None
+        self, token: str | TokenSource | None = None, *, identity: Credentials | None = None
     ) -> None:
         source = token if callable(token) else token_source(token)
         if identity is None and source is not None:
@@ -106,7 +106,7 @@ class HttpNetwork:
 
     async def _introduce(
         self,
-        identity: Identity,
+        identity: Credentials,
         channel: WebSocketChannel,
         held: Held,
         address: str,
@@ -262,7 +262,7 @@ async def _authenticate(
 
 
 async def _stay_known(
-    identity: Identity,
+    identity: Credentials,
     channel: WebSocketChannel,
     held: Held,
     nonce: bytes,

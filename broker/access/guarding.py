@@ -10,11 +10,11 @@ from ...protocol.endpoints import CANCEL_SCHEDULED
 from ...protocol.frames import Authenticate, CancelScheduled, Request, Schedule
 from ...protocol.http.endpoint import Endpoint, Rights
 from ...protocol.reading.bounds import AskBounds
-from ...rpc.access.caller import Target
+from ...rpc.access.caller import AccessTarget
 from ...rpc.access.guard import Guard
 from ..scheduled.scheduler import Scheduler
 from ..store.store import Store
-from .judge import CapabilityJudge, Judged
+from .judge import CapabilityJudge, JudgedCapability
 
 
 class BrokerGuarding:
@@ -46,46 +46,46 @@ class BrokerGuarding:
             judge=self,
         )
 
-    async def authenticate(self, nonce: bytes, asked: Authenticate) -> Judged:
+    async def authenticate(self, nonce: bytes, asked: Authenticate) -> JudgedCapability:
         """See `CapabilityJudge.authenticate`."""
         return await self.judge.authenticate(nonce, asked, self._address())
 
-    def target(self, request: Request) -> Target:
+    def target(self, request: Request) -> AccessTarget:
         """What a frame is about.  Raises PartitionUnknownError."""
         if isinstance(request, Schedule):
-            return Target(request.subject)
+            return AccessTarget(request.subject)
         if isinstance(request, CancelScheduled):
-            return Target(self._scheduler.subject_of(request.scheduled_id) or "")
+            return AccessTarget(self._scheduler.subject_of(request.scheduled_id) or "")
         partition_id: int = request.partition_id  # type: ignore[union-attr]  # all others have one
-        return Target(self._subject(partition_id), getattr(request, "group", ""))
+        return AccessTarget(self._subject(partition_id), getattr(request, "group", ""))
 
     def _subject(self, partition_id: int) -> str:
         return self._state.partition(partition_id).facts.subject
 
     async def _targets(
         self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
-    ) -> Sequence[Target]:
+    ) -> Sequence[AccessTarget]:
         if endpoint.rights is Rights.CLUSTER:
-            return (Target(),)
+            return (AccessTarget(),)
         if "{subject}" in endpoint.path:
-            return (Target(params["subject"]),)
+            return (AccessTarget(params["subject"]),)
         if isinstance(body, AskBounds):
             asked = [self._state.partitions.get(one.partition_id) for one in body.partitions]
-            return [Target(found.facts.subject) for found in asked if found is not None]
+            return [AccessTarget(found.facts.subject) for found in asked if found is not None]
         if endpoint is CANCEL_SCHEDULED:
             subject = self._scheduled(params["id"])
-            return () if subject is None else (Target(subject),)
+            return () if subject is None else (AccessTarget(subject),)
         if "{id}" in endpoint.path:
             return self._of_partition(params["id"], getattr(body, "group", ""))
         if "subject" in endpoint.query:
-            return (Target(params.get("subject", "")),)
-        return (Target(),)
+            return (AccessTarget(params.get("subject", "")),)
+        return (AccessTarget(),)
 
-    def _of_partition(self, text: str, group: str) -> Sequence[Target]:
+    def _of_partition(self, text: str, group: str) -> Sequence[AccessTarget]:
         """The subject of a partition; about text that is no number the call itself complains."""
         if not (text.isascii() and text.isdecimal() and len(text) < 20):
             return ()
-        return (Target(self._subject(int(text)), group),)
+        return (AccessTarget(self._subject(int(text)), group),)
 
     def _scheduled(self, text: str) -> str | None:
         try:

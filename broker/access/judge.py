@@ -1,4 +1,4 @@
-"""Judges capabilities by what a metaserver told with its last answer, without asking anybody.
+"""Judges capabilities by what a metaserver told with its last answer, without a question to others.
 
     text ─▶ known already? ─▶ signature by a known key ─▶ cluster, end, version ─▶ the principal's rights
 
@@ -25,7 +25,7 @@ KNOWN_MAX = 10_000
 ASK_AGAIN_MS = 200
 
 
-class Judged(NamedTuple):
+class JudgedCapability(NamedTuple):
     """A capability of a connection; see `guard.HeldCapability`."""
 
     judge: CapabilityJudge
@@ -157,7 +157,9 @@ class CapabilityJudge:
             )
         return Caller(capability.principal, capability.grants)
 
-    async def authenticate(self, nonce: bytes, asked: Authenticate, address: str) -> Judged:
+    async def authenticate(
+        self, nonce: bytes, asked: Authenticate, address: str
+    ) -> JudgedCapability:
         """
         Who is at the other end of a connection that was given this challenge.
 
@@ -178,4 +180,4 @@ class CapabilityJudge:
                 "the capability is not of who is at the other end of this connection",
                 reason="no proof",
             )
-        return Judged(self, capability)
+        return JudgedCapability(self, capability)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...protocol.access.capability import CAPABILITY_MS, AccessNews
-from ...protocol.access.rights import Grant
+from ...protocol.access.rights import AccessGrant
 from ...protocol.access.tokens import token_hash
 from ...protocol.errors import UnauthenticatedError
 from ...rpc.access.caller import Caller
@@ -34,7 +34,7 @@ class AccessBook:
     version: int = 0
     tokens: Mapping[str, KnownToken] = field(default_factory=dict)
     """By hash."""
-    grants: Mapping[str, tuple[Grant, ...]] = field(default_factory=dict)
+    grants: Mapping[str, tuple[AccessGrant, ...]] = field(default_factory=dict)
     """By principal."""
     changed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Principal → version and time of its last change."""
@@ -42,7 +42,7 @@ class AccessBook:
     """Id → public key."""
 
     def with_files(
-        self, tokens: Mapping[str, str], grants: Mapping[str, tuple[Grant, ...]]
+        self, tokens: Mapping[str, str], grants: Mapping[str, tuple[AccessGrant, ...]]
     ) -> AccessBook:
         """The same, with tokens of files, hash → principal, and the rights of these principals."""
         known = {text: KnownToken(principal, 0, 0) for text, principal in tokens.items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ...protocol.access.calls import ACCESS
 from ...protocol.errors import AccessOffError
+from ...protocol.http.access import ACCESS
 from ...rpc.server import ControlRoute
 
 
 def routes_when_off() -> list[ControlRoute]:
-    """A route for each of `access.calls.ACCESS`."""
+    """A route for each of `http.access.ACCESS`."""
 
     async def refuse(_body: object, _params: object) -> object:
         raise AccessOffError

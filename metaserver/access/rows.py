@@ -11,11 +11,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.access.calls import ChangeGrant, CreateToken, TokenView
 from ...protocol.access.capability import GRANT_BYTES_MAX, GRANTS_MAX
-from ...protocol.access.rights import Grant, check_grant
+from ...protocol.access.rights import AccessGrant, Rights, check_grant
 from ...protocol.errors import InvalidRequestError, OverloadedError, TokenIdUnknownError
-from ...protocol.http.endpoint import Rights
+from ...protocol.http.access import ChangeGrant, CreateToken, TokenView
 from ...protocol.ids import check_name
 from ..sql.dialect import insert_new, insert_or_replace
 from ..sql.schema import (
@@ -48,7 +47,7 @@ def read_book(connection: Connection, now_ms: int) -> AccessBook:
     """Return all of access."""
     state = connection.execute(_state).one()
     tokens = connection.execute(sa.select(access_tokens).where(access_tokens.c.revoked_at == 0))
-    grants: dict[str, list[Grant]] = {}
+    grants: dict[str, list[AccessGrant]] = {}
     for row in read_grants(connection, None):
         grants.setdefault(row[0], []).append(row[1])
     keys = connection.execute(sa.select(access_keys).where(access_keys.c.ends_at > now_ms))
@@ -162,13 +161,13 @@ def revoke_grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> No
         _touch(connection, ask.principal, now_ms)
 
 
-def read_grants(connection: Connection, principal: str | None) -> list[tuple[str, Grant]]:
+def read_grants(connection: Connection, principal: str | None) -> list[tuple[str, AccessGrant]]:
     """Return all rights, or those of a principal, as (principal, right), sorted."""
     chosen = sa.select(access_grants)
     if principal is not None:
         chosen = chosen.where(access_grants.c.principal == principal)
     return sorted(
-        (row.principal, Grant(Rights(row.right), row.subject, row.group))
+        (row.principal, AccessGrant(Rights(row.right), row.subject, row.group))
         for row in connection.execute(chosen)
     )
 

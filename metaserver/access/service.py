@@ -15,7 +15,13 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 
-from ...protocol.access.calls import (
+from ...protocol.access.capability import CAPABILITY_MS, AccessNews, Capability
+from ...protocol.access.rights import AccessGrant, Rights, allows, check_grant
+from ...protocol.access.tokens import make_token, token_hash
+from ...protocol.clock import Clock
+from ...protocol.control import Done
+from ...protocol.errors import InvalidRequestError, StorageError
+from ...protocol.http.access import (
     ACCESS_NEWS,
     CAPABILITY,
     CHECK_ACCESS,
@@ -38,16 +44,9 @@ from ...protocol.access.calls import (
     TokenList,
     TokenView,
 )
-from ...protocol.access.capability import CAPABILITY_MS, AccessNews, Capability
-from ...protocol.access.rights import Grant, allows, check_grant
-from ...protocol.access.tokens import make_token, token_hash
-from ...protocol.clock import Clock
-from ...protocol.control import Done
-from ...protocol.errors import InvalidRequestError, StorageError
-from ...protocol.http.endpoint import Rights
 from ...rpc.access.caller import Caller
+from ...rpc.access.credentials import Held
 from ...rpc.access.guard import CALLER
-from ...rpc.access.identity import Held
 from ...rpc.access.signing import OwnKey
 from ...rpc.server import ControlRoute, Params, whole_number
 from ..sql.database import Database
@@ -71,11 +70,12 @@ POLL_MS = 1_000
 KEY_MS = 3_600_000
 ADMIN, CLUSTER = "admin", "cluster"
 """The principals of the tokens in files."""
-FILE_GRANTS: Mapping[str, tuple[Grant, ...]] = {
+FILE_GRANTS: Mapping[str, tuple[AccessGrant, ...]] = {
     ADMIN: tuple(
-        Grant(right) for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
+        AccessGrant(right)
+        for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
     ),
-    CLUSTER: (Grant(Rights.CLUSTER),),
+    CLUSTER: (AccessGrant(Rights.CLUSTER),),
 }
 METASERVER = "metaserver"
 
@@ -160,24 +160,24 @@ class AccessService:
         """A metaserver calls no other."""
 
     async def bearer(self, _address: str) -> str | None:
-        """The metaserver's own capability; see `Identity`."""
+        """The metaserver's own capability; see `Credentials`."""
         return self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]))
 
     async def held(self) -> Held | None:
-        """See `Identity`."""
+        """See `Credentials`."""
         text = self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]), self._own.public)
         return Held(text, self._own, CAPABILITY_MS / 2_000)
 
     def refused(self, _text: str) -> bool:
-        """See `Identity`: each one is new."""
+        """See `Credentials`: each one is new."""
         return True
 
     async def close(self) -> None:
-        """See `Identity`."""
+        """See `Credentials`."""
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
     def routes(self) -> list[ControlRoute]:
-        """A route for each of `access.calls.ACCESS`."""
+        """A route for each of `http.access.ACCESS`."""
         return [
             ControlRoute(CREATE_TOKEN, self._create_token),
             ControlRoute(TOKENS, self._tokens),
@@ -231,7 +231,7 @@ class AccessService:
         return GrantList(grants=[GrantRow(*row) for row in sorted({*rows, *files})])
 
     async def _check(self, body: CheckAccess, _params: Params) -> Decision:
-        check_grant(Grant(body.right))
+        check_grant(AccessGrant(body.right))
         for one in self.book.grants.get(body.principal, ()):
             if allows((one,), body.right, body.subject, body.group):
                 return Decision(allowed=True, by=one)

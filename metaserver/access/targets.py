@@ -13,7 +13,7 @@ from ...protocol.control import CreateSubject, Join
 from ...protocol.endpoints import ACCEPT_FOLDER, CORDON
 from ...protocol.http.endpoint import Endpoint
 from ...protocol.operations import OperationKind, Reshape
-from ...rpc.access.caller import Target
+from ...rpc.access.caller import AccessTarget
 from ..sql.database import Database
 from ..sql.schema import groups, sessions, subjects
 
@@ -22,7 +22,7 @@ _OF_BROKERS = frozenset({CORDON.path, ACCEPT_FOLDER.path})
 """Paths whose {group} is a broker group."""
 _OF_SUBJECT = frozenset({OperationKind.RESIZE, OperationKind.GROW})
 """Changes that name a subject; the others name partitions or a broker group, and need the right on everything."""
-_WHOLE = (Target(),)
+_WHOLE = (AccessTarget(),)
 
 
 class MetaTargets:
@@ -30,12 +30,12 @@ class MetaTargets:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sessions: OrderedDict[str, Target] = OrderedDict()
+        self._sessions: OrderedDict[str, AccessTarget] = OrderedDict()
         """A session is of one subject and group for ever."""
 
     async def __call__(
         self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
-    ) -> Sequence[Target]:
+    ) -> Sequence[AccessTarget]:
         """
         The subjects and groups that a call is about.
 
@@ -47,19 +47,19 @@ class MetaTargets:
             # Only what the path says: the same name in the query is another one.
             group = params["group"] if "{group}" in endpoint.path else ""
             other = getattr(body, "hidden", None) or getattr(body, "target", None)
-            targets = [Target(params["subject"], group)]
-            return [*targets, Target(other)] if isinstance(other, str) else targets
+            targets = [AccessTarget(params["subject"], group)]
+            return [*targets, AccessTarget(other)] if isinstance(other, str) else targets
         if isinstance(body, Reshape):
-            return (Target(body.subject),) if body.kind in _OF_SUBJECT else _WHOLE
+            return (AccessTarget(body.subject),) if body.kind in _OF_SUBJECT else _WHOLE
         if isinstance(body, CreateSubject | Join):
-            return (Target(body.subject, getattr(body, "group", "")),)
+            return (AccessTarget(body.subject, getattr(body, "group", "")),)
         session = getattr(body, "session", None)
         if isinstance(session, str):
             found = await self._of_session(session)
             return () if found is None else (found,)
         return _WHOLE
 
-    async def _of_session(self, session: str) -> Target | None:
+    async def _of_session(self, session: str) -> AccessTarget | None:
         target = self._sessions.get(session)
         if target is None:
             target = await self._database.read(_read_session, session)
@@ -80,6 +80,6 @@ _session = (
 )
 
 
-def _read_session(connection: Connection, session: str) -> Target | None:
+def _read_session(connection: Connection, session: str) -> AccessTarget | None:
     row = connection.execute(_session, {"of_session": session}).one_or_none()
-    return None if row is None else Target(row.subject, row.group_name)
+    return None if row is None else AccessTarget(row.subject, row.group_name)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import CapabilityEndedError, UnauthenticatedError
-from .rights import Grant
+from .rights import AccessGrant
 
 CAPABILITY_MS: Final = 300_000
 SIGNATURE_BYTES: Final = 64
@@ -42,7 +42,7 @@ class Capability(Struct, frozen=True, array_like=True):
     version: int
     """Of the cluster's access: a later change of the principal ends it."""
     ends_at_ms: int
-    grants: tuple[Grant, ...]
+    grants: tuple[AccessGrant, ...]
     holder: bytes = b""
 
 
@@ -76,7 +76,7 @@ def text_of(packed: bytes, signature: bytes) -> str:
 
 def parts_of(text: str) -> tuple[Capability, bytes, bytes]:
     """
-    The capability in a text, which nobody has verified yet, its packed bytes, and the signature.
+    The capability in a text, not verified yet, its packed bytes, and the signature.
 
     Raises:
         UnauthenticatedError: it is none.

@@ -1,6 +1,6 @@
 """Who may do what: a right on subjects and consumer groups by pattern; what is not granted is refused.  Pure.
 
-    Grant(right, subject, group)      subject and group: a name, or the beginning of names with `*` behind it
+    AccessGrant(right, subject, group)      subject and group: a name, or the beginning of names with `*` behind it
 
     produce       send to the subject
     consume       be a member of the group on the subject; who may is also let read, as members do of parked messages
@@ -18,14 +18,39 @@ Source: prefixed ACLs of Kafka (KIP-290), without its rules that deny.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
 
 from ..errors import AccessDeniedError, InvalidNameError, InvalidRequestError
-from ..http.endpoint import Rights
 from ..ids import check_name
+
+
+class Rights(enum.StrEnum):
+    """The right that a call needs; where access control is on, servers check it (`check_allowed`)."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    READ = "read"
+    """Messages, without a consumer group."""
+    ADMINISTER = "administer"
+    """Operators."""
+    CLUSTER = "cluster"
+    """The servers of the cluster among themselves."""
+    ANY = "any"
+    """Any of those above, on the same subject: what clients of every kind need."""
+    KNOWN = "known"
+    """A caller with a token of the cluster."""
+    OPEN = "open"
+    """Nothing, not even a token."""
+
+    @property
+    def doing(self) -> str:
+        """How a refusal names what was tried."""
+        return {"produce": "produce to", "consume": "consume", "any": "see"}.get(self, self.value)
+
 
 ANY: Final = "*"
 GRANTED: Final = (
@@ -39,7 +64,7 @@ GRANTED: Final = (
 _BY_GROUP = frozenset({Rights.CONSUME, Rights.ADMINISTER})
 
 
-class Grant(Struct, frozen=True, order=True):
+class AccessGrant(Struct, frozen=True, order=True):
     """A right on the subjects and groups that the patterns mean."""
 
     right: Rights
@@ -65,7 +90,7 @@ def check_pattern(what: str, pattern: str) -> str:
     return pattern
 
 
-def check_grant(grant: Grant) -> Grant:
+def check_grant(grant: AccessGrant) -> AccessGrant:
     """Raises InvalidRequestError: it is of no right that can be granted, or a pattern cannot be one."""
     if grant.right not in GRANTED:
         raise InvalidRequestError(
@@ -86,7 +111,7 @@ def matches(pattern: str, name: str) -> bool:
     return pattern == name
 
 
-def allows(grants: Iterable[Grant], right: Rights, subject: str, group: str = "") -> bool:
+def allows(grants: Iterable[AccessGrant], right: Rights, subject: str, group: str = "") -> bool:
     """
     Whether one of the grants allows `right`.
 
@@ -94,22 +119,23 @@ def allows(grants: Iterable[Grant], right: Rights, subject: str, group: str = ""
         subject: "" for what is about no single subject.
         group: "" for what is about the whole subject.
     """
-    if right in (Rights.OPEN, Rights.KNOWN):
+    return right in (Rights.OPEN, Rights.KNOWN) or any(
+        _allows(grant, right, subject, group) for grant in grants
+    )
+
+
+def _allows(grant: AccessGrant, right: Rights, subject: str, group: str) -> bool:
+    if grant.right is Rights.CLUSTER:
         return True
-    for grant in grants:
-        if grant.right is Rights.CLUSTER:
-            return True
-        if right is Rights.ANY or (right is Rights.READ and grant.right is Rights.CONSUME):
-            if matches(grant.subject, subject):
-                return True
-        elif grant.right is right and matches(grant.subject, subject):
-            if right not in _BY_GROUP or matches(grant.group, group):
-                return True
-    return False
+    if not matches(grant.subject, subject):
+        return False
+    if right is Rights.ANY or (right is Rights.READ and grant.right is Rights.CONSUME):
+        return True
+    return grant.right is right and (right not in _BY_GROUP or matches(grant.group, group))
 
 
 def check_allowed(
-    principal: str, grants: Iterable[Grant], right: Rights, subject: str, group: str = ""
+    principal: str, grants: Iterable[AccessGrant], right: Rights, subject: str, group: str = ""
 ) -> None:
     """Raises AccessDeniedError, which says what to ask for."""
     if allows(grants, right, subject, group):

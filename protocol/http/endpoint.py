@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from msgspec import Struct
 
+from ..access.rights import Rights as Rights  # noqa: PLC0414 - exported
+
 A_co = TypeVar("A_co", covariant=True)
-
-
-class Rights(enum.StrEnum):
-    """The right that a call needs; where access control is on, servers check it (`access.rights`)."""
-
-    PRODUCE = "produce"
-    CONSUME = "consume"
-    READ = "read"
-    """Messages, without a consumer group."""
-    ADMINISTER = "administer"
-    """Operators."""
-    CLUSTER = "cluster"
-    """The servers of the cluster among themselves."""
-    ANY = "any"
-    """Any of those above, on the same subject: what clients of every kind need."""
-    KNOWN = "known"
-    """A caller with a token of the cluster."""
-    OPEN = "open"
-    """Nothing, not even a token."""
-
-    @property
-    def doing(self) -> str:
-        """How a refusal names what was tried."""
-        return {"produce": "produce to", "consume": "consume", "any": "see"}.get(self, self.value)
 
 
 @dataclass(frozen=True, slots=True)

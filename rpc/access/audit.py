@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from ...protocol.errors import KeylaneError
 from ...protocol.http.endpoint import Endpoint, Rights
-from .caller import Target
+from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
 NAME_CHARS_MAX = 200
@@ -33,7 +33,7 @@ def note(
     who: str,
     remote: str,
     did: str,
-    target: Target,
+    target: AccessTarget,
     error: KeylaneError | None = None,
     detail: str = "",
 ) -> None:

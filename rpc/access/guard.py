@@ -32,7 +32,7 @@ from ...protocol.frames import (
 )
 from ...protocol.http.endpoint import Endpoint, Rights
 from . import audit
-from .caller import NOBODY, Caller, Target
+from .caller import UNKNOWN_CALLER, AccessTarget, Caller
 
 AUTHENTICATE_S = 5.0
 """A connection of the data plane says within this time who calls."""
@@ -48,11 +48,11 @@ FRAME_RIGHTS: dict[type[Any], Rights] = {
 }
 """The others are those of members of a group, which consume."""
 _AUDITED = frozenset({Read, EditParked})
-CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=NOBODY)
+CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=UNKNOWN_CALLER)
 
 Identify = Callable[[str], Awaitable[Caller]]
 """The caller that sent this text behind `Bearer`.  Raises UnauthenticatedError, CapabilityEndedError."""
-TargetsOf = Callable[[Endpoint[Any], Any, Mapping[str, str]], Awaitable[Sequence[Target]]]
+TargetsOf = Callable[[Endpoint[Any], Any, Mapping[str, str]], Awaitable[Sequence[AccessTarget]]]
 """What a call is about, by its body and parameters.  Raises what the call itself would raise of unknown names."""
 
 
@@ -81,7 +81,7 @@ class DataJudge(Protocol):
         """Raises UnauthenticatedError, CapabilityEndedError."""
         ...
 
-    def target(self, request: Request) -> Target:
+    def target(self, request: Request) -> AccessTarget:
         """What a frame is about.  Raises PartitionUnknownError."""
         ...
 
@@ -117,7 +117,7 @@ class Guard:
             UnauthenticatedError, CapabilityEndedError
         """
         if endpoint.rights is Rights.OPEN:
-            return NOBODY
+            return UNKNOWN_CALLER
         if len(authorization) != 1:
             reason = "no token" if not authorization else "several tokens"
             raise UnauthenticatedError(f"the request has {reason}", reason=reason)
@@ -150,7 +150,7 @@ class Guard:
         Raises:
             UnauthenticatedError, AccessDeniedError, CapabilityEndedError, and what `read` and `handle` raise.
         """
-        caller, target = NOBODY, Target()
+        caller, target = UNKNOWN_CALLER, AccessTarget()
         try:
             version = self._version()
             caller = await self.caller(endpoint, authorization)
@@ -185,7 +185,7 @@ class Guard:
         caller: Caller,
         remote: str,
         did: str,
-        target: Target,
+        target: AccessTarget,
         error: KeylaneError | None = None,
         detail: str = "",
     ) -> None:
@@ -211,7 +211,7 @@ class ConnectionAccess:
         self._boot_ms = clock.boot_ms
         self._began_ms = clock.boot_ms()
         self._held: HeldCapability | None = None
-        self._caller = NOBODY
+        self._caller = UNKNOWN_CALLER
         self._allowed: set[tuple[object, ...]] = set()
 
     async def authenticate(self, asked: Authenticate) -> Authenticated:
@@ -224,7 +224,7 @@ class ConnectionAccess:
         try:
             held = await self._judge.authenticate(self.nonce, asked)
         except KeylaneError as error:
-            self._guard.note(self._caller, self._remote, "Authenticate", Target(), error)
+            self._guard.note(self._caller, self._remote, "Authenticate", AccessTarget(), error)
             raise
         self._held, self._caller = held, held.caller
         self._allowed.clear()
@@ -235,7 +235,7 @@ class ConnectionAccess:
         Check that the connection may stay; called often.
 
         Raises:
-            UnauthenticatedError: nobody has said in time who calls.
+            UnauthenticatedError: the caller has not said in time who it is.
             CapabilityEndedError
         """
         if self._held is not None:
@@ -265,7 +265,7 @@ class ConnectionAccess:
 
     def _decide(self, request: Request, key: tuple[object, ...]) -> None:
         kind = type(request)
-        target = Target()
+        target = AccessTarget()
         try:
             if self._held is None:
                 raise UnauthenticatedError(

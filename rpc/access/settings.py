@@ -23,7 +23,7 @@ def access_problems(values: Mapping[str, object], *files: str) -> list[str]:
     problems = []
     if access == "" and isinstance(host, str) and host and not is_loopback(host):
         problems.append(
-            f"host {host!r:.80} is not loopback: say access = {ON}, or access = {OFF} if everybody there may do everything"
+            f"host {host!r:.80} is not loopback: say access = {ON}, or access = {OFF} if every caller may do everything"
         )
     if access == ON:
         problems += [

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from ...protocol.access.calls import Capabilities
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.errors import AccessOffError, KeylaneError, NotSentError, UnreachableError
-from .identity import Held
+from ...protocol.http.access import Capabilities
+from .credentials import Held
 from .signing import OwnKey
 from .token_file import TokenSource
 
@@ -39,18 +39,18 @@ class Wallet:
         self._asking: asyncio.Task[None] | None = None
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
-        """See `Identity.know_metaservers`."""
+        """See `Credentials.know_metaservers`."""
         self._metaservers.update(dict.fromkeys(addresses))
 
     async def bearer(self, address: str) -> str | None:
-        """See `Identity.bearer`.  Raises TokenInvalidError, UnauthenticatedError, NotSentError."""
+        """See `Credentials.bearer`.  Raises TokenInvalidError, UnauthenticatedError, NotSentError."""
         if address in self._metaservers:
             return self._source()
         have = await self._current()
         return (have.bearer or None) if have is not None else None
 
     async def held(self) -> Held | None:
-        """See `Identity.held`.  Raises as `bearer`."""
+        """See `Credentials.held`.  Raises as `bearer`."""
         have = await self._current()
         if have is None or not have.held:
             return None
@@ -58,7 +58,7 @@ class Wallet:
         return Held(have.held, self._key, left_s)
 
     def refused(self, text: str) -> bool:
-        """See `Identity.refused`."""
+        """See `Credentials.refused`."""
         have = self._have
         if have is None:
             return False

@@ -22,7 +22,7 @@ class Held(NamedTuple):
     renew_in_s: float
 
 
-class Identity(Protocol):
+class Credentials(Protocol):
     """What a network shows to servers."""
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from ..access.capability import AccessNews
+from ..access.rights import AccessGrant
 from ..control import Done
-from ..http.endpoint import Endpoint, Rights
-from .capability import AccessNews
-from .rights import Grant
+from .endpoint import Endpoint, Rights
 
 LABEL_CHARS_MAX = 200
 Label = Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
@@ -57,17 +57,17 @@ class TokenList(Struct, frozen=True, kw_only=True):
 
 
 class ChangeGrant(Struct, frozen=True, kw_only=True):
-    """Grant a right to a principal, or take it back: exactly this one, with its patterns."""
+    """AccessGrant a right to a principal, or take it back: exactly this one, with its patterns."""
 
     principal: str
-    grant: Grant
+    grant: AccessGrant
 
 
 class GrantRow(Struct, frozen=True, order=True):
     """A right of a principal."""
 
     principal: str
-    grant: Grant
+    grant: AccessGrant
 
 
 class GrantList(Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The answer to CheckAccess, with the grant that allows it."""
 
     allowed: bool
-    by: Grant | None = None
+    by: AccessGrant | None = None
 
 
 class AskCapability(Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ GRANT = Endpoint(
     ChangeGrant,
     Done,
     Rights.ADMINISTER,
-    "Grant a right; a repeat changes nothing.",
+    "AccessGrant a right; a repeat changes nothing.",
     idempotent=True,
 )
 REVOKE_GRANT = Endpoint(
