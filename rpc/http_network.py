@@ -27,7 +27,7 @@ from ..protocol.errors import (
 from ..protocol.frames import Authenticate, Authenticated, Challenge, Challenged
 from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
-from .access.credentials import Credentials, Held
+from .access.credentials import Credentials, ShownCapability
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .reasons import reason
@@ -108,7 +108,7 @@ class HttpNetwork:
         self,
         identity: Credentials,
         channel: WebSocketChannel,
-        held: Held,
+        held: ShownCapability,
         address: str,
         timeout_ms: int,
     ) -> None:
@@ -254,7 +254,7 @@ class HttpNetwork:
 
 
 async def _authenticate(
-    channel: WebSocketChannel, held: Held, nonce: bytes, address: str, timeout_ms: int
+    channel: WebSocketChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
 ) -> None:
     asked = Authenticate(held.text, held.key.prove(nonce, address), address)
     answer, _ = await channel.call(asked, timeout_ms=timeout_ms)
@@ -264,7 +264,7 @@ async def _authenticate(
 async def _stay_known(
     identity: Credentials,
     channel: WebSocketChannel,
-    held: Held,
+    held: ShownCapability,
     nonce: bytes,
     address: str,
     timeout_ms: int,

@@ -70,8 +70,9 @@ class BrokerGuarding:
         if "{subject}" in endpoint.path:
             return (AccessTarget(params["subject"]),)
         if isinstance(body, AskBounds):
-            asked = [self._state.partitions.get(one.partition_id) for one in body.partitions]
-            return [AccessTarget(found.facts.subject) for found in asked if found is not None]
+            ids = [bounds.partition_id for bounds in body.partitions]
+            hosted = [self._state.partitions.get(partition_id) for partition_id in ids]
+            return [AccessTarget(each.facts.subject) for each in hosted if each is not None]
         if endpoint is CANCEL_SCHEDULED:
             subject = self._scheduled(params["id"])
             return () if subject is None else (AccessTarget(subject),)

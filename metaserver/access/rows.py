@@ -141,7 +141,7 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
     if ask.grant in given:
         return
     given.append(ask.grant)
-    size = sum(len(one.right) + len(one.subject) + len(one.group) for one in given)
+    size = sum(len(each.right) + len(each.subject) + len(each.group) for each in given)
     if len(given) > GRANTS_MAX or size > GRANT_BYTES_MAX:
         raise OverloadedError(
             f"{ask.principal!r} has too many rights: at most {GRANTS_MAX}, of {GRANT_BYTES_MAX} letters together; "
@@ -156,8 +156,8 @@ def revoke_grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> No
     """Delete a right; a repeat changes nothing.  Raises InvalidNameError."""
     check_name("principal", ask.principal)
     row = _grant_row(ask)
-    found = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
-    if connection.execute(sa.delete(access_grants).where(found)).rowcount:
+    same = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
+    if connection.execute(sa.delete(access_grants).where(same)).rowcount:
         _touch(connection, ask.principal, now_ms)
 
 

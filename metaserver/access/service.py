@@ -45,7 +45,7 @@ from ...protocol.http.access import (
     TokenView,
 )
 from ...rpc.access.caller import Caller
-from ...rpc.access.credentials import Held
+from ...rpc.access.credentials import ShownCapability
 from ...rpc.access.guard import CALLER
 from ...rpc.access.signing import OwnKey
 from ...rpc.server import ControlRoute, Params, whole_number
@@ -163,10 +163,10 @@ class AccessService:
         """The metaserver's own capability; see `Credentials`."""
         return self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]))
 
-    async def held(self) -> Held | None:
+    async def held(self) -> ShownCapability | None:
         """See `Credentials`."""
         text = self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]), self._own.public)
-        return Held(text, self._own, CAPABILITY_MS / 2_000)
+        return ShownCapability(text, self._own, CAPABILITY_MS / 2_000)
 
     def refused(self, _text: str) -> bool:
         """See `Credentials`: each one is new."""
@@ -223,18 +223,18 @@ class AccessService:
         principal = params.get("principal")
         rows = await self._database.read(read_grants, principal)
         files = {
-            (name, one)
+            (name, each)
             for name, given in self._file_grants.items()
-            for one in given
+            for each in given
             if principal in (None, name)
         }
         return GrantList(grants=[GrantRow(*row) for row in sorted({*rows, *files})])
 
     async def _check(self, body: CheckAccess, _params: Params) -> Decision:
         check_grant(AccessGrant(body.right))
-        for one in self.book.grants.get(body.principal, ()):
-            if allows((one,), body.right, body.subject, body.group):
-                return Decision(allowed=True, by=one)
+        for each in self.book.grants.get(body.principal, ()):
+            if allows((each,), body.right, body.subject, body.group):
+                return Decision(allowed=True, by=each)
         return Decision(allowed=False)
 
     async def _capability(self, body: AskCapability, _params: Params) -> Capabilities:

@@ -55,8 +55,8 @@ class MetaTargets:
             return (AccessTarget(body.subject, getattr(body, "group", "")),)
         session = getattr(body, "session", None)
         if isinstance(session, str):
-            found = await self._of_session(session)
-            return () if found is None else (found,)
+            target = await self._of_session(session)
+            return () if target is None else (target,)
         return _WHOLE
 
     async def _of_session(self, session: str) -> AccessTarget | None:

@@ -14,7 +14,7 @@ class Prover(Protocol):
         ...
 
 
-class Held(NamedTuple):
+class ShownCapability(NamedTuple):
     """A capability for the data plane, and the key that proves whose it is."""
 
     text: str
@@ -33,7 +33,7 @@ class Credentials(Protocol):
         """What to send to this server behind `Bearer`; None: nothing."""
         ...
 
-    async def held(self) -> Held | None:
+    async def held(self) -> ShownCapability | None:
         """What to show to a broker's data plane; None: nothing."""
         ...
 

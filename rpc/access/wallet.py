@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.errors import AccessOffError, KeylaneError, NotSentError, UnreachableError
 from ...protocol.http.access import Capabilities
-from .credentials import Held
+from .credentials import ShownCapability
 from .signing import OwnKey
 from .token_file import TokenSource
 
@@ -49,13 +49,13 @@ class Wallet:
         have = await self._current()
         return (have.bearer or None) if have is not None else None
 
-    async def held(self) -> Held | None:
+    async def held(self) -> ShownCapability | None:
         """See `Credentials.held`.  Raises as `bearer`."""
         have = await self._current()
         if have is None or not have.held:
             return None
         left_s = max(0.0, (self._renew_at_ms - self._boot_ms()) / 1000)
-        return Held(have.held, self._key, left_s)
+        return ShownCapability(have.held, self._key, left_s)
 
     def refused(self, text: str) -> bool:
         """See `Credentials.refused`."""

@@ -45,6 +45,9 @@ MACHINE = [
     "consumer/client.py",  # a session tells operators its host and process id
     "outbox/client.py",  # so does the holder of a lease
     "rpc/home.py",  # hears of a fork
+    "rpc/access/token_file.py",  # a client reads its token
+    "broker/app.py",  # names the file of the broker's token
+    "metaserver/running.py",  # names the files of tokens
     "testing/*.py",  # names data folders, which lie in memory
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
@@ -62,6 +65,7 @@ HOME_OF: dict[str, list[str]] = {
         "testing/machines/*",  # the metaserver's database in memory
     ],
     "pytest": ["testing/plugin.py"],
+    "cryptography": ["rpc/access/signing.py"],
     "prometheus_client": ["rpc/operating/metrics.py", "broker/metrics.py", "metaserver/metrics.py"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
@@ -101,6 +105,8 @@ HOME_OF: dict[str, list[str]] = {
             "sync/producer.py",
         ),
         "testing/cluster.py",  # the calendar of virtual time
+        "rpc/access/audit.py",  # writes the time of a line, which its caller took
+        "admin/access.py",  # a time as a program gives it
         "rpc/operating/log_lines.py",  # writes the time of a record, which logging took
     ],
 }
