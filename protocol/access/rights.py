@@ -144,13 +144,12 @@ def check_allowed(
     where = f"subject {subject!r}" if subject else "the whole cluster"
     if group:
         where += f", consumer group {group!r}"
-    error = AccessDeniedError(
-        f"{principal!r} has no right to {right.doing} {where}",
+    options = f" --subject {subject or repr(ANY)}" + (f" --group {group}" if group else "")
+    raise AccessDeniedError(
+        f"{principal!r} has no right to {right.doing} {where}; "
+        f"an administrator grants it: keylane access grant {principal} {asked}{options}",
         principal=principal,
         right=asked.value,
         subject=subject,
         group=group,
     )
-    options = f" --subject {subject or repr(ANY)}" + (f" --group {group}" if group else "")
-    error.hint = f"Ask an administrator for: keylane access grant {principal} {asked}{options}"
-    raise error

@@ -23,7 +23,7 @@ class AccessDeniedError(RefusedError):
 
     code = 1351
     summary = "the principal has no right to do this"
-    hint = "keylane access check PRINCIPAL RIGHT --subject NAME says what is granted; keylane access grant adds a right."
+    hint = "keylane access list PRINCIPAL shows what is granted."
     principal = Detail(str)
     right = Detail(str)
     subject = Detail(str)

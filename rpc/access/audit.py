@@ -17,6 +17,7 @@ from ...protocol.http.endpoint import Endpoint, Rights
 from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
+audit_log.setLevel(logging.INFO)  # it is written also where a server logs warnings only
 NAME_CHARS_MAX = 200
 _SELDOM = frozenset({Rights.ADMINISTER})
 
