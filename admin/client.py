@@ -60,14 +60,8 @@ POLL_MS = 100
 
 
 class Admin(
-    AccessCalls,
-    GroupCalls,
-    HoldCalls,
-    ParkedCalls,
-    PublicationCalls,
-    ScheduledCalls,
-    UndrainedCalls,
-):
+    AccessCalls, GroupCalls, HoldCalls, ParkedCalls, PublicationCalls, ScheduledCalls, UndrainedCalls
+):  # fmt: skip
     """
     Administers a cluster.
 
@@ -88,8 +82,7 @@ class Admin(
     """
 
     def __init__(
-        self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0,
-        token: str | None = None,
+        self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0, token: str | None = None
     ) -> None:  # fmt: skip
         """
         Make an admin; `async with` opens it.

@@ -198,15 +198,12 @@ async def serving_broker(
         meta = MetaClient(network, settings.meta)
         guarding = _guarding(opened, settings, meta, clock=clock, address=lambda: address)
         registration = Registration(
-            meta,
-            report,
-            rng=rng,
-            clock=clock,
+            meta, report, rng=rng, clock=clock,
             on_accepted=lambda: run_background(note_heard, files, opened.opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
-            on_access=lambda news: None if guarding is None else guarding.judge.take_news(news),
-        )
+            on_access=lambda news: guarding and guarding.judge.take_news(news),
+        )  # fmt: skip
         cleaning = Cleaning(
             store, files, settings, clock=clock, standing=registration, run_commit=run_commit, run_read=run_background,
         )  # fmt: skip
@@ -222,8 +219,8 @@ async def serving_broker(
         parking = Parking(store, service, clock=clock, standing=registration)
         metrics = _metrics(store, files, service, clock)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
-        guard = None if guarding is None else guarding.guard
-        address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
+        listening = listen(routes, service.handle, metrics, guarding and guarding.guard)
+        address = await stack.enter_async_context(listening)
         stack.callback(service.close)
         for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
             stack.push_async_callback(_end, asyncio.create_task(loop))

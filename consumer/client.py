@@ -253,11 +253,8 @@ class Consumer(Resident, Owned, Taking[V]):
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
         dispatch = self._dispatch = self._dispatches.new(
-            environment=self._environment,
-            rng=self._rng,
-            on_crash=self._fail,
-            client=self._client_name,
-        )
+            environment=self._environment, rng=self._rng, on_crash=self._fail, client=self._client_name
+        )  # fmt: skip
         self._assignments = self._new_assignments(membership, dispatch)
         try:
             await self._connections.wait_for(meta)
@@ -599,5 +596,6 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
         isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX and not _UNSENDABLE.search(name)
     )
     if not legal:
-        text = f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
-        raise ConfigError(text)
+        raise ConfigError(
+            f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
+        )

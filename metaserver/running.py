@@ -84,7 +84,7 @@ async def running_metaserver(
                 clock=clock,
                 boot=machine_boot(),
                 broker_ttl_ms=settings.broker_ttl_ms,
-            )
+            )  # fmt: skip
         )
         database = WatchedDatabase(opened, clock)
         access = await _access(database, settings, clock)
@@ -99,11 +99,7 @@ async def running_metaserver(
         metrics = ServerMetrics("metaserver", clock.boot_ns)
         metrics.add(MetaserverMetrics(database, clock=clock).collect)
         routes = [*services.routes, metrics_route(metrics)]
-        guard = None
-        if access is not None:
-            guard = Guard(
-                access.identify, MetaTargets(database), clock=clock, version=access.version
-            )
+        guard = _guard(access, database, clock)
         server = Server(routes, limits=limits, on_refusal=metrics.note_refusal, guard=guard)
         await server.start(settings.host, settings.port)
         attending = asyncio.create_task(services.attendant.run())
@@ -120,6 +116,12 @@ async def running_metaserver(
             await asyncio.wait([attending, *watching])
             await services.operations.stop()
             await database.close()
+
+
+def _guard(access: AccessService | None, database: Database, clock: Clock) -> Guard | None:
+    if access is None:
+        return None
+    return Guard(access.identify, MetaTargets(database), clock=clock, version=access.version)
 
 
 async def _access(

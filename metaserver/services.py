@@ -15,7 +15,7 @@ from ..protocol.control import Health
 from ..protocol.errors import StorageError
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, document_route
-from .access.off import routes_when_off
+from .access.off import AccessOff
 from .attendant import Attendant
 from .calls import control_routes
 from .catalogue.service import Catalogue
@@ -107,30 +107,23 @@ def services_of(
     )
     group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
     attendant = Attendant(
-        database,
-        groups,
-        catalogue,
-        settings,
-        operations,
+        database, groups, catalogue, settings, operations,
         duties=(expirer.run_once, group_expirer.run_once),
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
-    )
-    verify = VerifyService(database, network)
+    )  # fmt: skip
+    verify, rights = VerifyService(database, network), access or AccessOff()
     routes = control_routes(
         catalogue, groups, partial(_health, database, catalogue), operations, verify, resets,
         removals=removals, starts=starts, publications=publications,
     )  # fmt: skip
+    routes += rights.routes()
     return Services(
         catalogue=catalogue,
         groups=groups,
         operations=operations,
         attendant=attendant,
-        routes=[
-            *routes,
-            *(routes_when_off() if access is None else access.routes()),
-            document_route(endpoints.METASERVER, "metaserver"),
-        ],
+        routes=[*routes, document_route(endpoints.METASERVER, "metaserver")],
     )
 
 

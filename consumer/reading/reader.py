@@ -136,15 +136,13 @@ class Reader(Resident, Generic[V]):
         wanted = "latest" if stop is None else stop
         self._stop = stop_bound(wanted, partition=partition, now_ms=now_ms)
         self._subject = subject
-        self._key = key
-        self._partition = partition
+        self._key, self._partition = key, partition
         self._tags = None if tags is None else MessageFilter(tags)
         self._where = where
         self._codec = codec
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
-            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s,
-            token=token,
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s, token=token
         )  # fmt: skip
         self._pauses: Pauses = Backoff(first_ms=FOLLOW_MS).pauses(self._environment.new_rng())
         self._reset()

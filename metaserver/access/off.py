@@ -7,10 +7,13 @@ from ...protocol.http.access import ACCESS
 from ...rpc.server import ControlRoute
 
 
-def routes_when_off() -> list[ControlRoute]:
-    """A route for each of `http.access.ACCESS`."""
+class AccessOff:
+    """Stands for the service of access where there is none."""
 
-    async def refuse(_body: object, _params: object) -> object:
-        raise AccessOffError
+    def routes(self) -> list[ControlRoute]:
+        """A route for each of `http.access.ACCESS`."""
 
-    return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]
+        async def refuse(_body: object, _params: object) -> object:
+            raise AccessOffError
+
+        return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]
