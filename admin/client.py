@@ -98,9 +98,7 @@ class Admin(
         """
         self._addresses = addresses_of(meta)
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(
-            None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, token=token
-        )
+        self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, token=token)  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<Admin at {', '.join(self._addresses)}, {self._connections.home.state}>"
@@ -112,12 +110,7 @@ class Admin(
         return self
 
     async def close(self) -> None:
-        """
-        Close every connection.
-
-        Raises:
-            OtherLoopError: the admin was opened in another event loop.
-        """
+        """Close every connection.  Raises OtherLoopError: the admin was opened in another event loop."""
         await self._connections.close()
 
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────────

@@ -185,9 +185,9 @@ async def serving_broker(
         on_claimed: called when the folder is locked and known as this broker's, before anything in it is read.
     """
     async with contextlib.AsyncExitStack() as stack:
-        run_commit, run_background = pools.commit, pools.background
+        run_background = pools.background
         opening = partial(_open, files, settings, clock, rng, names, pools, on_claimed=on_claimed)
-        opened = await run_commit(opening)
+        opened = await pools.commit(opening)
         store, scheduler = opened.store, opened.scheduler
         stack.push_async_callback(store.close)
 
@@ -202,15 +202,15 @@ async def serving_broker(
             on_accepted=lambda: run_background(note_heard, files, opened.opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
-            on_access=lambda news: guarding and guarding.judge.take_news(news),
+            on_access=lambda news: None if guarding is None else guarding.judge.take_news(news),
         )  # fmt: skip
         cleaning = Cleaning(
-            store, files, settings, clock=clock, standing=registration, run_commit=run_commit, run_read=run_background,
+            store, files, settings, clock=clock, standing=registration, run_commit=pools.commit, run_read=run_background,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
-        stack.push_async_callback(peers.close)
-        stack.push_async_callback(scheduler.close)
+        for close in (peers.close, scheduler.close):
+            stack.push_async_callback(close)
         control = _control(opened, registration, cleaning, clock=clock)
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _scheduling(
@@ -219,8 +219,8 @@ async def serving_broker(
         parking = Parking(store, service, clock=clock, standing=registration)
         metrics = _metrics(store, files, service, clock)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
-        listening = listen(routes, service.handle, metrics, guarding and guarding.guard)
-        address = await stack.enter_async_context(listening)
+        guard = None if guarding is None else guarding.guard
+        address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
         stack.callback(service.close)
         for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
             stack.push_async_callback(_end, asyncio.create_task(loop))

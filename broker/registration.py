@@ -60,7 +60,7 @@ class Registration:
         on_accepted: Callable[[], Awaitable[object]] | None = None,
         on_missed: Callable[[], object] | None = None,
         on_fence: Callable[[int], Awaitable[object]] | None = None,
-        on_access: Callable[[AccessNews], object] = lambda _news: None,
+        on_access: Callable[[AccessNews], None] = lambda _news: None,
     ) -> None:
         """
         Args:

@@ -592,10 +592,8 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
     check_name("subject", subject)
     if not broadcast:
         check_name("consumer group", group)
-    legal = name is None or (
-        isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX and not _UNSENDABLE.search(name)
-    )
-    if not legal:
+    text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
+    if name is not None and (not text or _UNSENDABLE.search(str(name))):
         raise ConfigError(
             f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
         )

@@ -77,15 +77,11 @@ async def running_metaserver(
     folder = prepare_folder(settings.data)
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(
-            open_database(
-                folder=folder,
-                url=settings.database_url,
-                clock=clock,
-                boot=machine_boot(),
-                broker_ttl_ms=settings.broker_ttl_ms,
-            )  # fmt: skip
-        )
+        opening = open_database(
+            folder=folder, url=settings.database_url, clock=clock, boot=machine_boot(),
+            broker_ttl_ms=settings.broker_ttl_ms,
+        )  # fmt: skip
+        opened = await stack.enter_async_context(opening)
         database = WatchedDatabase(opened, clock)
         access = await _access(database, settings, clock)
         if network is None:
