@@ -185,9 +185,8 @@ async def serving_broker(
         on_claimed: called when the folder is locked and known as this broker's, before anything in it is read.
     """
     async with contextlib.AsyncExitStack() as stack:
-        run_background = pools.background
-        opening = partial(_open, files, settings, clock, rng, names, pools, on_claimed=on_claimed)
-        opened = await pools.commit(opening)
+        folder = (files, settings, clock, rng, names, pools)
+        opened = await pools.commit(partial(_open, *folder, on_claimed=on_claimed))
         store, scheduler = opened.store, opened.scheduler
         stack.push_async_callback(store.close)
 
@@ -199,13 +198,13 @@ async def serving_broker(
         guarding = _guarding(opened, settings, meta, clock=clock, address=lambda: address)
         registration = Registration(
             meta, report, rng=rng, clock=clock,
-            on_accepted=lambda: run_background(note_heard, files, opened.opening),
+            on_accepted=lambda: pools.background(note_heard, files, opened.opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
             on_access=lambda news: None if guarding is None else guarding.judge.take_news(news),
         )  # fmt: skip
         cleaning = Cleaning(
-            store, files, settings, clock=clock, standing=registration, run_commit=pools.commit, run_read=run_background,
+            store, files, settings, clock=clock, standing=registration, run_commit=pools.commit, run_read=pools.background,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
