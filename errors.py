@@ -4,6 +4,7 @@
 The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those that programs catch.
 """
 
+from .protocol.errors.access import *
 from .protocol.errors.base import Fate, KeylaneError, RetryRule
 from .protocol.errors.consuming import *
 from .protocol.errors.deletions import *
@@ -168,4 +169,11 @@ __all__ = [
     "UnreachableError",
     "WorkerCancelledError",
     "WrongBrokerError",
+    "AccessDeniedError",
+    "AccessOffError",
+    "CapabilityEndedError",
+    "TokenIdUnknownError",
+    "TokenInUrlError",
+    "TokenInvalidError",
+    "UnauthenticatedError",
 ]
