@@ -224,7 +224,7 @@ async def test_capability_of_a_connection_is_refused_on_another(guarded: Guarded
     )
 
 
-async def test_refusals_are_counted_and_audited(guarded: GuardedCluster):
+async def test_refusals_are_counted_by_code(guarded: GuardedCluster):
     await refusal_of(guarded.meta, "/v1/subjects")
     async with (
         aiohttp.ClientSession() as session,
