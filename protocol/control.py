@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from .access.capability import AccessNews
 from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
 from .groups import GroupPolicy, GroupSettings, GroupStart, OperatorSwitch
 from .ids import MAX_I64, NAME_CHARS_MAX
@@ -119,6 +120,8 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
     fence: int = 0
     """Not 0 if an operator has accepted a data folder that was behind.  Tokens up to this one were granted before
     that: the broker refuses them before it serves any request."""
+    access: AccessNews | None = None
+    """Whom to believe, where access control is on."""
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from msgspec import Struct
 
+from ..access.rights import Rights as Rights  # noqa: PLC0414 - exported
+
 A_co = TypeVar("A_co", covariant=True)
-
-
-class Rights(enum.StrEnum):
-    """The right that a call needs, told in the OpenAPI document.  Servers serve loopback only, and do not check it."""
-
-    PRODUCE = "produce"
-    CONSUME = "consume"
-    READ = "read"
-    ADMINISTER = "administer"
-    """Operators, and the servers of the cluster among themselves."""
 
 
 @dataclass(frozen=True, slots=True)

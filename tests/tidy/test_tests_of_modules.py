@@ -17,6 +17,15 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
         "integration/retention/test_holds.py": "holds",
+        "integration/access/test_access.py": "access",
+    },
+    "broker/access": {"integration/access/test_access.py": "guarding"},
+    "cli/commands/access": {"integration/access/test_access.py": "app"},
+    "metaserver/access": {"integration/access/test_access.py": "book off rows service targets"},
+    "protocol/access": {"unit/broker/access/test_judge.py": "capability"},
+    "rpc/access": {
+        "integration/access/test_access.py": "audit caller credentials guard settings token_file wallet",
+        "unit/broker/access/test_judge.py": "signing",
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
