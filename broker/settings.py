@@ -12,7 +12,7 @@ from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from ..protocol.settings import range_problems, refuse, values_of
-from ..rpc.access.settings import access_problems
+from ..rpc.access.settings import OFF, access_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
@@ -95,10 +95,7 @@ class BrokerSettings(ServingSettings):
         metadata={"doc": "plain HTTP connections at a time, those of the data plane apart"},
     )
     access: str = field(
-        default="",
-        metadata={
-            "doc": "on: callers need a right; off: they need none. Off by default on loopback, to be said elsewhere"
-        },
+        default=OFF, metadata={"doc": "on: callers need a right; off: everybody may do everything"}
     )
     token_file: str = field(
         default="",

@@ -93,8 +93,7 @@ async def running_metaserver(
             network = own = served.outgoing(identity=access)
             stack.push_async_callback(own.close)
         services = services_of(
-            database, network, settings, rng=random.SystemRandom(), after_step=after_step,
-            access=access,
+            database, network, settings, rng=random.SystemRandom(), after_step=after_step, access=access,
         )  # fmt: skip
         limits = HttpLimits(connections_max=settings.http_connections_max)
         metrics = ServerMetrics("metaserver", clock.boot_ns)

@@ -12,7 +12,7 @@ from typing import Any
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import range_problems, refuse, values_of
-from ..rpc.access.settings import access_problems
+from ..rpc.access.settings import OFF, access_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
@@ -94,10 +94,7 @@ class MetaserverSettings(ServingSettings):
         metadata={"doc": "HTTP connections at once: each consumer and producer has one or two"},
     )
     access: str = field(
-        default="",
-        metadata={
-            "doc": "on: callers need a right; off: they need none. Off by default on loopback, to be said elsewhere"
-        },
+        default=OFF, metadata={"doc": "on: callers need a right; off: everybody may do everything"}
     )
     admin_token_file: str = field(
         default="",

@@ -14,8 +14,8 @@ def access_problems(values: Mapping[str, object], *files: str) -> list[str]:
     Args:
         files: the settings that name files with tokens, all needed where access is on.
     """
-    access = values.get("access", "")
-    if access not in (ON, OFF, ""):
+    access = values.get("access", OFF)
+    if access not in (ON, OFF):
         return [f"access is {ON} or {OFF}, not {access!r:.40}"]
     if access != ON:
         return []

@@ -36,7 +36,7 @@ def test_pattern_means_names_with_its_beginning(pattern: str, name: str, means: 
 
 
 @given(st.sampled_from(list(Rights)), st.text(), st.text())
-def test_nothing_is_allowed_without_a_grant(right: Rights, subject: str, group: str):
+def test_rights_are_refused_without_a_grant(right: Rights, subject: str, group: str):
     assert allows((), right, subject, group) is (right in (Rights.OPEN, Rights.KNOWN))
 
 
