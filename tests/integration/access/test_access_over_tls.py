@@ -92,7 +92,8 @@ async def test_messages_pass_over_tls_with_tokens_and_not_without(secured: Secur
             if got == sent:
                 break
     with pytest.raises(UnauthenticatedError):
-        await Producer(secured.meta, tls=secured.tls).open()
+        async with Producer(secured.meta, tls=secured.tls):
+            pass
 
 
 async def test_start_is_refused_first_for_settings_and_then_for_an_address_without_tls(
