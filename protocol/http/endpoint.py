@@ -36,9 +36,14 @@ class Endpoint(Generic[A_co]):
     """A POST that may be repeated when its outcome is unknown.  A GET may always be repeated."""
 
     @property
+    def is_get(self) -> bool:
+        """True if the call only asks, by its method."""
+        return self.method == "GET"
+
+    @property
     def repeatable(self) -> bool:
         """True if the call may be repeated when its outcome is unknown."""
-        return self.idempotent or self.method == "GET"
+        return self.idempotent or self.is_get
 
     def path_of(self, **names: object) -> str:
         """The path with its `{names}` filled in, percent-encoded."""

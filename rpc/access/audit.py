@@ -24,7 +24,7 @@ _SELDOM = frozenset({Rights.ADMINISTER})
 
 def is_audited(endpoint: Endpoint[object]) -> bool:
     """True for calls that change subjects, groups and grants, and for those that show or change messages."""
-    changes = endpoint.rights in _SELDOM and endpoint.method != "GET"
+    changes = endpoint.rights in _SELDOM and not endpoint.is_get
     return changes or (endpoint.rights is Rights.READ)
 
 

@@ -160,7 +160,7 @@ class Guard:
             for target in targets:
                 caller.check(endpoint.rights, *target)
             answer = await handle(body, params)
-            if endpoint.method == "GET" and self._version() != version:
+            if endpoint.is_get and self._version() != version:
                 now = await self.caller(endpoint, authorization)
                 for target in targets:
                     now.check(endpoint.rights, *target)
