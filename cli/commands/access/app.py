@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...connection import open_admin
 from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 from ...screen import make_table, run, show_json, show_line, show_table
 
@@ -35,6 +34,8 @@ def _run(
     ask: Callable[[Admin], Awaitable[Any]],
     show: Callable[[Any], None],
 ) -> None:
+    from ...connection import open_admin
+
     async def work() -> None:
         async with open_admin(meta) as admin:
             answer = await ask(admin)
