@@ -4,6 +4,7 @@
 The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those that programs catch.
 """
 
+from .protocol.errors.access import *
 from .protocol.errors.base import Fate, KeylaneError, RetryRule
 from .protocol.errors.consuming import *
 from .protocol.errors.deletions import *
@@ -25,6 +26,8 @@ from .protocol.errors.transport import *
 
 __all__ = [
     "AcceptedAsLostError",
+    "AccessDeniedError",
+    "AccessOffError",
     "AddressError",
     "AlreadyOpenError",
     "BrokerAddressError",
@@ -32,6 +35,7 @@ __all__ = [
     "BrokerGroupTakenError",
     "BrokerGroupUnknownError",
     "BrokerReadOnlyError",
+    "CapabilityEndedError",
     "CertificateEarlyError",
     "CertificateEndedError",
     "CertificateFileError",
@@ -176,7 +180,11 @@ __all__ = [
     "SuspendedClientsError",
     "TlsMissingError",
     "TlsNeededError",
+    "TokenIdUnknownError",
+    "TokenInUrlError",
+    "TokenInvalidError",
     "TokenUnknownError",
+    "UnauthenticatedError",
     "UnreachableError",
     "WorkerCancelledError",
     "WrongBrokerError",

@@ -28,7 +28,14 @@ from ..protocol.operations import (
     SubjectHistory,
 )
 from ..protocol.parked import FailingMessage, Failure, ParkState
-from ..protocol.progress import CanceledReset, CursorView, GroupReset, ResetGroup, ResetTo
+from ..protocol.progress import (
+    CanceledReset,
+    CursorView,
+    GroupReset,
+    PendingReset,
+    ResetGroup,
+    ResetTo,
+)
 from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
@@ -80,6 +87,7 @@ __all__ = [
     "PartitionDescription",
     "PartitionHistory",
     "PartitionProgress",
+    "PendingReset",
     "PartitionState",
     "Publication",
     "RefusedBroker",

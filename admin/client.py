@@ -46,6 +46,7 @@ from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from . import views
+from .access import AccessCalls
 from .arguments import checked
 from .group_resets import reset_group
 from .groups import GroupCalls
@@ -59,7 +60,9 @@ from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescripti
 POLL_MS = 100
 
 
-class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, PublicationCalls):
+class Admin(
+    AccessCalls, GroupCalls, HoldCalls, ParkedCalls, PublicationCalls, ScheduledCalls, UndrainedCalls
+):  # fmt: skip
     """
     Administers a cluster.
 
@@ -81,6 +84,7 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
 
     def __init__(
         self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0, tls: TlsSettings | None = None,
+        token: str | None = None,
     ) -> None:  # fmt: skip
         """
         Make an admin; `async with` opens it.
@@ -90,13 +94,14 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
             call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have longer.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
             tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError: `meta` names no address, or a time is out of its range.
         """
         self._addresses = addresses_of(meta)
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, tls=tls)  # fmt: skip
+        self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, tls=tls, token=token)  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<Admin at {', '.join(self._addresses)}, {self._connections.home.state}>"
@@ -108,12 +113,7 @@ class Admin(ScheduledCalls, ParkedCalls, GroupCalls, UndrainedCalls, HoldCalls, 
         return self
 
     async def close(self) -> None:
-        """
-        Close every connection.
-
-        Raises:
-            OtherLoopError: the admin was opened in another event loop.
-        """
+        """Close every connection.  Raises OtherLoopError: the admin was opened in another event loop."""
         await self._connections.close()
 
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────────

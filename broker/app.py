@@ -13,12 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
+from ..rpc.access.guard import Guard
+from ..rpc.access.settings import ON
+from ..rpc.access.token_file import TokenFile
 from ..rpc.client import MetaClient
 from ..rpc.data_plane import DataHandler
 from ..rpc.identity import DrawBits
@@ -49,6 +53,9 @@ from .store.group_commit import RunBlocking
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
 from .store.store import Store
+
+if TYPE_CHECKING:
+    from .access.guarding import BrokerGuarding
 
 log = logging.getLogger("keylane.broker")
 
@@ -88,9 +95,11 @@ class Pools(NamedTuple):
 
 
 Listen = Callable[
-    [Sequence[ControlRoute], DataHandler, ServerMetrics], AbstractAsyncContextManager[str]
+    [Sequence[ControlRoute], DataHandler, ServerMetrics, Guard | None],
+    AbstractAsyncContextManager[str],
 ]
-"""Serves routes and the data plane until its block ends; gives the address, host:port."""
+"""Serves routes and the data plane until its block ends; gives the address, host:port.  The guard is None where every
+caller may do everything."""
 
 
 @contextlib.asynccontextmanager
@@ -119,7 +128,7 @@ async def running_broker(
             files,
             settings,
             pools=pools,
-            network=network or _own_network(stack, served),
+            network=network or _own_network(stack, settings, served),
             clock=clock or SystemClock(),
             rng=rng or random.SystemRandom(),
             names=random.SystemRandom(),
@@ -142,11 +151,12 @@ async def _listening(
     routes: Sequence[ControlRoute],
     data_handler: DataHandler,
     metrics: ServerMetrics,
+    guard: Guard | None,
 ) -> AsyncIterator[str]:
     limits = HttpLimits(connections_max=settings.http_connections_max)
     server = Server(
         routes, data_handler=data_handler, limits=limits, on_refusal=metrics.note_refusal,
-        serving=settings, tls=served.tls,
+        serving=settings, tls=served.tls, guard=guard,
     )  # fmt: skip
     metrics.add(served.collect)
     metrics.connections = lambda: server.connections
@@ -181,9 +191,8 @@ async def serving_broker(
         on_claimed: called when the folder is locked and known as this broker's, before anything in it is read.
     """
     async with contextlib.AsyncExitStack() as stack:
-        run_commit, run_background = pools.commit, pools.background
-        opening = partial(_open, files, settings, clock, rng, names, pools, on_claimed=on_claimed)
-        opened = await run_commit(opening)
+        folder = (files, settings, clock, rng, names, pools)
+        opened = await pools.commit(partial(_open, *folder, on_claimed=on_claimed))
         store, scheduler = opened.store, opened.scheduler
         stack.push_async_callback(store.close)
 
@@ -191,22 +200,22 @@ async def serving_broker(
             taken, untold = not registration.problem, cleaning.untold
             return _report(opened, address, untold=untold, taken=taken)
 
+        meta = MetaClient(network, settings.meta)
+        guarding = _guarding(opened, settings, meta, clock=clock, address=lambda: address)
         registration = Registration(
-            MetaClient(network, settings.meta),
-            report,
-            rng=rng,
-            clock=clock,
-            on_accepted=lambda: run_background(note_heard, files, opened.opening),
+            meta, report, rng=rng, clock=clock,
+            on_accepted=lambda: pools.background(note_heard, files, opened.opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
-        )
+            on_access=lambda news: None if guarding is None else guarding.judge.take_news(news),
+        )  # fmt: skip
         cleaning = Cleaning(
-            store, files, settings, clock=clock, standing=registration, run_commit=run_commit, run_read=run_background,
+            store, files, settings, clock=clock, standing=registration, run_commit=pools.commit, run_read=pools.background,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
-        stack.push_async_callback(peers.close)
-        stack.push_async_callback(scheduler.close)
+        for close in (peers.close, scheduler.close):
+            stack.push_async_callback(close)
         control = _control(opened, registration, cleaning, clock=clock)
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _scheduling(
@@ -215,7 +224,8 @@ async def serving_broker(
         parking = Parking(store, service, clock=clock, standing=registration)
         metrics = _metrics(store, files, service, clock)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
-        address = await stack.enter_async_context(listen(routes, service.handle, metrics))
+        guard = None if guarding is None else guarding.guard
+        address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
         stack.callback(service.close)
         for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
             stack.push_async_callback(_end, asyncio.create_task(loop))
@@ -251,6 +261,29 @@ def _open(
     )
     opening = begin_opening(files, rng=names)
     return _Folder(identity, store, opening, scheduler)
+
+
+def _guarding(
+    opened: _Folder,
+    settings: BrokerSettings,
+    meta: MetaClient,
+    *,
+    clock: Clock,
+    address: Callable[[], str],
+) -> BrokerGuarding | None:
+    """The access control of the broker; None: it has none."""
+    if settings.access != ON:
+        return None
+    from .access.guarding import BrokerGuarding  # with a library that the others need not load
+    from .access.judge import CapabilityJudge
+
+    return BrokerGuarding(
+        CapabilityJudge(clock, meta.access_news),
+        opened.store,
+        opened.scheduler,
+        clock=clock,
+        address=address,
+    )
 
 
 def _control(
@@ -340,9 +373,12 @@ def _report(
     )
 
 
-def _own_network(stack: contextlib.AsyncExitStack, served: ServedNetwork) -> Network:
-    """A network that the stack closes."""
-    network = served.outgoing()
+def _own_network(
+    stack: contextlib.AsyncExitStack, settings: BrokerSettings, served: ServedNetwork
+) -> Network:
+    """A network with the broker's token that the stack closes."""
+    token = TokenFile(Path(settings.token_file)) if settings.token_file else None
+    network = served.outgoing(token)
     stack.push_async_callback(network.close)
     return network
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from ..protocol.access.capability import AccessNews
 from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome
@@ -59,6 +60,7 @@ class Registration:
         on_accepted: Callable[[], Awaitable[object]] | None = None,
         on_missed: Callable[[], object] | None = None,
         on_fence: Callable[[int], Awaitable[object]] | None = None,
+        on_access: Callable[[AccessNews], None] = lambda _news: None,
     ) -> None:
         """
         Args:
@@ -66,6 +68,7 @@ class Registration:
             on_missed: called when the metaserver says that this broker may lack a consumer group.
             on_fence: called with the highest token that was granted before an operator accepted this data folder;
                 clients are served after it.
+            on_access: called with what every answer says about access control.
         """
         self._meta = meta
         self._report = report
@@ -74,6 +77,7 @@ class Registration:
         self._on_accepted = on_accepted
         self._on_missed = on_missed
         self._on_fence = on_fence
+        self._on_access = on_access
         self._accepted = asyncio.Event()
         self._began_ms = self._boot_ms()
         self._reported = False
@@ -113,6 +117,8 @@ class Registration:
         while True:
             try:
                 welcome = await self._meta.broker_heartbeat(self._report(), within_ms=within_ms)
+                if welcome.access is not None:
+                    self._on_access(welcome.access)
                 if welcome.fence and self._on_fence is not None:
                     await self._on_fence(welcome.fence)
             except KeylaneError as error:

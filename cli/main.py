@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
+from .commands.access.app import access_app
 from .commands.broker.app import broker_app
 from .commands.cluster.app import cluster_app
 from .commands.group.app import group_app
@@ -101,6 +102,7 @@ app.add_typer(scheduled_app, name="scheduled")
 app.add_typer(parked_app, name="parked")
 app.add_typer(dead_app, name="dead")
 app.add_typer(spark_app, name="spark")
+app.add_typer(access_app, name="access")
 
 
 @app.command()

@@ -126,6 +126,7 @@ class Consumer(Resident, Owned, Taking[V]):
         settings: everything that can be set; the arguments above take precedence.
         wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
         tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
+        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class Consumer(Resident, Owned, Taking[V]):
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
+        token: str | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -185,15 +187,14 @@ class Consumer(Resident, Owned, Taking[V]):
         self._addresses, self._name = addresses_of(meta), name
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._begins_at, self._given = begin_of(start, subject=self._subject), _environment
-        self._make_parts(wait_s, tls)
+        self._make_parts(wait_s, tls, token)
         self._clear()
 
-    def _make_parts(self, wait_s: float, tls: TlsSettings | None) -> None:
+    def _make_parts(self, wait_s: float, tls: TlsSettings | None, token: str | None) -> None:
         network = None if self._given is None else self._given.network
-        call_ms = self._settings.call_timeout_ms
         self._connections = Connections(
-            network, timeout_ms=call_ms, what="consumer", wait_s=wait_s, tls=tls
-        )
+            network, timeout_ms=self._settings.call_timeout_ms, what="consumer", wait_s=wait_s, tls=tls, token=token
+        )  # fmt: skip
         self._home = self._connections.home
         self._dispatches = Dispatches(
             self._calls, settings=self._settings, home=self._home, wanted=self._filter
@@ -252,11 +253,8 @@ class Consumer(Resident, Owned, Taking[V]):
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
         dispatch = self._dispatch = self._dispatches.new(
-            environment=self._environment,
-            rng=self._rng,
-            on_crash=self._fail,
-            client=self._client_name,
-        )
+            environment=self._environment, rng=self._rng, on_crash=self._fail, client=self._client_name
+        )  # fmt: skip
         self._assignments = self._new_assignments(membership, dispatch)
         self._connections.home.on_fork = self._assignments.forked
         try:
@@ -422,8 +420,9 @@ class Consumer(Resident, Owned, Taking[V]):
             )
         (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
         known: dict[str, Any] = given_of(
-            settings=self._settings, wait_s=self._connections.wait_s, tls=self._connections.tls, start=self._begins_at,
-            codec=self._codec, name=self._name, tags=tags, filter=wanted, on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
+            settings=self._settings, wait_s=self._connections.wait_s, tls=self._connections.tls, token=self._connections.token,
+            start=self._begins_at, codec=self._codec, name=self._name, tags=tags, filter=wanted,
+            on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
         ) | options  # fmt: skip
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
@@ -581,9 +580,8 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
     check_name("subject", subject)
     if not broadcast:
         check_name("consumer group", group)
-    legal = name is None or (
-        isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX and not _UNSENDABLE.search(name)
-    )
-    if not legal:
-        text = f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
-        raise ConfigError(text)
+    text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
+    if name is not None and (not text or _UNSENDABLE.search(str(name))):
+        raise ConfigError(
+            f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
+        )

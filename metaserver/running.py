@@ -6,8 +6,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..protocol.clock import Clock, SystemClock
+from ..rpc.access.guard import Guard
+from ..rpc.access.settings import ON
+from ..rpc.access.token_file import token_in_file
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
@@ -16,11 +21,15 @@ from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.race import Race
 from ..rpc.server import Server
+from .access.targets import MetaTargets
 from .metrics import MetaserverMetrics
 from .services import services_of
 from .settings import MetaserverSettings, machine_boot, prepare_folder
-from .sql.database import open_database
+from .sql.database import Database, open_database
 from .sql.write_watch import WatchedDatabase
+
+if TYPE_CHECKING:
+    from .access.service import AccessService
 
 
 class RunningMetaserver:
@@ -73,40 +82,67 @@ async def running_metaserver(
     folder = prepare_folder(settings.data)
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
-        if network is None:
-            network = own = served.outgoing()
-            stack.push_async_callback(own.close)
-        opened = await stack.enter_async_context(
-            open_database(
-                folder=folder,
-                url=settings.database_url,
-                clock=clock,
-                boot=machine_boot(),
-                broker_ttl_ms=settings.broker_ttl_ms,
-            )
-        )
+        opening = open_database(
+            folder=folder, url=settings.database_url, clock=clock, boot=machine_boot(),
+            broker_ttl_ms=settings.broker_ttl_ms,
+        )  # fmt: skip
+        opened = await stack.enter_async_context(opening)
         database = WatchedDatabase(opened, clock)
+        access = await _access(database, settings, clock)
+        if network is None:
+            network = own = served.outgoing(identity=access)
+            stack.push_async_callback(own.close)
         services = services_of(
-            database, network, settings, rng=random.SystemRandom(), after_step=after_step
-        )
+            database, network, settings, rng=random.SystemRandom(), after_step=after_step, access=access,
+        )  # fmt: skip
         limits = HttpLimits(connections_max=settings.http_connections_max)
         metrics = ServerMetrics("metaserver", clock.boot_ns)
         metrics.add(MetaserverMetrics(database, clock=clock).collect)
         metrics.add(served.collect)
         routes = [*services.routes, metrics_route(metrics)]
         server = Server(
-            routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls
-        )
+            routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls,
+            guard=_guard(access, database, clock),
+        )  # fmt: skip
         await server.start(settings.host, settings.port)
         attending = asyncio.create_task(services.attendant.run())
-        watching = asyncio.create_task(metrics.watch_loop())
+        watching = [asyncio.create_task(metrics.watch_loop())]
+        if access is not None:
+            watching.append(asyncio.create_task(access.run()))
         try:
             yield RunningMetaserver(server, attending, served)
         finally:
             services.close()
             await server.stop()
-            attending.cancel()
-            watching.cancel()
-            await asyncio.wait([attending, watching])
+            for task in (attending, *watching):
+                task.cancel()
+            await asyncio.wait([attending, *watching])
             await services.operations.stop()
             await database.close()
+
+
+def _guard(access: AccessService | None, database: Database, clock: Clock) -> Guard | None:
+    if access is None:
+        return None
+    return Guard(access.identify, MetaTargets(database), clock=clock, version=access.version)
+
+
+async def _access(
+    database: Database, settings: MetaserverSettings, clock: Clock
+) -> AccessService | None:
+    """
+    The access control of the metaserver, started; None: it has none.
+
+    Raises:
+        TokenInvalidError: a file has no token.
+        StorageError
+    """
+    if settings.access != ON:
+        return None
+    from .access.service import ADMIN, CLUSTER, AccessService
+
+    files = {ADMIN: settings.admin_token_file, CLUSTER: settings.cluster_token_file}
+    tokens = {principal: token_in_file(Path(path)) for principal, path in files.items()}
+    access = AccessService(database, clock=clock, files=tokens)
+    await access.start()
+    return access

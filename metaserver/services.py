@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import to_builtins
 
@@ -15,6 +15,7 @@ from ..protocol.control import Health
 from ..protocol.errors import StorageError
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, document_route
+from .access.off import AccessOff
 from .attendant import Attendant
 from .calls import control_routes
 from .catalogue.service import Catalogue
@@ -32,6 +33,9 @@ from .settings import MetaserverSettings
 from .sql.database import Database
 from .starts.service import StartService
 from .verify.service import VerifyService
+
+if TYPE_CHECKING:
+    from .access.service import AccessService
 
 
 class HealthyDatabase(Database, Protocol):
@@ -70,6 +74,7 @@ def services_of(
     *,
     rng: random.Random,
     after_step: Callable[[str], None] = lambda _step: None,
+    access: AccessService | None = None,
 ) -> Services:
     """
     The services of one metaserver, under an id that no other metaserver has.
@@ -78,9 +83,10 @@ def services_of(
         network: how brokers are called.
         rng: draws the id, and pauses between tries.
         after_step: called with the name of each step of an operation on partitions and of a reset that was done.
+        access: access control; None: every caller may do everything.
     """
     driver = f"{rng.getrandbits(128):032x}"
-    catalogue = Catalogue(database, network, settings)
+    catalogue = Catalogue(database, network, settings, news=None if access is None else access.news)
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
@@ -102,20 +108,17 @@ def services_of(
         database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver
     )
     attendant = Attendant(
-        database,
-        groups,
-        catalogue,
-        settings,
-        operations,
+        database, groups, catalogue, settings, operations,
         duties=(expirer.run_once, group_expirer.run_once, hidden_expirer.run_once),
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
-    )
-    verify = VerifyService(database, network)
+    )  # fmt: skip
+    verify, rights = VerifyService(database, network), access or AccessOff()
     routes = control_routes(
         catalogue, groups, partial(_health, database, catalogue), operations, verify, resets,
         removals=removals, starts=starts, publications=publications,
     )  # fmt: skip
+    routes += rights.routes()
     return Services(
         catalogue=catalogue,
         groups=groups,

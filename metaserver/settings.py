@@ -12,6 +12,7 @@ from typing import Any
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import range_problems, refuse, values_of
+from ..rpc.access.settings import OFF, access_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
@@ -92,6 +93,17 @@ class MetaserverSettings(ServingSettings):
         default=CONNECTIONS_MAX,
         metadata={"doc": "HTTP connections at once: each consumer and producer has one or two"},
     )
+    access: str = field(
+        default=OFF, metadata={"doc": "on: callers need a right; off: everybody may do everything"}
+    )
+    admin_token_file: str = field(
+        default="",
+        metadata={"doc": "file with the token of the principal admin, who may do everything"},
+    )
+    cluster_token_file: str = field(
+        default="",
+        metadata={"doc": "file with the token of the brokers, the principal cluster"},
+    )
     log_level: str = field(default="WARNING", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
     log_format: str = field(
         default="auto", metadata={"doc": "text, json, or auto: text on a terminal, json elsewhere"}
@@ -140,7 +152,9 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             "auto_create must be off, or a pattern of names: letters, digits, '.', '_', '-', and * or ? for others, "
             f"not {pattern!r:.40}"
         )
-    return problems + serving_problems(values) + log_problems(values)
+    problems += serving_problems(values)
+    problems += access_problems(values, "admin_token_file", "cluster_token_file")
+    return problems + log_problems(values)
 
 
 def metaserver_settings(

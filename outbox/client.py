@@ -63,6 +63,7 @@ class Outbox(Resident, Generic[V]):
         codec: Codec[V] | Mapping[str, Codec[Any]] | None = None,
         settings: OutboxSettings | None = None,
         tls: TlsSettings | None = None,
+        token: str | None = None,
         _environment: Environment | None = None,
         _database: Transactions | None = None,
     ) -> None:
@@ -77,6 +78,7 @@ class Outbox(Resident, Generic[V]):
                 subject: annotate that outbox as `Outbox[Any]`; subjects without a codec take bytes.  None: all do.
             settings: times in milliseconds, sizes in bytes.
             tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError: an address, the URL, the prefix, the codec or the settings cannot be used.
@@ -89,11 +91,9 @@ class Outbox(Resident, Generic[V]):
         self._environment = environment_of(_environment)
         self._database = _database or OutboxDatabase(engine_or_url, self._tables)
         self._connections = Connections(
-            self._environment.network,
-            timeout_ms=self._settings.call_timeout_ms,
-            what="outbox",
-            tls=tls,
-        )
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="outbox",
+            tls=tls, token=token,
+        )  # fmt: skip
         self._insert = insert_of(self._tables)
         self._waiters = RowWaiters(self._database, self._tables, look_ms=self._settings.rescan_ms)
         self._routes: OutboxRoutes | None = None

@@ -68,6 +68,7 @@ class Producer(Sending[V], Generic[V]):
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
+        token: str | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -85,13 +86,14 @@ class Producer(Sending[V], Generic[V]):
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
             tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError: an argument that cannot work.
         """
         super().__init__(
             order_strategy=checked_strategy(order_strategy), partitioner=partitioner, codec=codec,
-            settings=settings, wait_s=wait_s, tls=tls, environment=_environment,
+            settings=settings, wait_s=wait_s, tls=tls, token=token, environment=_environment,
         )  # fmt: skip
         self._addresses = addresses_of(meta)
         self._of_parent: dict[str, SubjectSender] = {}

@@ -11,6 +11,7 @@ import enum
 
 from ..protocol.errors import (
     BrokerReadOnlyError,
+    CapabilityEndedError,
     CorruptBatchError,
     InternalError,
     KeylaneError,
@@ -49,6 +50,7 @@ class WaitStage(enum.Enum):
 
 _TRY_AGAIN = (
     UnreachableError,
+    CapabilityEndedError,
     BrokerReadOnlyError,
     OverloadedError,
     SequenceGapError,

@@ -99,6 +99,7 @@ class Sending(ScheduledCancels, Generic[V]):
         settings: ProducerSettings | None,
         wait_s: float,
         tls: TlsSettings | None,
+        token: str | None,
         environment: Environment | None,
     ) -> None:
         self._order_strategy = order_strategy
@@ -116,7 +117,8 @@ class Sending(ScheduledCancels, Generic[V]):
         self._given = environment
         self._connections = Connections(
             None if environment is None else environment.network,
-            timeout_ms=self._settings.call_timeout_ms, what="producer", wait_s=wait_s, tls=tls,
+            timeout_ms=self._settings.call_timeout_ms, what="producer", wait_s=wait_s,
+            tls=tls, token=token,
         )  # fmt: skip
         self._home = self._connections.home
         self._clock = environment_of(environment).clock

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
+from .access.tokens import check_address_has_no_token
 from .errors import BrokerAddressError, ConfigError, InvalidRequestError
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
@@ -87,9 +88,12 @@ def addresses_of(given: object) -> list[str]:
 
     Raises:
         ConfigError: `given` has no address, or something that is not host:port.
+        TokenInUrlError: it has a token in it.
     """
     items = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     texts = [item for item in items if isinstance(item, str) and item]
+    for text in texts:
+        check_address_has_no_token(text)
     addresses = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     if not addresses or len(texts) < len(items):
         raise ConfigError(f"an address is host:port, or several with commas, not {given!r:.80}")

@@ -1,7 +1,6 @@
 """JSON bodies of the control calls between clients, brokers and the metaserver.  Pure.
 
-`endpoints.py` says which call takes which body.  Bodies of calls that change partitions, read logic queues or set a
-group's progress are in `operations.py`, `queues.py` and `progress.py`.
+`endpoints.py` says which call takes which body.  More bodies are in `operations.py`, `queues.py` and `progress.py`.
 
 An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds.  No body has an instant:
 the receiver adds a duration to its own clock.
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from .access.capability import AccessNews
 from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
 from .groups import GroupPolicy, GroupSettings, GroupStart, OperatorSwitch
 from .ids import MAX_I64, NAME_CHARS_MAX
@@ -118,8 +118,9 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
     """The broker may not know every consumer group in the database.  Retention removes no message of a partition until
     the broker has been told the partition's groups again."""
     fence: int = 0
-    """Not 0 if an operator has accepted a data folder that was behind.  Tokens up to this one were granted before
-    that: the broker refuses them before it serves any request."""
+    """Not 0 if an operator has accepted a data folder that was behind: tokens up to it are refused before any request."""
+    access: AccessNews | None = None
+    """Whom to believe, where access control is on."""
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):

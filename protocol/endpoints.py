@@ -46,6 +46,7 @@ from .control import (
     SwitchGroup,
 )
 from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
+from .http.access import ACCESS
 from .http.any_server import HEALTH as HEALTH  # noqa: PLC0414 - exported
 from .http.any_server import LIVE as LIVE  # noqa: PLC0414 - exported
 from .http.any_server import METRICS as METRICS  # noqa: PLC0414 - exported
@@ -91,7 +92,7 @@ BROKER_HEARTBEAT = Endpoint(
     "/v1/brokers/heartbeat",
     BrokerHeartbeat,
     BrokerWelcome,
-    Rights.ADMINISTER,
+    Rights.CLUSTER,
     "A broker reports itself; its first report registers it.",
 )
 CORDON = Endpoint(
@@ -129,13 +130,13 @@ AUTO_CREATE = Endpoint(
     "Create a subject for its first message, where the setting auto_create allows it; changes nothing if it exists.",
     idempotent=True,
 )
-SUBJECTS = Endpoint("GET", "/v1/subjects", None, SubjectList, Rights.READ, "All subjects, by name.")
+SUBJECTS = Endpoint("GET", "/v1/subjects", None, SubjectList, Rights.ANY, "All subjects, by name.")
 SUBJECT = Endpoint(
     "GET",
     "/v1/subjects/{subject}",
     None,
     SubjectView,
-    Rights.READ,
+    Rights.ANY,
     "One subject with its route.",
 )
 ROUTE = Endpoint(
@@ -143,7 +144,7 @@ ROUTE = Endpoint(
     "/v1/subjects/{subject}/route",
     None,
     Route,
-    Rights.READ,
+    Rights.ANY,
     "The route; waits up to wait_ms for a version that differs from known_version.",
     query=("known_version", "wait_ms", "order_strategy", "subject_id"),
 )
@@ -160,7 +161,7 @@ QUEUES = Endpoint(
     "/v1/subjects/{subject}/queues",
     None,
     QueueList,
-    Rights.READ,
+    Rights.ANY,
     "The logic queues of a static subject, each a chain of partitions with its logic offsets.",
 )
 
@@ -214,7 +215,7 @@ GROUP = Endpoint(
     "/v1/subjects/{subject}/groups/{group}",
     None,
     GroupView,
-    Rights.READ,
+    Rights.ANY,
     "The owners of a consumer group's partitions.",
 )
 GROUPS = Endpoint(
@@ -222,7 +223,7 @@ GROUPS = Endpoint(
     "/v1/subjects/{subject}/groups",
     None,
     GroupList,
-    Rights.READ,
+    Rights.ANY,
     "The consumer groups of a subject.",
 )
 SWITCH_GROUP = Endpoint(
@@ -239,7 +240,7 @@ CREATE_GROUP = Endpoint(
     "/v1/subjects/{subject}/groups/{group}",
     CreateGroup,
     GroupSettings,
-    Rights.ADMINISTER,
+    Rights.CONSUME,
     "Make a consumer group that begins at the earliest message, the latest or a time; a repeat changes nothing.",
     idempotent=True,
 )
@@ -248,7 +249,7 @@ GROUP_SETTINGS = Endpoint(
     "/v1/subjects/{subject}/groups/{group}/settings",
     None,
     GroupSettings,
-    Rights.READ,
+    Rights.ANY,
     "What is stored of a consumer group: its start, its failure policy, what an operator has suspended.",
 )
 SET_GROUP = Endpoint(
@@ -308,7 +309,7 @@ OPERATIONS = Endpoint(
     "/v1/subjects/{subject}/operations",
     None,
     OperationList,
-    Rights.READ,
+    Rights.ANY,
     "The latest operations of a subject, the newest first.",
 )
 HISTORY = Endpoint(
@@ -316,7 +317,7 @@ HISTORY = Endpoint(
     "/v1/subjects/{subject}/history",
     None,
     SubjectHistory,
-    Rights.READ,
+    Rights.ANY,
     "Every partition that a subject ever had, with parents and end offsets.",
 )
 VERIFY = Endpoint(
@@ -350,7 +351,7 @@ HOST_PARTITION = Endpoint(
     "/v1/partitions",
     HostPartition,
     PartitionStatus,
-    Rights.ADMINISTER,
+    Rights.CLUSTER,
     "Host a partition; a repeat changes nothing, unless the partition is in use.",
     idempotent=True,
 )
@@ -359,7 +360,7 @@ PARTITIONS = Endpoint(
     "/v1/partitions",
     None,
     PartitionStatusList,
-    Rights.READ,
+    Rights.ANY,
     "A page of the hosted partitions, by id.",
     query=("after", "limit"),
 )
@@ -368,7 +369,7 @@ PARTITION = Endpoint(
     "/v1/partitions/{id}",
     None,
     PartitionStatus,
-    Rights.READ,
+    Rights.ANY,
     "One partition with its groups, or with the requested group.",
     query=("group",),
 )
@@ -377,7 +378,7 @@ OFFSET_AT = Endpoint(
     "/v1/partitions/{id}/offset",
     None,
     FoundOffset,
-    Rights.READ,
+    Rights.ANY,
     "The offset of a message by the time it was stored; bound is lower or upper.",
     query=("at_ms", "bound"),
 )
@@ -386,7 +387,7 @@ SEAL = Endpoint(
     "/v1/partitions/{id}/seal",
     None,
     PartitionStatus,
-    Rights.ADMINISTER,
+    Rights.CLUSTER,
     "Seal a partition: next_offset is its end.  With empty=1, refused if it has messages.",
     query=("empty",),
     idempotent=True,
@@ -396,7 +397,7 @@ SET_CURSOR = Endpoint(
     "/v1/partitions/{id}/cursor",
     SetCursor,
     PartitionStatus,
-    Rights.ADMINISTER,
+    Rights.CLUSTER,
     "Raise a group's fence and set its cursor.",
     idempotent=True,
 )
@@ -405,7 +406,7 @@ KNOW_GROUPS = Endpoint(
     "/v1/partitions/{id}/groups",
     KnowGroups,
     Done,
-    Rights.ADMINISTER,
+    Rights.CLUSTER,
     "Have retention wait for groups that have not read a partition yet.",
     idempotent=True,
 )
@@ -414,7 +415,7 @@ FORGET_GROUP = Endpoint(
     "/v1/partitions/{id}/forget",
     ForgetGroup,
     ForgottenGroup,
-    Rights.ADMINISTER,
+    Rights.CLUSTER,
     "Forget a deleted consumer group: its progress goes, and its tokens are refused.",
     idempotent=True,
 )
@@ -423,7 +424,7 @@ DROP_PARTITION = Endpoint(
     "/v1/partitions/{id}/drop",
     DropPartition,
     Done,
-    Rights.ADMINISTER,
+    Rights.CLUSTER,
     "Drop a partition of a deleted subject, with its messages.",
     idempotent=True,
 )
@@ -473,7 +474,7 @@ READ_MESSAGES = Endpoint(
     "/v1/subjects/{subject}/messages",
     None,
     MessagePage,
-    Rights.CONSUME,
+    Rights.READ,
     "Messages of a partition from an offset on, or of a static subject's logic queue from a logic offset on; without "
     "an offset, from the first message.",
     query=("partition", "queue", "offset", "count"),
@@ -548,6 +549,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     VERIFY,
     RESET_GROUP,
     CANCEL_RESET,
+    *ACCESS,
 )
 """All calls but the one for the OpenAPI document, which is made of these."""
 BROKER: tuple[Endpoint[Any], ...] = (

@@ -255,6 +255,23 @@ class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
     offset: int
 
 
+class Challenge(Frame, frozen=True, array_like=True, tag=22):
+    """Ask for what the holder of a capability has to sign on this connection.  Answer: Challenged."""
+
+
+class Authenticate(Frame, frozen=True, array_like=True, tag=23):
+    """
+    Say who calls on this connection; again before the capability ends.  Answer: Authenticated.
+
+    `proof` is the signature of the capability's holder over the challenge of this connection and the broker's address.
+    """
+
+    capability: str
+    proof: bytes
+    address: str
+    """The one that the caller has called."""
+
+
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
     """
@@ -379,6 +396,18 @@ class ParkedEdited(Frame, frozen=True, array_like=True, tag=80):
     properties: bytes | None
 
 
+class Challenged(Frame, frozen=True, array_like=True, tag=83):
+    """The challenge of this connection.  b"": this server does not ask who calls."""
+
+    nonce: bytes
+
+
+class Authenticated(Frame, frozen=True, array_like=True, tag=84):
+    """Frames of this connection are served with the rights of the capability, for `ends_in_ms`."""
+
+    ends_in_ms: int
+
+
 class Refused(Frame, frozen=True, array_like=True, tag=127):
     """An error: its code, its text, its details and its fate."""
 
@@ -391,11 +420,12 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
 Request = (
     Append | Acquire | Pull | Ack | Release | Read | AcquireShared | PullShared | Schedule
     | CancelScheduled | ChangeParked | ListParked | ReadParked | TakeParked
-    | LeaveParked | EditParked | ReadEdited
+    | LeaveParked | EditParked | ReadEdited | Challenge | Authenticate
 )  # fmt: skip
 Answer = (
     Appended | Acquired | Batches | Acked | Released | Handed | Scheduled | ScheduledCanceled
-    | ParkedChanged | ParkedKeys | ParkedRows | ParkedTaken | ParkedEdited | Refused
+    | ParkedChanged | ParkedKeys | ParkedRows | ParkedTaken | ParkedEdited | Challenged
+    | Authenticated | Refused
 )  # fmt: skip
 Header = TypeVar("Header", Request, Answer)
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from ..protocol import endpoints
+from ..protocol.access.capability import AccessNews
 from ..protocol.control import (
     AcceptFolder,
     AutoCreate,
@@ -56,6 +57,7 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import Answer, Pull, PullShared, Request
 from ..protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
+from ..protocol.http.access import ACCESS_NEWS
 from ..protocol.http.endpoint import Endpoint
 from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import (
@@ -85,7 +87,7 @@ from ..protocol.reprocess.holds import Held, SetHold
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledPage
 from ..protocol.verification import Verification
-from .network import Channel, Network
+from .network import Channel, KnowsMetaservers, Network
 
 T = TypeVar("T")
 CALL_TIMEOUT_MS = 5_000
@@ -109,6 +111,8 @@ class MetaClient:
         assert addresses
         self._network = network
         self._addresses = list(addresses)
+        if isinstance(network, KnowsMetaservers):
+            network.know_metaservers(self._addresses)
         self._timeout_ms = timeout_ms
 
     @property
@@ -185,6 +189,19 @@ class MetaClient:
         if within_ms is not None:
             timeout_ms = min(timeout_ms, max(1, within_ms // len(self._addresses)))
         return await self._call(endpoints.BROKER_HEARTBEAT, body, timeout_ms=timeout_ms)
+
+    async def access_news(self) -> AccessNews:
+        """What a broker has to know to judge capabilities."""
+        return await self._call(ACCESS_NEWS)
+
+    async def access(
+        self, endpoint: Endpoint[T], body: object = None, *, principal: str | None = None, **names: int
+    ) -> T:  # fmt: skip
+        """A call about access, to all of it or that of a principal."""
+        query = None if principal is None else {"principal": principal}
+        return await self._call(
+            endpoint, body, query=query, wait_ms=0, timeout_ms=15_000, one_address=False, **names
+        )
 
     async def create_subject(self, body: CreateSubject) -> SubjectView:
         """Create a subject; again with the same settings changes nothing."""

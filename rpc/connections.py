@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ..protocol.access.tokens import check_token
 from ..protocol.errors import ConfigError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
+from .access.token_file import token_source
 from .client import BrokerClient, MetaClient
 from .environment import environment_of
 from .home import Home
@@ -26,6 +28,7 @@ class Connections:
         network: None: each opening takes that of its environment, or makes a real one and closes it.
         timeout_ms: of a call to a broker.
         what: the kind of client, as errors name it.
+        token: what a real network shows to metaservers; None: the one that the environment names, if it does.
         wait_s: seconds for which `wait_for` waits.
         tls: of a network of its own; None: that of the process's environment.
     """
@@ -38,8 +41,13 @@ class Connections:
         what: str = "client",
         wait_s: float = 0,
         tls: TlsSettings | None = None,
+        token: str | None = None,
     ) -> None:
-        """Raises ConfigError: `tls` is no TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX]."""
+        """
+        Raises:
+            TokenInvalidError
+            ConfigError: `tls` is no TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX].
+        """
         low, high = CALL_TIMEOUT_MS
         if not is_within(timeout_ms, low, high):
             raise ConfigError(
@@ -51,6 +59,7 @@ class Connections:
         if tls is not None and not isinstance(tls, TlsSettings):
             raise ConfigError(f"tls must be a TlsSettings, not {tls!r:.40}")
         self.wait_s = wait_s
+        self.token = None if token is None else check_token(token, "token=")
         self._given = network
         self.tls = tls
         self._own: HttpNetwork | None = None
@@ -67,17 +76,20 @@ class Connections:
         Raises:
             AlreadyOpenError, ForkedError
             ConfigError: a file of the TLS cannot be used.
+            TokenInvalidError: of the environment.
         """
+        network = self._given or environment_of(None).network
+        source = token_source(self.token) if network is None else None
         self.home.enter(self, on_fork)
         self._brokers = {}
-        self.network = self._given or environment_of(None).network
-        if self.network is None:
+        if network is None:
             try:
-                self.network = self._own = client_network(self.tls)
+                network = self._own = client_network(self.tls, source)
             except ConfigError:
                 self.home.leave()
                 raise
-        return self.network
+        self.network = network
+        return network
 
     async def wait_for(self, meta: MetaClient) -> None:
         """

@@ -19,9 +19,18 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from ..protocol.errors import FrameError, InternalError, KeylaneError, OverloadedError
+from ..protocol.errors import (
+    FrameError,
+    InternalError,
+    KeylaneError,
+    OverloadedError,
+    UnauthenticatedError,
+)
 from ..protocol.frames import (
     Answer,
+    Authenticate,
+    Challenge,
+    Challenged,
     Pull,
     PullShared,
     Request,
@@ -35,6 +44,7 @@ from ..protocol.limits import (
     IN_FLIGHT_PER_CONNECTION_MAX,
     PULLS_PER_CONNECTION_MAX,
 )
+from .access.guard import ConnectionAccess, Guard
 from .answer_room import AnswerRoom, begin_answer
 from .http_network import HEARTBEAT_SECONDS
 
@@ -53,9 +63,15 @@ class _Connection:
     """A WebSocket: its share of the room, its answers under way, and the bytes that its client has taken."""
 
     def __init__(
-        self, socket: web.WebSocketResponse, transport: asyncio.Transport, room: AnswerRoom
+        self,
+        socket: web.WebSocketResponse,
+        transport: asyncio.Transport,
+        room: AnswerRoom,
+        access: ConnectionAccess | None,
     ) -> None:
         self.socket = socket
+        self.access = access
+        """None: this server does not ask who calls."""
         self.transport = transport
         self.share = room.share()
         self.in_flight = asyncio.Semaphore(IN_FLIGHT_PER_CONNECTION_MAX)
@@ -112,8 +128,10 @@ class DataPlane:
         room: AnswerRoom | None = None,
         stuck_s: float = STUCK_S,
         on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
+        guard: Guard | None = None,
     ) -> None:
         self._handler = handler
+        self._guard = guard
         self._room = room or AnswerRoom()
         self._stuck_s = stuck_s
         self._on_refusal = on_refusal
@@ -134,7 +152,9 @@ class DataPlane:
         await socket.prepare(request)
         if request.transport is None:
             return socket
-        connection = _Connection(socket, request.transport, self._room)
+        guard = self._guard
+        access = None if guard is None else guard.connection(request.remote or "")
+        connection = _Connection(socket, request.transport, self._room, access)
         self._connections.add(connection)
         reading = asyncio.create_task(self._answer_all(connection))
         watch = asyncio.create_task(self._watch(connection, reading))
@@ -161,6 +181,13 @@ class DataPlane:
             except FrameError as error:
                 await connection.refuse(error, WSCloseCode.PROTOCOL_ERROR)
                 return
+            if isinstance(asked, Challenge | Authenticate):
+                await self._introduce(connection, correlation_id, asked)
+                continue
+            if connection.access is not None and not await self._may(
+                connection, correlation_id, asked
+            ):
+                continue
             pull = isinstance(asked, Pull | PullShared)
             if pull and connection.pulls < PULLS_PER_CONNECTION_MAX:
                 connection.pulls += 1
@@ -173,6 +200,43 @@ class DataPlane:
             task = asyncio.create_task(answer)
             connection.tasks.add(task)
             task.add_done_callback(connection.tasks.discard)
+
+    async def _introduce(
+        self, connection: _Connection, correlation_id: int, asked: Challenge | Authenticate
+    ) -> None:
+        """Answer who asks for a challenge, or says who calls.  Frames behind it wait."""
+        access = connection.access
+        try:
+            if access is None or isinstance(asked, Challenge):
+                answer: Answer = Challenged(b"" if access is None else access.nonce)
+            else:
+                answer = await access.authenticate(asked)
+        except KeylaneError as error:
+            self._on_refusal(error)
+            answer = refusal(error)
+        await self._write(connection, encode_frame(correlation_id, answer))
+
+    async def _may(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
+        """Whether the caller may send this frame; if not, it is answered here."""
+        assert connection.access is not None
+        try:
+            connection.access.check(asked)
+        except UnauthenticatedError as error:
+            self._on_refusal(error)
+            await connection.refuse(error, WSCloseCode.POLICY_VIOLATION)
+            return False
+        except KeylaneError as error:
+            self._on_refusal(error)
+            await self._write(connection, encode_frame(correlation_id, refusal(error)))
+            return False
+        return True
+
+    @staticmethod
+    async def _write(connection: _Connection, frame: bytes) -> None:
+        try:
+            await connection.send(frame)
+        except (ConnectionError, RuntimeError):
+            log.debug("the client left before its answer")
 
     async def _answer_pull(
         self, connection: _Connection, correlation_id: int, asked: Request, payload: memoryview
@@ -233,18 +297,35 @@ class DataPlane:
             answering.end()
 
     async def _watch(self, connection: _Connection, reading: asyncio.Task[None]) -> None:
-        """Disconnect a client that reads nothing for too long."""
+        """Disconnect a client that reads nothing for too long, or whose rights have ended."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(SHORT_S, self._stuck_s) / 2)
+            if connection.access is not None:
+                try:
+                    connection.access.check_still()
+                except KeylaneError as ended:
+                    await self._part(connection, reading, ended, WSCloseCode.POLICY_VIOLATION)
+                    return
             waiting_s = connection.waiting_s(loop.time())
             if waiting_s >= self._stuck_s or (self._room.short and waiting_s >= SHORT_S):
                 break
         error = OverloadedError(f"this client has taken no answer for {waiting_s:.0f} s")
         log.warning("a client is disconnected: %s", error.message)
+        await self._part(connection, reading, error, WSCloseCode.TRY_AGAIN_LATER)
+
+    async def _part(
+        self,
+        connection: _Connection,
+        reading: asyncio.Task[None],
+        error: KeylaneError,
+        code: WSCloseCode,
+    ) -> None:
+        """Disconnect a client, which is told why if it still reads."""
+        self._on_refusal(error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
-                await connection.refuse(error, WSCloseCode.TRY_AGAIN_LATER)
+                await connection.refuse(error, code)
         connection.transport.abort()
         reading.cancel()
 

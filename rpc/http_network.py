@@ -1,12 +1,14 @@
 """The real network: aiohttp sessions for control calls and WebSockets.
 
-An address is `host:port`; with a certificate authority every connection uses TLS.  Pools, redirects and proxies are aiohttp's; none of them is used on the data plane.
+An address is `host:port`; with a certificate authority every connection uses TLS.  A network with an identity shows it to servers (`access.wallet`).  Pools, redirects and proxies are aiohttp's; none of them is used on the data plane.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import aiohttp
@@ -15,13 +17,19 @@ import msgspec
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.endpoints import DATA_PATH
 from ..protocol.errors import (
+    CapabilityEndedError,
     ForeignServerError,
+    KeylaneError,
     MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
 )
+from ..protocol.frames import Authenticate, Authenticated, Challenge, Challenged
+from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
+from .access.credentials import Credentials, ShownCapability
+from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .reasons import reason
 from .tls.contexts import client_context, use_as_client
@@ -35,6 +43,8 @@ CONNECT_SECONDS = 3.0
 """A running machine accepts a connection within this time, even if the first packet is lost."""
 TLS_END_SECONDS = 0.02
 """TLS connections end some turns of the event loop after they are closed, which aiohttp does not wait for."""
+CAPABILITY_TIMEOUT_MS = 3_000
+RENEW_AGAIN_S = 1.0
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -49,14 +59,32 @@ class HttpNetwork:
 
     Args:
         tls: None: without TLS.
+        token: of the client; None: the one that the environment names, if it does.
+        identity: what a server shows in place of that.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
+        TokenInvalidError
     """
 
-    def __init__(self, tls: TlsSettings | None = None) -> None:
+    def __init__(
+        self,
+        tls: TlsSettings | None = None,
+        *,
+        token: str | TokenSource | None = None,
+        identity: Credentials | None = None,
+    ) -> None:
         self._scheme = "http" if tls is None else "https"
         self._context = None if tls is None else client_context(tls)
+        source = token if callable(token) else token_source(token)
+        if identity is None and source is not None:
+            from .access.wallet import (
+                Wallet,  # it loads a library that clients without a token need not have
+            )
+
+            identity = Wallet(source, self._ask_capabilities)
+        self._identity = identity
+        self._renewing: set[asyncio.Task[None]] = set()
         connector = aiohttp.TCPConnector(
             limit=0, force_close=False, ssl=True if self._context is None else self._context
         )
@@ -64,8 +92,70 @@ class HttpNetwork:
         self._answered: set[str] = set()
         """Addresses that have answered: TLS does not keep them from it."""
 
+    def know_metaservers(self, addresses: Sequence[str]) -> None:
+        """Have metaservers shown the token itself; see `network.KnowsMetaservers`."""
+        if self._identity is not None:
+            self._identity.know_metaservers(addresses)
+
     async def open_channel(self, address: str, *, timeout_ms: int) -> WebSocketChannel:
-        """A channel to the broker at `address`.  Raises NotSentError."""
+        """
+        A channel to the broker at `address`, which knows who calls.
+
+        Raises:
+            NotSentError
+            UnauthenticatedError, TokenInvalidError: the token is refused, or cannot be read.
+        """
+        if self._identity is None:
+            return await self._connect(address, timeout_ms)
+        held = await self._identity.held()
+        channel = await self._connect(address, timeout_ms)
+        if held is None:
+            return channel
+        try:
+            await self._introduce(self._identity, channel, held, address, timeout_ms)
+        except OutcomeUnknownError as error:
+            await channel.close()
+            raise NotSentError(error.message, address=address) from error
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
+
+    async def _introduce(
+        self,
+        identity: Credentials,
+        channel: WebSocketChannel,
+        held: ShownCapability,
+        address: str,
+        timeout_ms: int,
+    ) -> None:
+        """Say who calls, with a newer capability if the first is refused; and again before it ends."""
+        challenged, _ = await channel.call(Challenge(), timeout_ms=timeout_ms)
+        assert isinstance(challenged, Challenged)
+        nonce = challenged.nonce
+        if not nonce:
+            return
+        try:
+            await _authenticate(channel, held, nonce, address, timeout_ms)
+        except CapabilityEndedError:
+            identity.refused(held.text)
+            newer = await identity.held()
+            if newer is None:
+                raise
+            held = newer
+            await _authenticate(channel, held, nonce, address, timeout_ms)
+        task = asyncio.create_task(_stay_known(identity, channel, held, nonce, address, timeout_ms))
+        self._renewing.add(task)
+        task.add_done_callback(self._renewing.discard)
+
+    async def _ask_capabilities(self, address: str, token: str, holder: bytes) -> Capabilities:
+        return await self._control(
+            CAPABILITY.method, address, CAPABILITY.path, Capabilities,
+            body=AskCapability(holder=holder), query=None, timeout_ms=CAPABILITY_TIMEOUT_MS,
+            bearer=token,
+        )  # fmt: skip
+
+    async def _connect(self, address: str, timeout_ms: int) -> WebSocketChannel:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 socket = await self._session.ws_connect(
@@ -97,6 +187,42 @@ class HttpNetwork:
         timeout_ms: int,
     ) -> T:
         """See `network.Network.control`; a body over the limit is a MessageTooLargeError."""
+        identity = self._identity
+        call = partial(
+            self._control,
+            method,
+            address,
+            path,
+            answer,
+            body=body,
+            query=query,
+            timeout_ms=timeout_ms,
+        )
+        if identity is None:
+            return await call()
+        bearer = await identity.bearer(address)
+        try:
+            return await call(bearer=bearer)
+        except CapabilityEndedError:
+            if bearer is None or not identity.refused(bearer):
+                raise
+            return await call(bearer=await identity.bearer(address))
+
+    async def _control(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        answer: type[T],
+        *,
+        body: object,
+        query: Mapping[str, str] | None,
+        timeout_ms: int,
+        bearer: str | None = None,
+    ) -> T:
+        headers = {"content-type": "application/json"}
+        if bearer is not None:
+            headers["authorization"] = f"Bearer {bearer}"
         packed = b"" if body is None else encode_json(body)
         if len(packed) > CONTROL_BYTES_MAX:
             raise MessageTooLargeError(
@@ -110,7 +236,7 @@ class HttpNetwork:
                 f"{self._scheme}://{address}{path}",
                 data=packed or None,
                 params=query,
-                headers={"content-type": "application/json"},
+                headers=headers,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(
                     total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS
@@ -184,16 +310,52 @@ class HttpNetwork:
 
     async def close(self) -> None:
         """Close the session, and with it every connection."""
+        for task in list(self._renewing):
+            task.cancel()
+        await asyncio.gather(*self._renewing, return_exceptions=True)
+        if self._identity is not None:
+            await self._identity.close()
         await self._session.close()
         if self._context is not None:
             await asyncio.sleep(TLS_END_SECONDS)
 
 
-def client_network(tls: TlsSettings | None = None) -> HttpNetwork:
+def client_network(
+    tls: TlsSettings | None = None, token: str | TokenSource | None = None
+) -> HttpNetwork:
     """
-    The network of a client: with the TLS that is given, else with that of the environment, KEYLANE_TLS_CA.
+    The network of a client: with what is given, else with what the environment names: KEYLANE_TLS_CA, KEYLANE_TOKEN_FILE.
 
     Raises:
         ConfigError: a file cannot be used.
+        TokenInvalidError
     """
-    return HttpNetwork(tls or tls_of_environment())
+    return HttpNetwork(tls or tls_of_environment(), token=token)
+
+
+async def _authenticate(
+    channel: WebSocketChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
+) -> None:
+    asked = Authenticate(held.text, held.key.prove(nonce, address), address)
+    answer, _ = await channel.call(asked, timeout_ms=timeout_ms)
+    assert isinstance(answer, Authenticated)
+
+
+async def _stay_known(
+    identity: Credentials,
+    channel: WebSocketChannel,
+    held: ShownCapability,
+    nonce: bytes,
+    address: str,
+    timeout_ms: int,
+) -> None:
+    """Show each new capability on a channel, until it is closed; a broker closes it when the last one has ended."""
+    while not channel.closed:
+        await asyncio.sleep(max(RENEW_AGAIN_S, held.renew_in_s))
+        with contextlib.suppress(KeylaneError):
+            newer = await identity.held()
+            if newer is None or channel.closed:
+                return
+            if newer.text != held.text:
+                await _authenticate(channel, newer, nonce, address, timeout_ms)
+            held = newer

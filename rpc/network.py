@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 from ..protocol.frames import Answer, Request
 
@@ -68,4 +68,13 @@ class Network(Protocol):
 
     async def close(self) -> None:
         """Close everything that was opened."""
+        ...
+
+
+@runtime_checkable
+class KnowsMetaservers(Protocol):
+    """A network that shows its token to metaservers, and to no other server."""
+
+    def know_metaservers(self, addresses: Sequence[str]) -> None:
+        """Note where metaservers are."""
         ...

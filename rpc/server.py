@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,8 +23,10 @@ from aiohttp import ClientConnectionResetError, web
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.endpoints import DATA_PATH, METRICS, OPENAPI
 from ..protocol.errors import (
+    AccessDeniedError,
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
+    CapabilityEndedError,
     FencedError,
     ForeignHostError,
     GroupBusyError,
@@ -54,12 +56,15 @@ from ..protocol.errors import (
     SubjectExistsError,
     SubjectNotStaticError,
     SubjectUnknownError,
+    TokenIdUnknownError,
+    UnauthenticatedError,
 )
 from ..protocol.http.endpoint import Endpoint
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
 from ..protocol.text import refused_value
+from .access.guard import Guard
 from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
@@ -77,6 +82,10 @@ Params = Mapping[str, str]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _STATUS: dict[type[KeylaneError], int] = {
+    UnauthenticatedError: 401,
+    CapabilityEndedError: 401,
+    AccessDeniedError: 403,
+    TokenIdUnknownError: 404,
     OriginError: 403,
     ForeignHostError: 421,
     RequestTooSlowError: 408,
@@ -176,18 +185,30 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
 
 
 def _control_handler(
-    route: ControlRoute, body_s: float, refuse: Refuse
+    route: ControlRoute, body_s: float, refuse: Refuse, guard: Guard | None
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     endpoint = route.endpoint
 
+    async def read(request: web.Request) -> tuple[Any, Params]:
+        body: object = None
+        if endpoint.request is not None:
+            data = await _read_body(request, body_s)
+            raw = endpoint.request is bytes
+            body = data if raw else msgspec.json.decode(data, type=endpoint.request)
+        return body, _params(request, endpoint.headers)
+
     async def handle(request: web.Request) -> web.Response:
         try:
-            body: object = None
-            if endpoint.request is not None:
-                data = await _read_body(request, body_s)
-                raw = endpoint.request is bytes
-                body = data if raw else msgspec.json.decode(data, type=endpoint.request)
-            answer = await route.handler(body, _params(request, endpoint.headers))
+            if guard is None:
+                answer = await route.handler(*await read(request))
+            else:
+                answer = await guard.pass_through(
+                    endpoint,
+                    request.headers.getall("Authorization", ()),
+                    request.remote or "",
+                    partial(read, request),
+                    route.handler,
+                )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return refuse(
                 InvalidRequestError(
@@ -250,14 +271,17 @@ class Server:
         on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
         serving: ServingSettings | None = None,
         tls: ServerTls | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """
         Args:
             serving: None: loopback only, without TLS.
             tls: that of `serving`, if it has one.
+            guard: its access control; None: every caller may do everything.
         """
         self._serving = serving or ServingSettings()
         self._tls = tls
+        self._guard = guard
         self._plane: DataPlane | None = None
         self._on_refusal = on_refusal
         self._limits = limits or HttpLimits()
@@ -267,10 +291,12 @@ class Server:
             client_max_size=CONTROL_BYTES_MAX,
         )
         for route in routes:
-            handler = _control_handler(route, self._limits.body_s, self._refuse)
+            handler = _control_handler(route, self._limits.body_s, self._refuse, guard)
             app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
         if data_handler is not None:
-            self._plane = DataPlane(data_handler, room=room, stuck_s=stuck_s, on_refusal=on_refusal)
+            self._plane = DataPlane(
+                data_handler, room=room, stuck_s=stuck_s, on_refusal=on_refusal, guard=guard
+            )
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
         self._runner = web.AppRunner(
@@ -362,6 +388,8 @@ class Server:
         check_fetch_site(request.headers.getall("Sec-Fetch-Site", ()))
         origins = request.headers.getall("Origin", ())
         check_origins(origins, names, self.port, scheme="http" if self._tls is None else "https")
+        if self._guard is not None:
+            self._guard.check_url(request.path, request.query)
         return await handler(request)
 
     async def start(self, host: str, port: int) -> None:

@@ -137,6 +137,7 @@ class SyncConsumer(Generic[V]):
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
+        token: str | None = None,
     ) -> None:
         """Make a consumer, of the arguments of `keylane.Consumer`; `with` or `open` opens it.  Raises ConfigError."""
         self._consumer: Consumer[V] = Consumer(
@@ -159,6 +160,7 @@ class SyncConsumer(Generic[V]):
             settings=settings,
             wait_s=wait_s,
             tls=tls,
+            token=token,
         )
         self._thread = LoopThread("consumer")
 

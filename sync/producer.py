@@ -111,6 +111,7 @@ class SyncProducer(Generic[V]):
         settings: ProducerSettings | None = None,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
+        token: str | None = None,
     ) -> None:
         """Make a producer, of the arguments of `keylane.Producer`; `with` or `open` opens it.  Raises ConfigError."""
         self._producer: Producer[V] = Producer(
@@ -121,6 +122,7 @@ class SyncProducer(Generic[V]):
             settings=settings,
             wait_s=wait_s,
             tls=tls,
+            token=token,
         )
         self._thread = LoopThread("producer")
 

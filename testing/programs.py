@@ -24,6 +24,7 @@ from ..metaserver.services import services_of
 from ..metaserver.settings import MetaserverSettings
 from ..metaserver.sql.clock_restart import adopt_boot
 from ..protocol.errors import StoryError
+from ..rpc.access.guard import Guard
 from ..rpc.data_plane import DataHandler
 from ..rpc.environment import AMBIENT, Environment
 from ..rpc.operating.metrics import ServerMetrics
@@ -307,6 +308,7 @@ class BrokerProgram(StoryProgram):
         routes: Sequence[ControlRoute],
         data_handler: DataHandler,
         _metrics: ServerMetrics,
+        _guard: Guard | None,
     ) -> AsyncIterator[str]:
         listener = Listener(self._process, self._machine, routes, data_handler)
         self._internet.listen(self.address, listener)

@@ -188,6 +188,11 @@ class Scheduler:
         """See `Agenda.soonest`."""
         return self._agenda.soonest(limit, subject)
 
+    def subject_of(self, scheduled_id: bytes) -> str | None:
+        """The subject of a message that waits; None: none waits under this id."""
+        entry = self._agenda.entries.get(scheduled_id)
+        return None if entry is None else entry.subject
+
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
         Keep messages durably, all of them or none; one with a known id is kept already.

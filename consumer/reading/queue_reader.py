@@ -104,6 +104,7 @@ class QueueReader(Resident, Generic[V]):
         call_timeout_ms: int = 5_000,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
+        token: str | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
@@ -116,6 +117,7 @@ class QueueReader(Resident, Generic[V]):
             call_timeout_ms: of each call to a metaserver or broker.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
             tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError, InvalidNameError: an argument that cannot work.
@@ -129,12 +131,9 @@ class QueueReader(Resident, Generic[V]):
         self._timeout_ms = call_timeout_ms
         self._environment = environment_of(_environment)
         self._connections = Connections(
-            self._environment.network,
-            timeout_ms=call_timeout_ms,
-            what="reader",
-            wait_s=wait_s,
-            tls=tls,
-        )
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s,
+            tls=tls, token=token,
+        )  # fmt: skip
         self._views: dict[int, QueueView] = {}
 
     def __repr__(self) -> str:

@@ -103,13 +103,14 @@ class Reader(Resident, Generic[V]):
         call_timeout_ms: int = 5_000,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
+        token: str | None = None,
         _environment: Environment | None = None,
     ) -> None:
         """
         Make a reader; `async with` opens it.
 
         Args:
-            meta, codec, call_timeout_ms, wait_s, tls: as of QueueReader.
+            meta, codec, call_timeout_ms, wait_s, tls, token: as of QueueReader.
             subject: an existing subject, static or not.
             start: "earliest", "latest", a datetime with a time zone, how long ago (a negative timedelta, or a text such as
                 "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
@@ -136,14 +137,13 @@ class Reader(Resident, Generic[V]):
         self._follow = follow and stop is None
         self._stop = stop_bound("latest" if stop is None else stop, partition=partition, now_ms=now_ms)  # fmt: skip
         self._subject = subject
-        self._key = key
-        self._partition = partition
+        self._key, self._partition = key, partition
         self._tags = None if tags is None else MessageFilter(tags)
         self._where = where
         self._codec = codec
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
-            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s, tls=tls
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s, tls=tls, token=token
         )  # fmt: skip
         self._pauses: Pauses = Backoff(first_ms=FOLLOW_MS).pauses(self._environment.new_rng())
         self._reset()

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from ...protocol.access.capability import AccessNews
 from ...protocol.address import check_broker_address
 from ...protocol.control import (
     AcceptFolder,
@@ -99,8 +100,17 @@ HOSTED_AT_ONCE_MAX = 64
 class Catalogue:
     """Broker groups, subjects and routes, over one database."""
 
-    def __init__(self, database: Database, network: Network, settings: MetaserverSettings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        network: Network,
+        settings: MetaserverSettings,
+        *,
+        news: Callable[[], AccessNews] | None = None,
+    ) -> None:
+        """`news`: what brokers have to know about access; None: every caller may do everything."""
         self._database = database
+        self._news = news
         self._network = network
         self._settings = settings
         self._wakeups: Wakeups[Subject] = Wakeups()
@@ -149,6 +159,7 @@ class Catalogue:
             ttl_ms=settings.broker_ttl_ms,
             groups_missed=missed,
             fence=fence,
+            access=None if self._news is None else self._news(),
         )
 
     def take_untold(self) -> list[tuple[int, ...]]:

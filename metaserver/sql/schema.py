@@ -495,3 +495,53 @@ deletions = Table(
     Column("subject", String(200), nullable=False),
     comment="subjects and groups that are gone: their clients must not go on with namesakes",
 )
+
+access_state = Table(
+    "access_state",
+    metadata,
+    Column("one", Integer, primary_key=True, autoincrement=False, comment="1: there is one row"),
+    Column("cluster", String(64), nullable=False, comment="random: capabilities name it"),
+    Column("version", BigInteger, nullable=False, comment="rises with every change of access"),
+)
+
+access_principals = Table(
+    "access_principals",
+    metadata,
+    Column("principal", String(200), primary_key=True),
+    Column("version", BigInteger, nullable=False, comment="of its last change"),
+    Column("changed_at", BigInteger, nullable=False, comment="calendar of the metaserver, ms"),
+)
+
+access_tokens = Table(
+    "access_tokens",
+    metadata,
+    Column("token_id", BigId, primary_key=True, autoincrement=True),
+    Column("principal", ForeignKey(access_principals.c.principal), nullable=False, index=True),
+    Column(
+        "hash", String(64), nullable=False, unique=True, comment="SHA-256; the token is not kept"
+    ),
+    Column("label", String(200), nullable=False),
+    Column("made_at", BigInteger, nullable=False),
+    Column("begins_at", BigInteger, nullable=False),
+    Column("ends_at", BigInteger, nullable=False, comment="0: never"),
+    Column("revoked_at", BigInteger, nullable=False, server_default="0", comment="0: it is not"),
+    sqlite_autoincrement=True,
+    comment="times are the calendar's, in milliseconds",
+)
+
+access_grants = Table(
+    "access_grants",
+    metadata,
+    Column("principal", ForeignKey(access_principals.c.principal), primary_key=True),
+    Column("right", String(32), primary_key=True),
+    Column("subject", String(201), primary_key=True, comment="a pattern"),
+    Column("group", String(201), primary_key=True, comment="a pattern"),
+)
+
+access_keys = Table(
+    "access_keys",
+    metadata,
+    Column("key_id", String(64), primary_key=True),
+    Column("public", String(128), nullable=False, comment="Ed25519, hexadecimal"),
+    Column("ends_at", BigInteger, nullable=False, comment="nothing that it signed is valid later"),
+)

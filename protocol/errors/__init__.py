@@ -3,10 +3,14 @@
     KeylaneError                       .code .fate .retry .hint .details
     ├── ConfigError                    settings impossible, all problems at once
     │   ├── HandlerTypeError           a handler whose body would never run; also a TypeError
-    │   └── CertificateFileError, CertificateKeyError      files of a certificate and its key
+    │   ├── CertificateFileError, CertificateKeyError      files of a certificate and its key
+    │   └── TokenInvalidError          a token that cannot be one, or a file of it that cannot be read
     ├── WorkerCancelledError           a handler cancelled the task that runs it
     ├── RefusedError                   the answer was no; nothing was done
     │   ├── InvalidNameError, OffsetInvalidError, MessageTooLargeError, InvalidRequestError
+    │   │   └── TokenInUrlError                            a token stands in a URL
+    │   ├── UnauthenticatedError, CapabilityEndedError     the caller is not known, or not any more
+    │   ├── AccessDeniedError, TokenIdUnknownError, AccessOffError
     │   ├── OriginError, ForeignHostError                  a web page of another site
     │   ├── RequestTooSlowError                            the whole request did not arrive in time
     │   ├── BrokerAddressError                             a broker names an address that is not loopback
@@ -89,6 +93,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .access import *  # noqa: F403 - the rest of the tree
 from .base import KIND_BY_CODE
 from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError

@@ -5,15 +5,15 @@ from __future__ import annotations
 from ..control import Done, Health
 from .endpoint import Endpoint, Rights
 
-HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.READ, "Whether the server is ready.")
+HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.KNOWN, "Whether the server is ready.")
 
-LIVE = Endpoint("GET", "/health/live", None, Done, Rights.READ, "Answered while the server lives.")
+LIVE = Endpoint("GET", "/health/live", None, Done, Rights.OPEN, "Answered while the server lives.")
 READY = Endpoint(
     "GET",
     "/health/ready",
     None,
     Health,
-    Rights.READ,
+    Rights.OPEN,
     "Whether to send clients to the server; status 503, with the reason, if not.",
 )
 METRICS = Endpoint(
@@ -21,7 +21,7 @@ METRICS = Endpoint(
     "/metrics",
     None,
     str,
-    Rights.READ,
+    Rights.OPEN,
     "Figures of the server in the text format of Prometheus.",
     answered_as="text/plain; version=0.0.4; charset=utf-8",
 )
@@ -30,6 +30,6 @@ OPENAPI = Endpoint(
     "/v1/openapi.json",
     None,
     dict,
-    Rights.READ,
+    Rights.OPEN,
     "The calls of the server as an OpenAPI document.",
 )

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from msgspec import Struct
 
+from ..access.rights import Rights as Rights  # noqa: PLC0414 - exported
+
 A_co = TypeVar("A_co", covariant=True)
-
-
-class Rights(enum.StrEnum):
-    """The right that a call needs, told in the OpenAPI document.  Servers serve loopback only, and do not check it."""
-
-    PRODUCE = "produce"
-    CONSUME = "consume"
-    READ = "read"
-    ADMINISTER = "administer"
-    """Operators, and the servers of the cluster among themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +36,14 @@ class Endpoint(Generic[A_co]):
     """A POST that may be repeated when its outcome is unknown.  A GET may always be repeated."""
 
     @property
+    def is_get(self) -> bool:
+        """True if the call only asks, by its method."""
+        return self.method == "GET"
+
+    @property
     def repeatable(self) -> bool:
         """True if the call may be repeated when its outcome is unknown."""
-        return self.idempotent or self.method == "GET"
+        return self.idempotent or self.is_get
 
     def path_of(self, **names: object) -> str:
         """The path with its `{names}` filled in, percent-encoded."""

@@ -13,7 +13,7 @@ PARTITION_BOUNDS = Endpoint(
     "/v1/partitions/bounds",
     AskBounds,
     BoundsList,
-    Rights.READ,
+    Rights.ANY,
     "Where partitions begin and end, and where times and consumer groups are in them.",
     idempotent=True,
 )
@@ -22,7 +22,7 @@ HOLD = Endpoint(
     "/v1/partitions/{id}/holds",
     SetHold,
     Held,
-    Rights.CONSUME,
+    Rights.READ,
     "Hold messages of a partition against retention for a job, renew that, or end it.",
     idempotent=True,
 )

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import ConfigError
+from ..access.credentials import Credentials
+from ..access.token_file import TokenSource
 from ..http_network import HttpNetwork
 from ..tls.contexts import ServerTls
 from ..tls.settings import ServingSettings
@@ -36,9 +38,16 @@ class ServedNetwork:
                 settings.host,
             )
 
-    def outgoing(self) -> HttpNetwork:
-        """The network for calls to other servers; the caller closes it."""
-        self._outgoing = HttpNetwork(self._settings.client_tls())
+    def outgoing(
+        self, token: TokenSource | None = None, *, identity: Credentials | None = None
+    ) -> HttpNetwork:
+        """
+        The network for calls to other servers, with what `HttpNetwork` shows them; the caller closes it.
+
+        Raises:
+            CertificateFileError, CertificateKeyError, TokenInvalidError
+        """
+        self._outgoing = HttpNetwork(self._settings.client_tls(), token=token, identity=identity)
         return self._outgoing
 
     def adopt(self, settings: ServingSettings) -> None:

@@ -294,23 +294,30 @@ class Lane:
         pauses = _BACKOFF.pauses(self._sender.rng)
         failing_since: int | None = None
         while True:
-            left = len(self._batches)
+            first = self._batches[0] if self._batches else None
             try:
                 await self._stream()
             except StaleRouteError:
                 break
             except KeylaneError as error:
                 now = self._sender.clock.boot_ms()
-                if failing_since is None or len(self._batches) < left:
+                again = bool(self._batches) and self._batches[0] is first
+                if failing_since is None or not again:
                     failing_since = now
                     pauses.reset()
-                self._check(error, now - failing_since)
+                self._check(error, now - failing_since, again=again)
                 await asyncio.sleep(pauses.next_ms() / 1000)
                 await self._sender.refresh()
         await self._hand_down()
 
-    def _check(self, error: KeylaneError, waited_ms: int) -> None:
-        """Raise what does not pass."""
+    def _check(self, error: KeylaneError, waited_ms: int, *, again: bool) -> None:
+        """
+        Raise what does not pass.
+
+        Args:
+            again: the batch that was refused was the first to be sent.  One that was sent behind others may have been
+                refused before these were stored.
+        """
         where = {"task": self._sender.task, "partition_id": self._partition.partition_id}
         if isinstance(error, SequenceReusedError):
             raise RowsDifferError(
@@ -318,8 +325,10 @@ class Lane:
                 f"{self._partition.partition_id}",
                 **where,
             ) from error
-        forgotten = isinstance(error, SequenceGapError) and (
-            error.expected is None or error.expected < self._batches[0].sequence
+        forgotten = (
+            again
+            and isinstance(error, SequenceGapError)
+            and (error.expected is None or error.expected < self._batches[0].sequence)
         )
         passes = error.retry is not RetryRule.NEVER or isinstance(
             error, (*_MOVED, SequenceGapError)

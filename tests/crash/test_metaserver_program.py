@@ -100,7 +100,7 @@ def test_metaserver_refuses_a_port_in_use(tmp_path: Path) -> None:
 
 def test_metaserver_refuses_an_address_that_is_not_loopback(tmp_path: Path) -> None:
     """Only loopback is served as long as there is no access control."""
-    assert "access control" in refused("--data", tmp_path, "--port", 0, "--host", "0.0.0.0")
+    assert "there is no TLS" in refused("--data", tmp_path, "--port", 0, "--host", "0.0.0.0")
     assert not list(tmp_path.iterdir())
 
 

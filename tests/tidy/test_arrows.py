@@ -45,7 +45,10 @@ MACHINE = [
     "consumer/client.py",  # a session tells operators its host and process id
     "outbox/client.py",  # so does the holder of a lease
     "rpc/home.py",  # hears of a fork
+    "rpc/access/token_file.py",  # a client reads its token
     "rpc/tls/contexts.py",  # reads the files of certificates
+    "broker/app.py",  # names the file of the broker's token
+    "metaserver/running.py",  # names the files of tokens
     "testing/*.py",  # names data folders, which lie in memory
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
@@ -67,7 +70,7 @@ HOME_OF: dict[str, list[str]] = {
         *("rpc/operating/*", "broker/metrics.py", "metaserver/metrics.py"),
         "cli/commands/cluster/check.py",  # reads the figures of servers
     ],
-    "cryptography": ["rpc/tls/contexts.py", "cli/commands/cluster/*"],
+    "cryptography": ["rpc/tls/contexts.py", "rpc/access/signing.py", "cli/commands/cluster/*"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
     "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py", "sink/alembic.py"],
@@ -106,6 +109,8 @@ HOME_OF: dict[str, list[str]] = {
             "sync/producer.py",
         ),
         "testing/cluster.py",  # the calendar of virtual time
+        "rpc/access/audit.py",  # writes the time of a line, which its caller took
+        "admin/access.py",  # a time as a program gives it
         "rpc/operating/log_lines.py",  # writes the time of a record, which logging took
     ],
 }

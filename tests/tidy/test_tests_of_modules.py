@@ -17,6 +17,15 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
         "integration/retention/test_holds.py": "holds",
+        "integration/access/test_access.py": "access",
+    },
+    "broker/access": {"integration/access/test_access.py": "guarding"},
+    "cli/commands/access": {"integration/access/test_access.py": "app"},
+    "metaserver/access": {"integration/access/test_access.py": "book off rows service targets"},
+    "protocol/access": {"unit/broker/access/test_judge.py": "capability"},
+    "rpc/access": {
+        "integration/access/test_access.py": "audit caller credentials guard settings token_file wallet",
+        "unit/broker/access/test_judge.py": "signing",
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
@@ -203,11 +212,12 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "consuming deletions failures groups homes outbox parked publications ranges reading refusals reprocess scheduled sink streaming testing transport",
+        "unit/protocol/test_errors.py": "access consuming deletions failures groups homes outbox parked publications ranges reading refusals reprocess scheduled sink streaming testing transport",
     },
     "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
+        "integration/access/test_access.py": "access",
         "unit/cli/test_message_json.py": "message_json",
         "unit/protocol/test_endpoints.py": "any_server endpoint jobs openapi",
         "unit/rpc/tls/test_settings.py": "tls_settings",

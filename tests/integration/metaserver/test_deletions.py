@@ -274,7 +274,9 @@ async def test_commands_delete_and_show_how_far_it_is(cluster: Cluster, admin: A
     begun = json.loads(await keylane("subject", "delete", "s", "--no-wait", "-o", "json"))
     assert begun["left"] > 0
     cluster.brokers[1].restart()
-    assert (await keylane("subject", "delete", "s")).endswith("subject s: deleted\n")
+    told = await keylane("subject", "delete", "s")
+    # The broker may have dropped its partitions before the command asks.
+    assert told.endswith("subject s: deleted\n") or "SubjectUnknownError" in told
     assert await admin.list_subjects() == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import KeylaneError, SequenceGapError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.environment import environment_of
 from keylane.spark.writing.lanes import QUEUE_MAX, Lane, TaskSender
@@ -67,51 +69,69 @@ def test_sender_stores_each_row_once_and_ends(seed: int):
 class TickingBroker:
     """A broker, and its channel, that answers each append after its number of turns of the event loop."""
 
-    def __init__(self, *turns: int) -> None:
+    def __init__(self, *turns: int, refusals: Iterable[KeylaneError | None] = ()) -> None:
         self._turns = list(turns)
+        self._refusals = list(refusals)
+        """What the first calls meet; None: they are answered."""
 
     async def channel(self) -> TickingBroker:
         return self
 
     async def call(self, *_request: Any, **_options: Any) -> None:
-        for _ in range(self._turns.pop(0)):
+        refusal = self._refusals.pop(0) if self._refusals else None
+        for _ in range(self._turns.pop(0) if self._turns else 0):
             await asyncio.sleep(0)
+        if refusal is not None:
+            raise refusal
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+async def finished(broker: TickingBroker, *, turns: int = 0) -> int:
+    """How many rows of two batches are stored, when the end is waited for after `turns` turns of the event loop."""
+    environment = environment_of(None)
+    sender = TaskSender(
+        environment.network,
+        MetaClient(environment.network, ["127.0.0.1:1"]),
+        "rows",
+        identity=("job", 0),
+        task=0,
+        sent_at_ns=1,
+        timeout_ms=1_000,
+        clock=SystemClock(),
+        rng=random.Random(0),
+    )
+    sender.broker_of = lambda _partition: broker  # type: ignore[assignment,method-assign,return-value]
+    sender.refresh = broker.close  # type: ignore[method-assign]  # the route stays
+    lane = Lane(sender, facts(1).partition, (0, 1_024), ())
+    reader = RowReader(salt=b"job", message_bytes_max=1 << 20, task=0)
+    whole = {"key": [b"k"] * BATCH_ROWS, "value": [b"v"] * BATCH_ROWS}
+    for _ in range(2):
+        lane.add(Span(reader.read(pa.record_batch(whole)), 0, BATCH_ROWS))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    try:
+        await asyncio.wait_for(lane.finish(), 5)
+    finally:
+        lane.cancel()
+    return sender.stored[1]
 
 
 @pytest.mark.parametrize("before", range(4))
 def test_lane_ends_whenever_its_last_answers_come(before: int):
     """The end of a wait is never lost between the lane's task and the task that fills the lane."""
 
-    async def finish(turns: tuple[int, ...]) -> None:
-        environment = environment_of(None)
-        sender = TaskSender(
-            environment.network,
-            MetaClient(environment.network, ["127.0.0.1:1"]),
-            "rows",
-            identity=("job", 0),
-            task=0,
-            sent_at_ns=1,
-            timeout_ms=1_000,
-            clock=SystemClock(),
-            rng=random.Random(0),
-        )
-        sender.broker_of = lambda _partition: TickingBroker(*turns)  # type: ignore[assignment,method-assign,return-value]
-        lane = Lane(sender, facts(1).partition, (0, 1_024), ())
-        reader = RowReader(salt=b"job", message_bytes_max=1 << 20, task=0)
-        whole = {"key": [b"k"] * BATCH_ROWS, "value": [b"v"] * BATCH_ROWS}
-        for _ in turns:
-            lane.add(Span(reader.read(pa.record_batch(whole)), 0, BATCH_ROWS))
-        for _ in range(before):
-            await asyncio.sleep(0)
-        await asyncio.wait_for(lane.finish(), 5)
-        lane.cancel()
-        assert sender.stored == {1: BATCH_ROWS * len(turns)}
-
     async def finish_all() -> None:
         for turns in product(range(7), repeat=2):
-            await finish(turns)
+            assert await finished(TickingBroker(*turns), turns=before) == 2 * BATCH_ROWS
 
     asyncio.run(finish_all())
+
+
+def test_lane_sends_a_batch_again_that_was_refused_before_the_first_was_stored():
+    """A gap says what the broker had when it looked; only the first batch that is sent shows whether it forgot rows."""
+    gap = SequenceGapError(expected=0, sequence=BATCH_ROWS, count=BATCH_ROWS)
+    assert asyncio.run(finished(TickingBroker(refusals=[None, gap]))) == 2 * BATCH_ROWS
+    with pytest.raises(SequenceGapError):
+        asyncio.run(finished(TickingBroker(refusals=[None, gap, gap])))

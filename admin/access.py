@@ -1,0 +1,122 @@
+"""An admin's calls about access: tokens of principals, and their rights."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ..protocol.access.rights import ANY, AccessGrant, Rights, check_grant
+from ..protocol.errors import InvalidRequestError
+from ..protocol.http import access as calls
+from ..protocol.http.access import (
+    ChangeGrant,
+    CheckAccess,
+    CreateToken,
+    Decision,
+    GrantList,
+    MadeToken,
+    TokenList,
+    TokenView,
+)
+from ..protocol.ids import check_name
+from .arguments import checked
+from .calls import ClusterCalls
+
+
+class AccessCalls(ClusterCalls):
+    """
+    The part of an admin that is about access; all of it needs the right administer on `*`.
+
+    Besides the errors that are named there, each call raises
+        AccessOffError: the metaserver has access control off.
+    """
+
+    async def create_token(
+        self,
+        principal: str,
+        *,
+        label: str = "",
+        begins: datetime | None = None,
+        ends: datetime | None = None,
+    ) -> MadeToken:
+        """
+        Make a token; `token` of the answer is shown this once, and is not stored.
+
+        Args:
+            principal: whose it is; the principal begins with its first token or right.
+            label: for people, such as the program that uses it.
+            begins, ends: with a time zone; None: at once, and never.
+
+        Raises:
+            InvalidRequestError: it would end before it begins, or has ended already.
+            OverloadedError: there are too many tokens or principals.
+        """
+        fields = {
+            "principal": check_name("principal", principal),
+            "label": label,
+            "begins_at_ms": _instant("begins", begins),
+            "ends_at_ms": _instant("ends", ends),
+        }
+        return await self._meta.access(calls.CREATE_TOKEN, checked(CreateToken, fields))
+
+    async def list_tokens(self, principal: str | None = None) -> TokenList:
+        """All tokens by id, or those of a principal; revoked and ended ones too."""
+        return await self._meta.access(calls.TOKENS, principal=_known(principal))
+
+    async def revoke_token(self, token_id: int) -> TokenView:
+        """
+        Revoke a token; brokers refuse within seconds what was made with it.  A repeat changes nothing.
+
+        Raises:
+            TokenIdUnknownError
+        """
+        return await self._meta.access(calls.REVOKE_TOKEN, id=token_id)
+
+    async def grant(
+        self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
+    ) -> None:
+        """
+        AccessGrant a right; a repeat changes nothing.
+
+        Args:
+            right: "produce", "consume", "read", "administer" or "cluster".
+            subject, group: a name, or the beginning of names and `*`.
+
+        Raises:
+            OverloadedError: the principal has as many rights as it may.
+        """
+        await self._meta.access(calls.GRANT, _change(principal, right, subject, group))
+
+    async def revoke_grant(
+        self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
+    ) -> None:
+        """Take back exactly this right, with its patterns; a repeat changes nothing."""
+        await self._meta.access(calls.REVOKE_GRANT, _change(principal, right, subject, group))
+
+    async def list_grants(self, principal: str | None = None) -> GrantList:
+        """All rights, or those of a principal."""
+        return await self._meta.access(calls.GRANTS, principal=_known(principal))
+
+    async def check_access(
+        self, principal: str, right: Rights | str, *, subject: str = "", group: str = ""
+    ) -> Decision:
+        """Whether a principal has a right on a subject and group, and by which grant; "": on all of them."""
+        fields = {"principal": principal, "right": right, "subject": subject, "group": group}
+        return await self._meta.access(calls.CHECK_ACCESS, checked(CheckAccess, fields))
+
+
+def _change(principal: str, right: Rights | str, subject: str, group: str) -> ChangeGrant:
+    check_name("principal", principal)
+    fields = {"right": right, "subject": subject, "group": group}
+    return ChangeGrant(principal=principal, grant=check_grant(checked(AccessGrant, fields)))
+
+
+def _known(principal: str | None) -> str | None:
+    return None if principal is None else check_name("principal", principal)
+
+
+def _instant(name: str, at: datetime | None) -> int:
+    if at is None:
+        return 0
+    if at.tzinfo is None:
+        raise InvalidRequestError(f"{name} needs a time zone: {at.isoformat()}")
+    return int(at.timestamp() * 1000)

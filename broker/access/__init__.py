@@ -1,0 +1,1 @@
+"""What callers of a broker may do, decided without SQL."""

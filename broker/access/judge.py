@@ -1,0 +1,183 @@
+"""Judges capabilities by what a metaserver told with its last answer, without a question to others.
+
+    text ─▶ known already? ─▶ signature by a known key ─▶ cluster, end, version ─▶ the principal's rights
+
+A key that is not known is asked for once: a metaserver may have begun to sign with it since the last answer.
+A broker that reaches no metaserver judges by what it knows: capabilities end by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from ...protocol.access.capability import AccessNews, Capability, check_current, parts_of
+from ...protocol.clock import Clock
+from ...protocol.errors import CapabilityEndedError, KeylaneError, UnauthenticatedError
+from ...protocol.frames import Authenticate
+from ...rpc.access.caller import Caller
+from ...rpc.access.signing import is_proof, is_signed
+
+KNOWN_MAX = 10_000
+"""Verified capabilities that are kept, those used last."""
+ASK_AGAIN_MS = 200
+
+
+class JudgedCapability(NamedTuple):
+    """A capability of a connection; see `guard.HeldCapability`."""
+
+    judge: CapabilityJudge
+    capability: Capability
+
+    @property
+    def caller(self) -> Caller:
+        """Who calls."""
+        return Caller(self.capability.principal, self.capability.grants)
+
+    @property
+    def ends_in_ms(self) -> int:
+        """For how long it is good."""
+        return max(0, self.capability.ends_at_ms - self.judge.now_ms())
+
+    def check(self) -> None:
+        """Raises CapabilityEndedError."""
+        self.judge.check(self.capability)
+
+
+class CapabilityJudge:
+    """
+    What a broker knows about access.
+
+    Args:
+        ask_news: asks a metaserver.
+    """
+
+    def __init__(self, clock: Clock, ask_news: Callable[[], Awaitable[AccessNews]]) -> None:
+        self._boot_ms = clock.boot_ms
+        self._ask_news = ask_news
+        self._news: AccessNews | None = None
+        self._ahead_ms = 0
+        self._verified: OrderedDict[str, Capability] = OrderedDict()
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at_ms = -ASK_AGAIN_MS
+        self.version = 0
+        """Changes with the news."""
+
+    def take_news(self, news: AccessNews) -> None:
+        """Judge by these from now on; the calendar of the metaserver goes on with this machine's boot clock."""
+        self._ahead_ms = news.now_ms - self._boot_ms()
+        before = self._news
+        if before is None or (before.changed, before.keys, before.floor, before.cluster) != (
+            news.changed,
+            news.keys,
+            news.floor,
+            news.cluster,
+        ):
+            self._verified.clear()
+            self.version += 1
+        self._news = news
+
+    def now_ms(self) -> int:
+        """The metaserver's calendar."""
+        return self._boot_ms() + self._ahead_ms
+
+    def check(self, capability: Capability) -> None:
+        """Raises UnauthenticatedError, CapabilityEndedError."""
+        news = self._news
+        if news is None:
+            raise CapabilityEndedError("no metaserver has told this broker yet whom to believe")
+        check_current(
+            capability,
+            cluster=news.cluster,
+            now_ms=self.now_ms(),
+            changed=news.changed,
+            floor=news.floor,
+        )
+
+    async def believe(self, text: str) -> Capability:
+        """
+        The capability in a text, if it may be believed now.
+
+        Raises:
+            UnauthenticatedError, CapabilityEndedError
+        """
+        capability = self._verified.get(text)
+        if capability is None:
+            capability = await self._verify(text)
+            self._verified[text] = capability
+            if len(self._verified) > KNOWN_MAX:
+                self._verified.popitem(last=False)
+        self.check(capability)
+        return capability
+
+    async def _verify(self, text: str) -> Capability:
+        capability, packed, signature = parts_of(text)
+        if self._news is None or capability.key not in self._news.keys:
+            await self._ask()
+        public = None if self._news is None else self._news.keys.get(capability.key)
+        if self._news is None:
+            self.check(capability)
+        if public is None or not is_signed(public, signature, packed):
+            raise UnauthenticatedError(
+                "no metaserver of this cluster has signed the capability", reason="not signed"
+            )
+        return capability
+
+    async def _ask(self) -> None:
+        """Ask a metaserver for news, unless it was asked just now; no answer changes nothing."""
+        if self._asking is None:
+            if self._boot_ms() - self._asked_at_ms < ASK_AGAIN_MS:
+                return
+            self._asking = asyncio.create_task(self._take_asked())
+        await asyncio.shield(self._asking)
+
+    async def _take_asked(self) -> None:
+        try:
+            self.take_news(await self._ask_news())
+        except KeylaneError:
+            pass  # what is judged by stays
+        finally:
+            self._asked_at_ms = self._boot_ms()
+            self._asking = None
+
+    # ── the two ways to call ──────────────────────────────────────────────────────────────────────────
+    async def identify(self, text: str) -> Caller:
+        """
+        Who sends this text with a request of HTTP.
+
+        Raises:
+            UnauthenticatedError, CapabilityEndedError
+        """
+        capability = await self.believe(text)
+        if capability.holder:
+            raise UnauthenticatedError(
+                "this capability is for connections of its holder", reason="held"
+            )
+        return Caller(capability.principal, capability.grants)
+
+    async def authenticate(
+        self, nonce: bytes, asked: Authenticate, address: str
+    ) -> JudgedCapability:
+        """
+        Who is at the other end of a connection that was given this challenge.
+
+        Args:
+            address: this broker's own.
+
+        Raises:
+            UnauthenticatedError, CapabilityEndedError
+        """
+        capability = await self.believe(asked.capability)
+        if not capability.holder:
+            raise UnauthenticatedError(
+                "a bearer's capability is for HTTP, not for connections", reason="not held"
+            )
+        told = asked.address == address
+        if not told or not is_proof(capability.holder, asked.proof, nonce, asked.address):
+            raise UnauthenticatedError(
+                "the capability is not of who is at the other end of this connection",
+                reason="no proof",
+            )
+        return JudgedCapability(self, capability)

@@ -1,0 +1,1 @@
+"""`keylane access`: tokens and rights."""

@@ -1,0 +1,197 @@
+"""`keylane access`: who may do what.  A token is shown once, and is never an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from ...screen import make_table, run, show_json, show_line, show_table
+
+if TYPE_CHECKING:
+    from ....admin import Admin
+
+access_app = typer.Typer(no_args_is_help=True, help="Who may do what: tokens and rights.")
+token_app = typer.Typer(no_args_is_help=True, help="Tokens of principals.")
+access_app.add_typer(token_app, name="token")
+
+PrincipalArgument = Annotated[str, typer.Argument(help="Who it is about.")]
+RightArgument = Annotated[
+    str, typer.Argument(help="produce, consume, read, administer or cluster.")
+]
+SubjectPattern = Annotated[str, typer.Option(help="A subject, or the beginning of names and '*'.")]
+GroupPattern = Annotated[
+    str, typer.Option(help="A consumer group, or the beginning of names and '*'.")
+]
+
+
+def _run(
+    meta: str,
+    output: OutputFormat,
+    ask: Callable[[Admin], Awaitable[Any]],
+    show: Callable[[Any], None],
+) -> None:
+    from ...connection import open_admin
+
+    async def work() -> None:
+        async with open_admin(meta) as admin:
+            answer = await ask(admin)
+        if output is OutputFormat.JSON:
+            show_json({} if answer is None else answer)
+        else:
+            show(answer)
+
+    run(output, work())
+
+
+@token_app.command("create")
+def create_token(
+    principal: PrincipalArgument,
+    *,
+    label: Annotated[str, typer.Option(help="For people: what uses it.")] = "",
+    ends: Annotated[
+        datetime | None,
+        typer.Option(help="When it ends, local time.", show_default="never"),
+    ] = None,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make a token and print it, this once."""
+    until = None if ends is None else ends.astimezone()
+    _run(
+        meta,
+        output,
+        lambda admin: admin.create_token(principal, label=label, ends=until),
+        lambda made: show_line(made.token),
+    )
+
+
+@token_app.command("list")
+def list_tokens(
+    principal: Annotated[str | None, typer.Argument(help="Only this principal's.")] = None,
+    *,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show all tokens by id; the tokens themselves are not stored."""
+    heads = ("id", "principal", "state", "label")
+    _run(
+        meta,
+        output,
+        lambda admin: admin.list_tokens(principal),
+        lambda listed: show_table(
+            make_table(
+                "tokens",
+                heads,
+                [(row.token_id, row.principal, row.state, row.label) for row in listed.tokens],
+            )
+        ),
+    )
+
+
+@token_app.command("revoke")
+def revoke_token(
+    token_id: Annotated[int, typer.Argument(min=1, help="As `keylane access token list` says.")],
+    *,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Revoke a token; brokers know within seconds."""
+    _run(
+        meta,
+        output,
+        lambda admin: admin.revoke_token(token_id),
+        lambda view: show_line(f"token {view.token_id} of {view.principal} is {view.state}"),
+    )
+
+
+@access_app.command("grant")
+def grant(
+    principal: PrincipalArgument,
+    right: RightArgument,
+    *,
+    subject: SubjectPattern = "*",
+    group: GroupPattern = "*",
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Grant a right; without options on every subject and group."""
+    _run(
+        meta,
+        output,
+        lambda admin: admin.grant(principal, right, subject=subject, group=group),
+        lambda _: show_line(f"{principal} may {right} {subject}, group {group}"),
+    )
+
+
+@access_app.command("revoke")
+def revoke(
+    principal: PrincipalArgument,
+    right: RightArgument,
+    *,
+    subject: SubjectPattern = "*",
+    group: GroupPattern = "*",
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Take back exactly this right, with its patterns."""
+    _run(
+        meta,
+        output,
+        lambda admin: admin.revoke_grant(principal, right, subject=subject, group=group),
+        lambda _: show_line(f"{principal} has no such right: {right} {subject}, group {group}"),
+    )
+
+
+@access_app.command("list")
+def list_grants(
+    principal: Annotated[str | None, typer.Argument(help="Only this principal's.")] = None,
+    *,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show all rights by principal."""
+    heads = ("principal", "right", "subject", "group")
+    _run(
+        meta,
+        output,
+        lambda admin: admin.list_grants(principal),
+        lambda listed: show_table(
+            make_table(
+                "rights",
+                heads,
+                [
+                    (row.principal, row.grant.right.value, row.grant.subject, row.grant.group)
+                    for row in listed.grants
+                ],
+            )
+        ),
+    )
+
+
+@access_app.command("check")
+def check(
+    principal: PrincipalArgument,
+    right: RightArgument,
+    *,
+    subject: Annotated[str, typer.Option(help="A subject.", show_default="all of them")] = "",
+    group: Annotated[str, typer.Option(help="A consumer group.", show_default="all of them")] = "",
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Say whether a principal has a right, and by which grant."""
+
+    def show(decision: Any) -> None:
+        by = decision.by
+        why = "nothing grants it" if by is None else f"by {by.right} {by.subject}, group {by.group}"
+        show_line(f"{'allowed' if decision.allowed else 'refused'}: {why}")
+
+    _run(
+        meta,
+        output,
+        lambda admin: admin.check_access(principal, right, subject=subject, group=group),
+        show,
+    )

@@ -1,0 +1,86 @@
+"""All that SQL has about access, in memory: which principal a token is of, and what it may do.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ...protocol.access.capability import CAPABILITY_MS, AccessNews
+from ...protocol.access.rights import AccessGrant
+from ...protocol.access.tokens import token_hash
+from ...protocol.errors import UnauthenticatedError
+from ...rpc.access.caller import Caller
+
+CHANGED_MAX = 1_000
+"""Principals in the news of a broker; above it every older capability ends."""
+CHANGED_MS = 2 * CAPABILITY_MS
+"""For this long a change is told: what was signed before it has ended by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownToken:
+    """A token that was not revoked; times of the calendar, in milliseconds, `ends_at` 0 for never."""
+
+    principal: str
+    begins_at: int
+    ends_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessBook:
+    """The state of access as of one version."""
+
+    cluster: str = ""
+    version: int = 0
+    tokens: Mapping[str, KnownToken] = field(default_factory=dict)
+    """By hash."""
+    grants: Mapping[str, tuple[AccessGrant, ...]] = field(default_factory=dict)
+    """By principal."""
+    changed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Principal → version and time of its last change."""
+    keys: Mapping[str, bytes] = field(default_factory=dict)
+    """Id → public key."""
+
+    def with_files(
+        self, tokens: Mapping[str, str], grants: Mapping[str, tuple[AccessGrant, ...]]
+    ) -> AccessBook:
+        """The same, with tokens of files, hash → principal, and the rights of these principals."""
+        known = {text: KnownToken(principal, 0, 0) for text, principal in tokens.items()}
+        merged = dict(self.grants)
+        for principal, more in grants.items():
+            merged[principal] = tuple(dict.fromkeys((*merged.get(principal, ()), *more)))
+        return replace(self, tokens={**self.tokens, **known}, grants=merged)
+
+    def caller_of(self, token: str, now_ms: int) -> Caller:
+        """
+        Who has this token.
+
+        Raises:
+            UnauthenticatedError: it is unknown, revoked, has ended or has not begun.
+        """
+        known = self.tokens.get(token_hash(token))
+        if known is None:
+            raise UnauthenticatedError(
+                "the token is not of this cluster, or it was revoked", reason="unknown token"
+            )
+        if now_ms < known.begins_at:
+            raise UnauthenticatedError("the token is not valid yet", reason="not begun")
+        if known.ends_at and now_ms >= known.ends_at:
+            raise UnauthenticatedError("the token has ended", reason="ended")
+        return Caller(known.principal, self.grants.get(known.principal, ()))
+
+    def news(self, now_ms: int) -> AccessNews:
+        """What brokers have to know."""
+        late = {
+            principal: version
+            for principal, (version, at_ms) in self.changed.items()
+            if at_ms > now_ms - CHANGED_MS
+        }
+        many = len(late) > CHANGED_MAX
+        return AccessNews(
+            cluster=self.cluster,
+            now_ms=now_ms,
+            keys=dict(self.keys),
+            changed={} if many else late,
+            floor=max(late.values()) if many else 0,
+        )

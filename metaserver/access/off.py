@@ -1,0 +1,19 @@
+"""The calls about access at a metaserver without access control: each is refused."""
+
+from __future__ import annotations
+
+from ...protocol.errors import AccessOffError
+from ...protocol.http.access import ACCESS
+from ...rpc.server import ControlRoute
+
+
+class AccessOff:
+    """Stands for the service of access where there is none."""
+
+    def routes(self) -> list[ControlRoute]:
+        """A route for each of `http.access.ACCESS`."""
+
+        async def refuse(_body: object, _params: object) -> object:
+            raise AccessOffError
+
+        return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]

@@ -1,0 +1,232 @@
+"""Rows of principals, tokens, grants and signing keys.  SQL, synchronous.
+
+Invariants
+    Every change raises the version of the state, and gives it to the principal: what was signed before has ended.
+    A token is stored as its SHA-256 only.
+    Times are the metaserver's calendar: tokens have dates that people give.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.access.capability import GRANT_BYTES_MAX, GRANTS_MAX
+from ...protocol.access.rights import AccessGrant, Rights, check_grant
+from ...protocol.errors import InvalidRequestError, OverloadedError, TokenIdUnknownError
+from ...protocol.http.access import ChangeGrant, CreateToken, TokenView
+from ...protocol.ids import check_name
+from ..sql.dialect import insert_new, insert_or_replace
+from ..sql.schema import (
+    access_grants,
+    access_keys,
+    access_principals,
+    access_state,
+    access_tokens,
+)
+from .book import AccessBook, KnownToken
+
+TOKENS_MAX = 10_000
+PRINCIPALS_MAX = 10_000
+
+_state = sa.select(access_state.c.cluster, access_state.c.version)
+
+
+def read_version(connection: Connection) -> int:
+    """Return the version of access; -1 before it is made."""
+    row = connection.execute(_state).one_or_none()
+    return -1 if row is None else row.version
+
+
+def begin_access(connection: Connection, cluster: str) -> None:
+    """Make the state of access, unless it is there; `cluster` is drawn at random."""
+    insert_new(connection, access_state, {"one": 1, "cluster": cluster, "version": 1})
+
+
+def read_book(connection: Connection, now_ms: int) -> AccessBook:
+    """Return all of access."""
+    state = connection.execute(_state).one()
+    tokens = connection.execute(sa.select(access_tokens).where(access_tokens.c.revoked_at == 0))
+    grants: dict[str, list[AccessGrant]] = {}
+    for row in read_grants(connection, None):
+        grants.setdefault(row[0], []).append(row[1])
+    keys = connection.execute(sa.select(access_keys).where(access_keys.c.ends_at > now_ms))
+    return AccessBook(
+        cluster=state.cluster,
+        version=state.version,
+        tokens={row.hash: KnownToken(row.principal, row.begins_at, row.ends_at) for row in tokens},
+        grants={principal: tuple(given) for principal, given in grants.items()},
+        changed={
+            row.principal: (row.version, row.changed_at)
+            for row in connection.execute(sa.select(access_principals))
+        },
+        keys={row.key_id: bytes.fromhex(row.public) for row in keys},
+    )
+
+
+def store_key(
+    connection: Connection, key_id: str, public: bytes, *, ends_at: int, now_ms: int
+) -> None:
+    """Store the public key of a metaserver, and delete those that have ended."""
+    connection.execute(sa.delete(access_keys).where(access_keys.c.ends_at <= now_ms))
+    row = {"key_id": key_id, "public": public.hex(), "ends_at": ends_at}
+    insert_or_replace(connection, access_keys, row)
+    _raise_version(connection)
+
+
+def create_token(
+    connection: Connection, ask: CreateToken, hashed: str, *, now_ms: int
+) -> TokenView:
+    """
+    Store a new token.
+
+    Raises:
+        InvalidNameError
+        InvalidRequestError: it would end before it begins, or has ended already.
+        OverloadedError: there are too many tokens or principals.
+    """
+    check_name("principal", ask.principal)
+    if ask.ends_at_ms and ask.ends_at_ms <= max(now_ms, ask.begins_at_ms):
+        raise InvalidRequestError("the token would end before it begins, or has ended already")
+    count = sa.select(sa.func.count()).select_from(access_tokens)
+    if connection.execute(count).scalar_one() >= TOKENS_MAX:
+        raise OverloadedError("too many tokens", limit=TOKENS_MAX)
+    _touch(connection, ask.principal, now_ms)
+    row = {
+        "principal": ask.principal,
+        "hash": hashed,
+        "label": ask.label,
+        "made_at": now_ms,
+        "begins_at": ask.begins_at_ms,
+        "ends_at": ask.ends_at_ms,
+    }
+    token_id = connection.execute(
+        sa.insert(access_tokens).values(row).returning(access_tokens.c.token_id)
+    ).scalar_one()
+    return _token(connection, token_id, now_ms)
+
+
+def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> list[TokenView]:
+    """Return all tokens, or those of a principal, by id."""
+    chosen = sa.select(access_tokens).order_by(access_tokens.c.token_id)
+    if principal is not None:
+        chosen = chosen.where(access_tokens.c.principal == principal)
+    return [_view(row, now_ms) for row in connection.execute(chosen)]
+
+
+def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> TokenView:
+    """Revoke a token; a repeat changes nothing.  Raises TokenIdUnknownError."""
+    before = _token(connection, token_id, now_ms)
+    if not before.revoked_at_ms:
+        _touch(connection, before.principal, now_ms)
+        connection.execute(
+            sa.update(access_tokens)
+            .where(access_tokens.c.token_id == token_id)
+            .values(revoked_at=now_ms)
+        )
+    return _token(connection, token_id, now_ms)
+
+
+def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
+    """
+    Store a right; a repeat changes nothing.
+
+    Raises:
+        InvalidNameError, InvalidRequestError
+        OverloadedError: the principal has as many as fit in a capability.
+    """
+    check_name("principal", ask.principal)
+    check_grant(ask.grant)
+    given = [row[1] for row in read_grants(connection, ask.principal)]
+    if ask.grant in given:
+        return
+    given.append(ask.grant)
+    size = sum(len(each.right) + len(each.subject) + len(each.group) for each in given)
+    if len(given) > GRANTS_MAX or size > GRANT_BYTES_MAX:
+        raise OverloadedError(
+            f"{ask.principal!r} has too many rights: at most {GRANTS_MAX}, of {GRANT_BYTES_MAX} letters together; "
+            "a pattern such as orders.* means many subjects",
+            limit=GRANTS_MAX,
+        )
+    _touch(connection, ask.principal, now_ms)
+    insert_new(connection, access_grants, _grant_row(ask))
+
+
+def revoke_grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
+    """Delete a right; a repeat changes nothing.  Raises InvalidNameError."""
+    check_name("principal", ask.principal)
+    row = _grant_row(ask)
+    same = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
+    if connection.execute(sa.delete(access_grants).where(same)).rowcount:
+        _touch(connection, ask.principal, now_ms)
+
+
+def read_grants(connection: Connection, principal: str | None) -> list[tuple[str, AccessGrant]]:
+    """Return all rights, or those of a principal, as (principal, right), sorted."""
+    chosen = sa.select(access_grants)
+    if principal is not None:
+        chosen = chosen.where(access_grants.c.principal == principal)
+    return sorted(
+        (row.principal, AccessGrant(Rights(row.right), row.subject, row.group))
+        for row in connection.execute(chosen)
+    )
+
+
+def _grant_row(ask: ChangeGrant) -> dict[str, str]:
+    return {
+        "principal": ask.principal,
+        "right": ask.grant.right.value,
+        "subject": ask.grant.subject,
+        "group": ask.grant.group,
+    }
+
+
+def _raise_version(connection: Connection) -> int:
+    raised = sa.update(access_state).values(version=access_state.c.version + 1)
+    version: int = connection.execute(raised.returning(access_state.c.version)).scalar_one()
+    return version
+
+
+def _touch(connection: Connection, principal: str, now_ms: int) -> None:
+    """Note a change of a principal, which begins with it."""
+    version = _raise_version(connection)
+    known = connection.execute(
+        sa.update(access_principals)
+        .where(access_principals.c.principal == principal)
+        .values(version=version, changed_at=now_ms)
+    )
+    if known.rowcount:
+        return
+    count = sa.select(sa.func.count()).select_from(access_principals)
+    if connection.execute(count).scalar_one() >= PRINCIPALS_MAX:
+        raise OverloadedError("too many principals", limit=PRINCIPALS_MAX)
+    row = {"principal": principal, "version": version, "changed_at": now_ms}
+    insert_new(connection, access_principals, row)
+
+
+def _token(connection: Connection, token_id: int, now_ms: int) -> TokenView:
+    chosen = sa.select(access_tokens).where(access_tokens.c.token_id == token_id)
+    row = connection.execute(chosen).one_or_none()
+    if row is None:
+        raise TokenIdUnknownError(f"there is no token {token_id}", token_id=token_id)
+    return _view(row, now_ms)
+
+
+def _view(row: sa.Row[tuple[object, ...]], now_ms: int) -> TokenView:
+    state = "valid"
+    if row.revoked_at:
+        state = "revoked"
+    elif row.ends_at and now_ms >= row.ends_at:
+        state = "ended"
+    elif now_ms < row.begins_at:
+        state = "not yet valid"
+    return TokenView(
+        token_id=row.token_id,
+        principal=row.principal,
+        label=row.label,
+        made_at_ms=row.made_at,
+        begins_at_ms=row.begins_at,
+        ends_at_ms=row.ends_at,
+        revoked_at_ms=row.revoked_at,
+        state=state,
+    )

@@ -1,0 +1,252 @@
+"""Access control of a metaserver: knows tokens and rights, signs capabilities, keeps brokers informed.
+
+    SQL ──every POLL_MS──▶ AccessBook ──▶ who calls, and what they may do
+    own key, new every KEY_MS ──▶ public part in SQL ──▶ every metaserver ──▶ every broker
+
+Invariants
+    The private key stays in this process.
+    Nothing is signed before the public key is in SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+
+from ...protocol.access.capability import CAPABILITY_MS, AccessNews, Capability
+from ...protocol.access.rights import AccessGrant, Rights, allows, check_grant
+from ...protocol.access.tokens import make_token, token_hash
+from ...protocol.clock import Clock
+from ...protocol.control import Done
+from ...protocol.errors import InvalidRequestError, StorageError
+from ...protocol.http.access import (
+    ACCESS_NEWS,
+    CAPABILITY,
+    CHECK_ACCESS,
+    CREATE_TOKEN,
+    GRANT,
+    GRANTS,
+    HOLDER_BYTES,
+    REVOKE_GRANT,
+    REVOKE_TOKEN,
+    TOKENS,
+    AskCapability,
+    Capabilities,
+    ChangeGrant,
+    CheckAccess,
+    CreateToken,
+    Decision,
+    GrantList,
+    GrantRow,
+    MadeToken,
+    TokenList,
+    TokenView,
+)
+from ...rpc.access.caller import Caller
+from ...rpc.access.credentials import ShownCapability
+from ...rpc.access.guard import CALLER
+from ...rpc.access.signing import OwnKey
+from ...rpc.server import ControlRoute, Params, whole_number
+from ..sql.database import Database
+from .book import AccessBook
+from .rows import (
+    begin_access,
+    create_token,
+    grant,
+    read_book,
+    read_grants,
+    read_tokens,
+    read_version,
+    revoke_grant,
+    revoke_token,
+    store_key,
+)
+
+log = logging.getLogger("keylane.metaserver")
+
+POLL_MS = 1_000
+KEY_MS = 3_600_000
+ADMIN, CLUSTER = "admin", "cluster"
+"""The principals of the tokens in files."""
+FILE_GRANTS: Mapping[str, tuple[AccessGrant, ...]] = {
+    ADMIN: tuple(
+        AccessGrant(right)
+        for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
+    ),
+    CLUSTER: (AccessGrant(Rights.CLUSTER),),
+}
+METASERVER = "metaserver"
+
+
+class AccessService:
+    """
+    Access to one database; `start` before use.
+
+    Args:
+        files: principal → token, of the settings.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock, files: Mapping[str, str]) -> None:
+        self._database = database
+        self._clock = clock
+        self._file_tokens = {token_hash(token): principal for principal, token in files.items()}
+        self._file_grants = {principal: FILE_GRANTS[principal] for principal in files}
+        self._key = OwnKey()
+        self._key_made_ms = 0
+        self._own = OwnKey()
+        self.book = AccessBook()
+
+    async def start(self) -> None:
+        """Read everything, and store the public key.  Raises StorageError."""
+        await self._database.write(begin_access, secrets.token_hex(16))
+        await self._new_key()
+
+    async def run(self) -> None:
+        """Follow changes by other metaservers, and renew the key, until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_MS / 1000)
+            try:
+                if self._clock.boot_ms() - self._key_made_ms > KEY_MS:
+                    await self._new_key()
+                elif await self._database.read(read_version) != self.book.version:
+                    await self.refresh()
+            except StorageError as error:
+                log.warning("rights are not read anew: %s", error.message)
+
+    async def refresh(self) -> None:
+        """Read everything anew.  Raises StorageError."""
+        book = await self._database.read(read_book, self._clock.wall_ms())
+        self.book = book.with_files(self._file_tokens, self._file_grants)
+
+    async def _new_key(self) -> None:
+        key, now_ms = OwnKey(), self._clock.wall_ms()
+        ends_at = now_ms + KEY_MS + 2 * CAPABILITY_MS
+        await self._database.write(
+            store_key, key.key_id, key.public, ends_at=ends_at, now_ms=now_ms
+        )
+        self._key, self._key_made_ms = key, self._clock.boot_ms()
+        await self.refresh()
+
+    async def identify(self, text: str) -> Caller:
+        """Who sends this token.  Raises UnauthenticatedError."""
+        return self.book.caller_of(text, self._clock.wall_ms())
+
+    def version(self) -> int:
+        """The version of access."""
+        return self.book.version
+
+    def news(self) -> AccessNews:
+        """What brokers have to know."""
+        return self.book.news(self._clock.wall_ms())
+
+    # ── capabilities ──────────────────────────────────────────────────────────────────────────────────
+    def sign(self, caller: Caller, holder: bytes = b"") -> str:
+        """A capability of the caller."""
+        return self._key.sign(
+            Capability(
+                cluster=self.book.cluster,
+                key=self._key.key_id,
+                principal=caller.principal,
+                version=self.book.version,
+                ends_at_ms=self._clock.wall_ms() + CAPABILITY_MS,
+                grants=caller.grants,
+                holder=holder,
+            )
+        )
+
+    def know_metaservers(self, addresses: Sequence[str]) -> None:
+        """A metaserver calls no other."""
+
+    async def bearer(self, _address: str) -> str | None:
+        """The metaserver's own capability; see `Credentials`."""
+        return self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]))
+
+    async def held(self) -> ShownCapability | None:
+        """See `Credentials`."""
+        text = self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]), self._own.public)
+        return ShownCapability(text, self._own, CAPABILITY_MS / 2_000)
+
+    def refused(self, _text: str) -> bool:
+        """See `Credentials`: each one is new."""
+        return True
+
+    async def close(self) -> None:
+        """See `Credentials`."""
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
+    def routes(self) -> list[ControlRoute]:
+        """A route for each of `http.access.ACCESS`."""
+        return [
+            ControlRoute(CREATE_TOKEN, self._create_token),
+            ControlRoute(TOKENS, self._tokens),
+            ControlRoute(REVOKE_TOKEN, self._revoke_token),
+            ControlRoute(GRANT, self._grant),
+            ControlRoute(REVOKE_GRANT, self._revoke_grant),
+            ControlRoute(GRANTS, self._grants),
+            ControlRoute(CHECK_ACCESS, self._check),
+            ControlRoute(CAPABILITY, self._capability),
+            ControlRoute(ACCESS_NEWS, self._news),
+        ]
+
+    async def _create_token(self, body: CreateToken, _params: Params) -> MadeToken:
+        token = make_token(secrets.randbits)
+        view = await self._database.write(
+            create_token, body, token_hash(token), now_ms=self._clock.wall_ms()
+        )
+        await self.refresh()
+        return MadeToken(token=token, view=view)
+
+    async def _tokens(self, _body: object, params: Params) -> TokenList:
+        principal = params.get("principal")
+        now_ms = self._clock.wall_ms()
+        return TokenList(tokens=await self._database.read(read_tokens, principal, now_ms))
+
+    async def _revoke_token(self, _body: object, params: Params) -> TokenView:
+        token_id = whole_number(params, "id", 0)
+        view = await self._database.write(revoke_token, token_id, now_ms=self._clock.wall_ms())
+        await self.refresh()
+        return view
+
+    async def _grant(self, body: ChangeGrant, _params: Params) -> Done:
+        await self._database.write(grant, body, now_ms=self._clock.wall_ms())
+        await self.refresh()
+        return Done()
+
+    async def _revoke_grant(self, body: ChangeGrant, _params: Params) -> Done:
+        await self._database.write(revoke_grant, body, now_ms=self._clock.wall_ms())
+        await self.refresh()
+        return Done()
+
+    async def _grants(self, _body: object, params: Params) -> GrantList:
+        principal = params.get("principal")
+        rows = await self._database.read(read_grants, principal)
+        files = {
+            (name, each)
+            for name, given in self._file_grants.items()
+            for each in given
+            if principal in (None, name)
+        }
+        return GrantList(grants=[GrantRow(*row) for row in sorted({*rows, *files})])
+
+    async def _check(self, body: CheckAccess, _params: Params) -> Decision:
+        check_grant(AccessGrant(body.right))
+        for each in self.book.grants.get(body.principal, ()):
+            if allows((each,), body.right, body.subject, body.group):
+                return Decision(allowed=True, by=each)
+        return Decision(allowed=False)
+
+    async def _capability(self, body: AskCapability, _params: Params) -> Capabilities:
+        if len(body.holder) not in (0, HOLDER_BYTES):
+            raise InvalidRequestError(f"a holder's key has {HOLDER_BYTES} bytes")
+        caller = CALLER.get()
+        return Capabilities(
+            principal=caller.principal,
+            bearer=self.sign(caller),
+            held=self.sign(caller, body.holder) if body.holder else "",
+            ends_in_ms=CAPABILITY_MS,
+        )
+
+    async def _news(self, _body: object, _params: Params) -> AccessNews:
+        return self.news()

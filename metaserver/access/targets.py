@@ -1,0 +1,85 @@
+"""What a call to a metaserver is about: names in its path or body, or those of a consumer session, which SQL knows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.control import CreateSubject, Join
+from ...protocol.endpoints import ACCEPT_FOLDER, CORDON
+from ...protocol.http.endpoint import Endpoint
+from ...protocol.operations import OperationKind, Reshape
+from ...rpc.access.caller import AccessTarget
+from ..sql.database import Database
+from ..sql.schema import groups, sessions, subjects
+
+SESSIONS_MAX = 100_000
+_OF_BROKERS = frozenset({CORDON.path, ACCEPT_FOLDER.path})
+"""Paths whose {group} is a broker group."""
+_OF_SUBJECT = frozenset({OperationKind.RESIZE, OperationKind.GROW})
+"""Changes that name a subject; the others name partitions or a broker group, and need the right on everything."""
+_WHOLE = (AccessTarget(),)
+
+
+class MetaTargets:
+    """Finds what calls are about."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sessions: OrderedDict[str, AccessTarget] = OrderedDict()
+        """A session is of one subject and group for ever."""
+
+    async def __call__(
+        self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
+    ) -> Sequence[AccessTarget]:
+        """
+        The subjects and groups that a call is about.
+
+        A session that is not known is about nothing: the call itself says so.
+        """
+        if endpoint.path in _OF_BROKERS:
+            return _WHOLE
+        if "{subject}" in endpoint.path:
+            # Only what the path says: the same name in the query is another one.
+            group = params["group"] if "{group}" in endpoint.path else ""
+            other = getattr(body, "hidden", None) or getattr(body, "target", None)
+            targets = [AccessTarget(params["subject"], group)]
+            return [*targets, AccessTarget(other)] if isinstance(other, str) else targets
+        if isinstance(body, Reshape):
+            return (AccessTarget(body.subject),) if body.kind in _OF_SUBJECT else _WHOLE
+        if isinstance(body, CreateSubject | Join):
+            return (AccessTarget(body.subject, getattr(body, "group", "")),)
+        session = getattr(body, "session", None)
+        if isinstance(session, str):
+            target = await self._of_session(session)
+            return () if target is None else (target,)
+        return _WHOLE
+
+    async def _of_session(self, session: str) -> AccessTarget | None:
+        target = self._sessions.get(session)
+        if target is None:
+            target = await self._database.read(_read_session, session)
+            if target is None:
+                return None
+            self._sessions[session] = target
+            if len(self._sessions) > SESSIONS_MAX:
+                self._sessions.popitem(last=False)
+        return target
+
+
+_session = (
+    sa.select(subjects.c.name.label("subject"), groups.c.name.label("group_name"))
+    .select_from(sessions)
+    .join(groups, groups.c.group_id == sessions.c.group_id)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(sessions.c.session == sa.bindparam("of_session"))
+)
+
+
+def _read_session(connection: Connection, session: str) -> AccessTarget | None:
+    row = connection.execute(_session, {"of_session": session}).one_or_none()
+    return None if row is None else AccessTarget(row.subject, row.group_name)

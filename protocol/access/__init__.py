@@ -1,0 +1,1 @@
+"""Principals, tokens, grants and capabilities: who may do what."""

@@ -1,0 +1,155 @@
+"""Who may do what: a right on subjects and consumer groups by pattern; what is not granted is refused.  Pure.
+
+    AccessGrant(right, subject, group)      subject and group: a name, or the beginning of names with `*` behind it
+
+    produce       send to the subject
+    consume       be a member of the group on the subject; who may is also let read, as members do of parked messages
+    read          read messages of the subject without a group, parked ones too
+    administer    create, change and delete the subject and its groups; with `*` the cluster
+    cluster       everything: the servers of the cluster among themselves
+
+Invariants
+    `a.*` is the names that begin with `a.`: not `a`, and not `ab`.
+    What is about no single subject needs a grant of `*`.
+    What is about a subject as a whole, and administer, needs a grant with the group `*`.
+
+Source: prefixed ACLs of Kafka (KIP-290), without its rules that deny.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from ..errors import AccessDeniedError, InvalidNameError, InvalidRequestError
+from ..ids import check_name
+
+
+class Rights(enum.StrEnum):
+    """The right that a call needs; where access control is on, servers check it (`check_allowed`)."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    READ = "read"
+    """Messages, without a consumer group."""
+    ADMINISTER = "administer"
+    """Operators."""
+    CLUSTER = "cluster"
+    """The servers of the cluster among themselves."""
+    ANY = "any"
+    """Any of those above, on the same subject: what clients of every kind need."""
+    KNOWN = "known"
+    """A caller with a token of the cluster."""
+    OPEN = "open"
+    """Nothing, not even a token."""
+
+    @property
+    def doing(self) -> str:
+        """How a refusal names what was tried."""
+        return {"produce": "produce to", "consume": "consume", "any": "see"}.get(self, self.value)
+
+
+ANY: Final = "*"
+GRANTED: Final = (
+    Rights.PRODUCE,
+    Rights.CONSUME,
+    Rights.READ,
+    Rights.ADMINISTER,
+    Rights.CLUSTER,
+)
+"""The rights that are granted; the other members of `Rights` say what a call needs."""
+_BY_GROUP = frozenset({Rights.CONSUME, Rights.ADMINISTER})
+
+
+class AccessGrant(Struct, frozen=True, order=True):
+    """A right on the subjects and groups that the patterns mean."""
+
+    right: Rights
+    subject: str = ANY
+    group: str = ANY
+
+
+def check_pattern(what: str, pattern: str) -> str:
+    """
+    Check a pattern: a name, or the beginning of one with `*` behind it.
+
+    Raises:
+        InvalidRequestError
+    """
+    beginning = pattern[:-1] if pattern.endswith(ANY) else pattern
+    try:
+        if beginning or not pattern:
+            check_name(what, beginning)
+    except InvalidNameError:
+        raise InvalidRequestError(
+            f"a pattern of a {what} is a name, or its beginning and '*', not {pattern!r:.80}"
+        ) from None
+    return pattern
+
+
+def check_grant(grant: AccessGrant) -> AccessGrant:
+    """Raises InvalidRequestError: it is of no right that can be granted, or a pattern cannot be one."""
+    if grant.right not in GRANTED:
+        raise InvalidRequestError(
+            f"the rights are {', '.join(GRANTED)}, not {grant.right.value!r:.40}"
+        )
+    if grant.right not in _BY_GROUP and grant.group != ANY:
+        raise InvalidRequestError(f"{grant.right} is a right on subjects, not on consumer groups")
+    check_pattern("subject", grant.subject)
+    check_pattern("consumer group", grant.group)
+    return grant
+
+
+def matches(pattern: str, name: str) -> bool:
+    """True if the pattern means the name; "" stands for no single one, which only `*` means."""
+    if pattern.endswith(ANY):
+        beginning = pattern[:-1]
+        return not beginning or name.startswith(beginning)
+    return pattern == name
+
+
+def allows(grants: Iterable[AccessGrant], right: Rights, subject: str, group: str = "") -> bool:
+    """
+    Whether one of the grants allows `right`.
+
+    Args:
+        subject: "" for what is about no single subject.
+        group: "" for what is about the whole subject.
+    """
+    return right in (Rights.OPEN, Rights.KNOWN) or any(
+        _allows(grant, right, subject, group) for grant in grants
+    )
+
+
+def _allows(grant: AccessGrant, right: Rights, subject: str, group: str) -> bool:
+    if grant.right is Rights.CLUSTER:
+        return True
+    if not matches(grant.subject, subject):
+        return False
+    if right is Rights.ANY or (right is Rights.READ and grant.right is Rights.CONSUME):
+        return True
+    return grant.right is right and (right not in _BY_GROUP or matches(grant.group, group))
+
+
+def check_allowed(
+    principal: str, grants: Iterable[AccessGrant], right: Rights, subject: str, group: str = ""
+) -> None:
+    """Raises AccessDeniedError, which says what to ask for."""
+    if allows(grants, right, subject, group):
+        return
+    asked = Rights.READ if right is Rights.ANY else right
+    where = f"subject {subject!r}" if subject else "the whole cluster"
+    if group:
+        where += f", consumer group {group!r}"
+    options = f" --subject {subject or repr(ANY)}" + (f" --group {group}" if group else "")
+    raise AccessDeniedError(
+        f"{principal!r} has no right to {right.doing} {where}; "
+        f"an administrator grants it: keylane access grant {principal} {asked}{options}",
+        principal=principal,
+        right=asked.value,
+        subject=subject,
+        group=group,
+    )

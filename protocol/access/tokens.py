@@ -1,0 +1,61 @@
+"""The text of tokens, their hashes, and what keeps them out of URLs.  Pure.
+
+kl_ + 43 letters: 256 random bits in base64url.  SQL has the SHA-256 alone, which is enough for a secret of that size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ..errors import TokenInUrlError, TokenInvalidError
+
+TOKEN_BYTES: Final = 32
+_TOKEN = re.compile(r"kl_[A-Za-z0-9_-]{43}")
+_SECRET = re.compile(r"k[lc]_[A-Za-z0-9_-]{43,}")
+"""A token or a capability inside of other text."""
+_NAMES = frozenset({"token", "access_token", "authorization", "capability", "api_key", "apikey"})
+"""Parameters by which other systems take tokens in URLs."""
+
+
+def make_token(draw_bits: Callable[[int], int]) -> str:
+    """A new token; `draw_bits` is the operating system's generator."""
+    drawn = draw_bits(8 * TOKEN_BYTES).to_bytes(TOKEN_BYTES, "big")
+    return "kl_" + urlsafe_b64encode(drawn).decode().rstrip("=")
+
+
+def check_token(text: object, origin: str) -> str:
+    """
+    The token in `text`, without the white space around it.
+
+    Args:
+        origin: where it comes from, for the error; the error never has the text itself.
+
+    Raises:
+        TokenInvalidError
+    """
+    token = text.strip() if isinstance(text, str) else ""
+    if _TOKEN.fullmatch(token) is None:
+        raise TokenInvalidError(f"{origin} has no token: one is kl_ and 43 letters")
+    return token
+
+
+def token_hash(token: str) -> str:
+    """What SQL keeps of a token: 64 hexadecimal digits."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+
+
+def check_no_token(path: str, query: Mapping[str, str]) -> None:
+    """Raises TokenInUrlError: the path or a parameter of a request has a token, or is named as one."""
+    named = any(name.lower() in _NAMES for name in query)
+    if named or _SECRET.search(path) or any(map(_SECRET.search, query.values())):
+        raise TokenInUrlError
+
+
+def check_address_has_no_token(text: str) -> None:
+    """Raises TokenInUrlError: what should be addresses has a token in it."""
+    if _SECRET.search(text):
+        raise TokenInUrlError("a token stands in an address")

@@ -1,0 +1,73 @@
+"""What servers refuse of callers that may not do what they ask, and tokens that cannot be used.  Pure."""
+
+from __future__ import annotations
+
+from .base import Detail, RetryRule
+from .refusals import ConfigError, InvalidRequestError, RefusedError
+
+
+class UnauthenticatedError(RefusedError):
+    """A server with access control does not know the caller."""
+
+    code = 1350
+    summary = "the caller is not known"
+    hint = (
+        "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN.  An administrator makes one with "
+        "keylane access token create PRINCIPAL"
+    )
+    reason = Detail(str)
+
+
+class AccessDeniedError(RefusedError):
+    """The caller is known, and has no right to do this."""
+
+    code = 1351
+    summary = "the principal has no right to do this"
+    hint = "keylane access list PRINCIPAL shows what is granted."
+    principal = Detail(str)
+    right = Detail(str)
+    subject = Detail(str)
+    group = Detail(str)
+
+
+class CapabilityEndedError(RefusedError):
+    """A capability has ended, or rights of its principal were changed after it was made."""
+
+    code = 1352
+    retry = RetryRule.LATER
+    summary = "the capability has ended"
+    hint = "Clients of keylane renew it by themselves; others ask a metaserver for a new one: POST /v1/access/capability"
+    principal = Detail(str)
+
+
+class TokenInvalidError(ConfigError):
+    """A token, or a file of one, cannot be used."""
+
+    code = 1353
+    summary = "the token cannot be used"
+    hint = "A token begins with kl_ and is given in a file (KEYLANE_TOKEN_FILE), in KEYLANE_TOKEN, or as token=."
+
+
+class TokenInUrlError(InvalidRequestError):
+    """A token stands in a URL, where logs keep it."""
+
+    code = 1354
+    summary = "a token does not belong in a URL"
+    hint = "Give it in the header Authorization: Bearer TOKEN.  Revoke this one: logs may have it."
+
+
+class TokenIdUnknownError(RefusedError):
+    """No token has this id."""
+
+    code = 1355
+    summary = "there is no such token"
+    hint = "keylane access token list shows the ids of all tokens."
+    token_id = Detail(str)
+
+
+class AccessOffError(RefusedError):
+    """A call about access came to a metaserver that has access control off."""
+
+    code = 1356
+    summary = "access control is off at this metaserver"
+    hint = "Start the metaserver with access = on, and give it an admin_token_file."

@@ -1,0 +1,1 @@
+"""Identity on connections: tokens and capabilities at both ends."""

@@ -1,0 +1,65 @@
+"""The audit log: who did what, and who was refused, as JSON lines of the logger `keylane.audit`.
+
+    {"at": "2026-11-24T02:40:00.123Z", "who": "shop", "from": "127.0.0.1", "did": "POST /v1/subjects/{subject}/delete",
+     "subject": "orders", "group": "", "outcome": "refused", "code": 1351}
+
+Lines have names and numbers, never values, keys, tokens or capabilities.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+
+from ...protocol.errors import KeylaneError
+from ...protocol.http.endpoint import Endpoint, Rights
+from .caller import AccessTarget
+
+audit_log = logging.getLogger("keylane.audit")
+audit_log.setLevel(logging.INFO)  # it is written also where a server logs warnings only
+NAME_CHARS_MAX = 200
+_SELDOM = frozenset({Rights.ADMINISTER})
+
+
+def is_audited(endpoint: Endpoint[object]) -> bool:
+    """True for calls that change subjects, groups and grants, and for those that show or change messages."""
+    changes = endpoint.rights in _SELDOM and not endpoint.is_get
+    return changes or (endpoint.rights is Rights.READ)
+
+
+def note(
+    *,
+    at_ms: int,
+    who: str,
+    remote: str,
+    did: str,
+    target: AccessTarget,
+    error: KeylaneError | None = None,
+    detail: str = "",
+) -> None:
+    """
+    Write a line.
+
+    Args:
+        at_ms: the calendar.
+        who: the principal; "" if it is not known.
+        remote: the address of the caller's host.
+        did: the call, with the names of its parameters and not their values.
+        detail: a number or a name more, such as a partition.
+    """
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    line: dict[str, object] = {
+        "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "who": who[:NAME_CHARS_MAX],
+        "from": remote,
+        "did": did,
+        "subject": target.subject[:NAME_CHARS_MAX],
+        "group": target.group[:NAME_CHARS_MAX],
+        "outcome": "done" if error is None else "refused",
+    }
+    if detail:
+        line["detail"] = detail[:NAME_CHARS_MAX]
+    if error is not None:
+        line |= {"error": type(error).__name__, "code": error.code}
+    audit_log.info(json.dumps(line))

@@ -1,0 +1,290 @@
+"""Lets requests through to a server with access control, or refuses them: who calls, what about, with which right.
+
+    HTTP         Authorization ─▶ identify ─▶ Caller ─▶ body read ─▶ targets ─▶ rights ─▶ handler
+    data plane   Challenge, Authenticate ─▶ Caller of the connection ─▶ each frame: is (kind, partition, group) allowed?
+
+Invariants
+    A request without a known caller is refused before its body is read.
+    A frame is looked up in a set; rights are decided once for each kind, partition and group of a connection.
+    An answer to a GET that waited is given only if its caller may still have it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from ...protocol.access.tokens import check_no_token
+from ...protocol.clock import Clock
+from ...protocol.errors import KeylaneError, PartitionUnknownError, UnauthenticatedError
+from ...protocol.frames import (
+    Append,
+    Authenticate,
+    Authenticated,
+    CancelScheduled,
+    EditParked,
+    Read,
+    ReadEdited,
+    Request,
+    Schedule,
+)
+from ...protocol.http.endpoint import Endpoint, Rights
+from . import audit
+from .caller import UNKNOWN_CALLER, AccessTarget, Caller
+
+AUTHENTICATE_S = 5.0
+"""A connection of the data plane says within this time who calls."""
+ALLOWED_MAX = 10_000
+"""Decisions that a connection keeps."""
+FRAME_RIGHTS: dict[type[Any], Rights] = {
+    Append: Rights.PRODUCE,
+    Schedule: Rights.PRODUCE,
+    CancelScheduled: Rights.PRODUCE,
+    Read: Rights.READ,
+    EditParked: Rights.ADMINISTER,
+    ReadEdited: Rights.CONSUME,
+}
+"""The others are those of members of a group, which consume."""
+_AUDITED = frozenset({Read, EditParked})
+CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=UNKNOWN_CALLER)
+
+Identify = Callable[[str], Awaitable[Caller]]
+"""The caller that sent this text behind `Bearer`.  Raises UnauthenticatedError, CapabilityEndedError."""
+TargetsOf = Callable[[Endpoint[Any], Any, Mapping[str, str]], Awaitable[Sequence[AccessTarget]]]
+"""What a call is about, by its body and parameters.  Raises what the call itself would raise of unknown names."""
+
+
+class HeldCapability(Protocol):
+    """What a connection of the data plane was authenticated with."""
+
+    @property
+    def caller(self) -> Caller:
+        """Who calls."""
+        ...
+
+    @property
+    def ends_in_ms(self) -> int:
+        """For how long it is good."""
+        ...
+
+    def check(self) -> None:
+        """Raises CapabilityEndedError once it has ended."""
+        ...
+
+
+class DataJudge(Protocol):
+    """What a broker knows of callers of its data plane."""
+
+    async def authenticate(self, nonce: bytes, asked: Authenticate) -> HeldCapability:
+        """Raises UnauthenticatedError, CapabilityEndedError."""
+        ...
+
+    def target(self, request: Request) -> AccessTarget:
+        """What a frame is about.  Raises PartitionUnknownError."""
+        ...
+
+
+class Guard:
+    """
+    The access control of one server.
+
+    Args:
+        version: changes with what callers may do.
+    """
+
+    def __init__(
+        self,
+        identify: Identify,
+        targets_of: TargetsOf,
+        *,
+        clock: Clock,
+        version: Callable[[], int] = lambda: 0,
+        judge: DataJudge | None = None,
+    ) -> None:
+        self._identify = identify
+        self._targets_of = targets_of
+        self._clock = clock
+        self._version = version
+        self._judge = judge
+
+    async def caller(self, endpoint: Endpoint[Any], authorization: Sequence[str]) -> Caller:
+        """
+        Who makes a call, by its `Authorization` headers.
+
+        Raises:
+            UnauthenticatedError, CapabilityEndedError
+        """
+        if endpoint.rights is Rights.OPEN:
+            return UNKNOWN_CALLER
+        if len(authorization) != 1:
+            reason = "no token" if not authorization else "several tokens"
+            raise UnauthenticatedError(f"the request has {reason}", reason=reason)
+        kind, _, text = authorization[0].partition(" ")
+        if kind.lower() != "bearer" or not text:
+            raise UnauthenticatedError(
+                "the header is: Authorization: Bearer TOKEN", reason="no bearer"
+            )
+        return await self._identify(text.strip())
+
+    def check_url(self, path: str, query: Mapping[str, str]) -> None:
+        """Raises TokenInUrlError."""
+        check_no_token(path, query)
+
+    async def pass_through(
+        self,
+        endpoint: Endpoint[Any],
+        authorization: Sequence[str],
+        remote: str,
+        read: Callable[[], Awaitable[tuple[Any, Mapping[str, str]]]],
+        handle: Callable[[Any, Mapping[str, str]], Awaitable[object]],
+    ) -> object:
+        """
+        Make a call, if its caller may, and write the audit log.
+
+        Args:
+            read: reads the body, and gives it with the parameters.
+            handle: makes the call.
+
+        Raises:
+            UnauthenticatedError, AccessDeniedError, CapabilityEndedError, and what `read` and `handle` raise.
+        """
+        caller, target = UNKNOWN_CALLER, AccessTarget()
+        try:
+            version = self._version()
+            caller = await self.caller(endpoint, authorization)
+            CALLER.set(caller)
+            body, params = await read()
+            targets = await self._targets_of(endpoint, body, params)
+            for target in targets:
+                caller.check(endpoint.rights, *target)
+            answer = await handle(body, params)
+            if endpoint.is_get and self._version() != version:
+                now = await self.caller(endpoint, authorization)
+                for target in targets:
+                    now.check(endpoint.rights, *target)
+        except KeylaneError as error:
+            if endpoint.rights is not Rights.OPEN and (
+                _is_refusal(error) or audit.is_audited(endpoint)
+            ):
+                self.note(caller, remote, f"{endpoint.method} {endpoint.path}", target, error)
+            raise
+        if audit.is_audited(endpoint):
+            self.note(caller, remote, f"{endpoint.method} {endpoint.path}", target)
+        return answer
+
+    def connection(self, remote: str) -> ConnectionAccess | None:
+        """What a new connection of the data plane may do: nothing yet."""
+        if self._judge is None:
+            return None
+        return ConnectionAccess(self, self._judge, remote, self._clock)
+
+    def note(
+        self,
+        caller: Caller,
+        remote: str,
+        did: str,
+        target: AccessTarget,
+        error: KeylaneError | None = None,
+        detail: str = "",
+    ) -> None:
+        """Write a line of the audit log."""
+        audit.note(
+            at_ms=self._clock.wall_ms(), who=caller.principal, remote=remote, did=did,
+            target=target, error=error, detail=detail,
+        )  # fmt: skip
+
+
+def _is_refusal(error: KeylaneError) -> bool:
+    return 1350 <= error.code < 1370
+
+
+class ConnectionAccess:
+    """What one connection of the data plane may do."""
+
+    def __init__(self, guard: Guard, judge: DataJudge, remote: str, clock: Clock) -> None:
+        self.nonce = secrets.token_bytes(32)
+        self._guard = guard
+        self._judge = judge
+        self._remote = remote
+        self._boot_ms = clock.boot_ms
+        self._began_ms = clock.boot_ms()
+        self._held: HeldCapability | None = None
+        self._caller = UNKNOWN_CALLER
+        self._allowed: set[tuple[object, ...]] = set()
+
+    async def authenticate(self, asked: Authenticate) -> Authenticated:
+        """
+        Take a capability, the first one or a newer one.
+
+        Raises:
+            UnauthenticatedError, CapabilityEndedError
+        """
+        try:
+            held = await self._judge.authenticate(self.nonce, asked)
+        except KeylaneError as error:
+            self._guard.note(self._caller, self._remote, "Authenticate", AccessTarget(), error)
+            raise
+        self._held, self._caller = held, held.caller
+        self._allowed.clear()
+        return Authenticated(held.ends_in_ms)
+
+    def check_still(self) -> None:
+        """
+        Check that the connection may stay; called often.
+
+        Raises:
+            UnauthenticatedError: the caller has not said in time who it is.
+            CapabilityEndedError
+        """
+        if self._held is not None:
+            self._held.check()
+        elif self._boot_ms() - self._began_ms > AUTHENTICATE_S * 1000:
+            raise UnauthenticatedError(
+                "the connection has not said who calls", reason="not authenticated"
+            )
+
+    def check(self, request: Request) -> None:
+        """
+        Check a frame.
+
+        Raises:
+            AccessDeniedError, PartitionUnknownError
+            UnauthenticatedError: the connection has not said who calls.
+        """
+        key: tuple[object, ...] = (
+            type(request),
+            getattr(request, "partition_id", None),
+            getattr(request, "group", None),
+        )
+        if key[1] is None:  # it is about a subject, or a scheduled message
+            key = (type(request), request)
+        if key not in self._allowed:
+            self._decide(request, key)
+
+    def _decide(self, request: Request, key: tuple[object, ...]) -> None:
+        kind = type(request)
+        target = AccessTarget()
+        try:
+            if self._held is None:
+                raise UnauthenticatedError(
+                    "the connection has not said who calls", reason="not authenticated"
+                )
+            target = self._judge.target(request)
+            self._caller.check(FRAME_RIGHTS.get(kind, Rights.CONSUME), *target)
+        except PartitionUnknownError:
+            raise
+        except KeylaneError as error:
+            self._guard.note(self._caller, self._remote, kind.__name__, target, error)
+            raise
+        if kind in _AUDITED:
+            where = str(getattr(request, "partition_id", ""))
+            self._guard.note(
+                self._caller, self._remote, kind.__name__, target, detail=f"partition {where}"
+            )
+            if kind is not Read:
+                return  # each edit has a line of its own
+        if len(self._allowed) >= ALLOWED_MAX:
+            self._allowed.clear()
+        self._allowed.add(key)

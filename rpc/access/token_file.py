@@ -1,0 +1,80 @@
+"""Where a client or a server takes its token from: an argument, a file, the environment.
+
+    token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none: callers are not asked, or are refused
+
+A file is read again when the token is used anew, so a token is replaced without a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ...protocol.access.tokens import check_token
+from ...protocol.errors import TokenInvalidError
+
+FILE_VARIABLE = "KEYLANE_TOKEN_FILE"
+VARIABLE = "KEYLANE_TOKEN"
+FILE_BYTES_MAX = 4_096
+
+TokenSource = Callable[[], str]
+"""Returns the token as it is now.  Raises TokenInvalidError."""
+
+
+def token_in_file(path: Path) -> str:
+    """
+    The token in a file, which may have white space around it.
+
+    Raises:
+        TokenInvalidError: the file cannot be read, or has no token.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(FILE_BYTES_MAX).decode("ascii", "replace")
+    except (OSError, ValueError) as error:
+        raise TokenInvalidError(f"cannot read the token in {path}: {error}") from error
+    return check_token(text, f"the file {path}")
+
+
+class TokenFile:
+    """
+    A token in a file, as it is when it is used; while the file cannot be read, the last one.
+
+    Raises:
+        TokenInvalidError: it cannot be read at first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last = token_in_file(path)
+
+    def __call__(self) -> str:
+        """The token."""
+        with contextlib.suppress(TokenInvalidError):
+            self._last = token_in_file(self._path)
+        return self._last
+
+
+def token_source(given: str | None) -> TokenSource | None:
+    """
+    Where the token of a client comes from; None: it has none.
+
+    Args:
+        given: the argument `token=`.
+
+    Raises:
+        TokenInvalidError: there is one, and it cannot be used.
+    """
+    if given is not None:
+        token = check_token(given, "token=")
+        return lambda: token
+    path = os.environ.get(FILE_VARIABLE)
+    if path:
+        return TokenFile(Path(path))
+    text = os.environ.get(VARIABLE)
+    if text:
+        token = check_token(text, VARIABLE)
+        return lambda: token
+    return None

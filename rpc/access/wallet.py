@@ -1,0 +1,113 @@
+"""What a client shows to servers: its token to metaservers, capabilities to brokers.
+
+    token ─▶ metaserver ─▶ capabilities ─▶ brokers        renewed after RENEW_SHARE of their time, or when one is refused
+
+Invariants
+    A token goes to the metaservers that the client was given, and nowhere else.
+    One question is under way at a time, for all that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from ...protocol.clock import Clock, SystemClock
+from ...protocol.errors import AccessOffError, KeylaneError, NotSentError, UnreachableError
+from ...protocol.http.access import Capabilities
+from .credentials import ShownCapability
+from .signing import OwnKey
+from .token_file import TokenSource
+
+RENEW_SHARE = 0.6
+
+Ask = Callable[[str, str, bytes], Awaitable[Capabilities]]
+"""Asks the metaserver at an address for capabilities, with a token and the public key of the holder."""
+
+
+class Wallet:
+    """The identity of a client with a token."""
+
+    def __init__(self, source: TokenSource, ask: Ask, *, clock: Clock | None = None) -> None:
+        self._source = source
+        self._ask = ask
+        self._boot_ms = (clock or SystemClock()).boot_ms
+        self._metaservers: dict[str, None] = {}
+        self._key = OwnKey()
+        self._have: Capabilities | None = None
+        self._renew_at_ms = self._ends_at_ms = 0
+        self._asking: asyncio.Task[None] | None = None
+
+    def know_metaservers(self, addresses: Sequence[str]) -> None:
+        """See `Credentials.know_metaservers`."""
+        self._metaservers.update(dict.fromkeys(addresses))
+
+    async def bearer(self, address: str) -> str | None:
+        """See `Credentials.bearer`.  Raises TokenInvalidError, UnauthenticatedError, NotSentError."""
+        if address in self._metaservers:
+            return self._source()
+        have = await self._current()
+        return (have.bearer or None) if have is not None else None
+
+    async def held(self) -> ShownCapability | None:
+        """See `Credentials.held`.  Raises as `bearer`."""
+        have = await self._current()
+        if have is None or not have.held:
+            return None
+        left_s = max(0.0, (self._renew_at_ms - self._boot_ms()) / 1000)
+        return ShownCapability(have.held, self._key, left_s)
+
+    def refused(self, text: str) -> bool:
+        """See `Credentials.refused`."""
+        have = self._have
+        if have is None:
+            return False
+        if text in (have.bearer, have.held):
+            self._have = None
+        return True
+
+    async def _current(self) -> Capabilities | None:
+        now_ms = self._boot_ms()
+        if self._have is None or now_ms >= self._renew_at_ms:
+            try:
+                await self._renew()
+            except UnreachableError:
+                if self._have is None or now_ms >= self._ends_at_ms:
+                    raise
+        return self._have
+
+    async def _renew(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_all())
+            self._asking.add_done_callback(self._asked)
+        await asyncio.shield(self._asking)
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        if not task.cancelled():
+            task.exception()
+
+    async def _ask_all(self) -> None:
+        token = self._source()
+        raised: KeylaneError = NotSentError("no metaserver is known that gives capabilities")
+        for address in list(self._metaservers):
+            began_ms = self._boot_ms()
+            try:
+                have = await self._ask(address, token, self._key.public)
+            except AccessOffError:
+                have = Capabilities(principal="", bearer="", ends_in_ms=60_000)
+            except UnreachableError as error:
+                raised = error
+                continue
+            self._have = have
+            self._ends_at_ms = began_ms + have.ends_in_ms
+            self._renew_at_ms = began_ms + round(have.ends_in_ms * RENEW_SHARE)
+            return
+        # Nothing was done yet of what the capability is for.
+        raise NotSentError(f"no capability: {raised.message}") from raised
+
+    async def close(self) -> None:
+        """End a question that is under way."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)

@@ -1,0 +1,234 @@
+"""A cluster with access control: who may do what, end to end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from keylane import Admin, Consumer, Message, Producer
+from keylane.protocol.access.tokens import make_token
+from keylane.protocol.errors import (
+    AccessDeniedError,
+    ForeignHostError,
+    InvalidNameError,
+    OriginError,
+    TokenInUrlError,
+    UnauthenticatedError,
+)
+from keylane.protocol.frames import Authenticate, Challenge
+from keylane.rpc.access.wallet import Wallet
+from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster
+
+
+class GuardedCluster(Cluster):
+    """A cluster with access control, and the token of its administrator."""
+
+    def __init__(self, folder: Path, brokers: int = 1) -> None:
+        self.admin_token = make_token(secrets.randbits)
+        (folder / "admin.token").write_text(self.admin_token)
+        (folder / "cluster.token").write_text(make_token(secrets.randbits))
+        super().__init__(
+            folder,
+            brokers,
+            meta_settings=(
+                f'access = "on"\nadmin_token_file = "{folder}/admin.token"\n'
+                f'cluster_token_file = "{folder}/cluster.token"\n'
+            ),
+            broker_settings=f'access = "on"\ntoken_file = "{folder}/cluster.token"\n',
+        )
+
+    def admin(self) -> Admin:
+        return Admin(self.meta, token=self.admin_token)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedCluster]:
+    with GuardedCluster(tmp_path_factory.mktemp("guarded")) as cluster:
+        yield cluster
+
+
+async def test_messages_pass_when_rights_are_granted(guarded: GuardedCluster):
+    got = asyncio.Event()
+
+    async def handle(_message: Message) -> None:
+        got.set()
+
+    async with guarded.admin() as admin:
+        for _ in range(100):
+            if any(broker.available for broker in (await admin.list_brokers()).brokers):
+                break
+            await asyncio.sleep(0.1)
+        await admin.create_subject("a.orders", partitions=1)
+        shop = (await admin.create_token("shop")).token
+        audit = (await admin.create_token("audit")).token
+        await admin.grant("shop", "produce", subject="a.*")
+        await admin.grant("audit", "consume", subject="a.*", group="billing")
+    async with Producer(guarded.meta, token=shop) as producer:
+        await producer.send("a.orders", b"1", key=b"k")
+    consumer = Consumer(
+        guarded.meta, subject="a.orders", group="billing", handler=handle, token=audit
+    )
+    async with consumer:
+        running = asyncio.create_task(consumer.run())
+        await asyncio.wait_for(got.wait(), 10)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def refusal_of(address: str, path: str, *, token: str | None = None, **given: Any) -> int:
+    """The code of the error with which a server answers."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers |= given.pop("headers", {})
+    method = given.pop("method", "GET")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, f"http://{address}{path}", headers=headers, **given) as answer,
+    ):
+        assert answer.status >= 400
+        return int((await answer.json())["code"])
+
+
+async def capabilities(cluster: GuardedCluster, token: str) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(
+            f"http://{cluster.meta}/v1/access/capability", headers=headers, json={}
+        ) as answer,
+    ):
+        assert answer.status == 200
+        given: dict[str, Any] = await answer.json()
+        return given
+
+
+@pytest.mark.parametrize(
+    ("token", "code"),
+    [
+        (None, UnauthenticatedError.code),
+        ("kl_" + "A" * 43, UnauthenticatedError.code),
+        ("kc_" + "A" * 300, UnauthenticatedError.code),
+        ("", UnauthenticatedError.code),
+    ],
+)
+async def test_servers_refuse_callers_they_do_not_know(
+    guarded: GuardedCluster, token: str | None, code: int
+):
+    broker = guarded.brokers[0].address
+    assert await refusal_of(guarded.meta, "/v1/subjects", token=token) == code
+    assert await refusal_of(broker, "/v1/partitions", token=token) == code
+    post = {"method": "POST", "data": b"[" * 100_000}
+    assert await refusal_of(broker, "/v1/subjects/x/messages", token=token, **post) == code
+
+
+async def test_rights_end_where_the_pattern_ends(guarded: GuardedCluster):
+    async with guarded.admin() as admin:
+        await admin.create_subject("b.in", partitions=1)
+        await admin.create_subject("bin", partitions=1)
+        token = (await admin.create_token("narrow")).token
+        await admin.grant("narrow", "produce", subject="b.*")
+    async with Producer(guarded.meta, token=token) as producer:
+        await producer.send("b.in", b"1", key=b"k")
+        with pytest.raises(AccessDeniedError) as refused:
+            await producer.send("bin", b"1", key=b"k")
+    assert refused.value.principal == "narrow"
+    assert "keylane access grant narrow" in refused.value.message
+
+
+async def test_query_does_not_stand_in_for_what_the_call_is_about(guarded: GuardedCluster):
+    async with guarded.admin() as admin:
+        await admin.create_subject("c.own", partitions=1)
+        await admin.create_subject("victim", partitions=1)
+        token = (await admin.create_token("trickster")).token
+        await admin.grant("trickster", "administer", subject="c.*")
+    ask: dict[str, Any] = {"method": "POST", "token": token}
+    tricks = {
+        "/v1/operations?subject=c.own": {"kind": "resize", "subject": "victim", "partitions": 3},
+        "/v1/operations": {"kind": "move", "subject": "c.own", "partition_ids": [1]},
+        "/v1/subjects/victim/delete?subject=c.own": {},
+        "/v1/subjects": {"subject": "ab"},
+    }
+    for path, body in tricks.items():
+        assert await refusal_of(guarded.meta, path, json=body, **ask) == AccessDeniedError.code
+    path = "/v1/subjects/c.own%2F..%2Fvictim/delete"
+    assert await refusal_of(guarded.meta, path, json={}, **ask) == InvalidNameError.code
+    headers = {"Authorization": f"Bearer {guarded.admin_token}"}
+    async with aiohttp.ClientSession() as session:
+        url = f"http://{guarded.meta}/v1/subjects"
+        async with session.get(url, headers=[*headers.items(), *headers.items()]) as twice:
+            assert (await twice.json())["code"] == UnauthenticatedError.code
+        async with session.get(f"{url}?token={guarded.admin_token}", headers=headers) as in_url:
+            assert (await in_url.json())["code"] == TokenInUrlError.code
+        async with session.get(url, headers=headers | {"Origin": "http://evil"}) as site:
+            assert (await site.json())["code"] == OriginError.code
+        async with session.get(url, headers=headers | {"Host": "evil:7000"}) as rebound:
+            assert (await rebound.json())["code"] == ForeignHostError.code
+
+
+async def test_brokers_refuse_a_revoked_token_within_five_seconds(guarded: GuardedCluster):
+    broker = guarded.brokers[0].address
+    async with guarded.admin() as admin:
+        made = await admin.create_token("leaver")
+        await admin.grant("leaver", "read")
+        bearer = (await capabilities(guarded, made.token))["bearer"]
+        headers = {"Authorization": f"Bearer {bearer}"}
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://{broker}/v1/partitions", headers=headers) as answer:
+                assert answer.status == 200
+        await admin.revoke_token(made.view.token_id)
+    began = time.monotonic()
+    while True:
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://{broker}/v1/partitions", headers=headers) as answer:
+                if answer.status == 401:
+                    break
+        assert time.monotonic() - began < 5
+        await asyncio.sleep(0.05)
+    assert await refusal_of(guarded.meta, "/v1/health", token=made.token) == (
+        UnauthenticatedError.code
+    )
+
+
+async def test_capability_of_a_connection_is_refused_on_another(guarded: GuardedCluster):
+    broker = guarded.brokers[0].address
+    async with guarded.admin() as admin:
+        token = (await admin.create_token("holder")).token
+        await admin.grant("holder", "read")
+    network, thief = HttpNetwork(token=token), HttpNetwork(token=guarded.admin_token)
+    try:
+        network.know_metaservers([guarded.meta])
+        wallet = network._identity
+        assert isinstance(wallet, Wallet)
+        shown = await wallet.held()
+        assert shown is not None
+        channel = await thief._connect(broker, 5_000)
+        challenge, _ = await channel.call(Challenge(), timeout_ms=5_000)
+        stolen = shown.key.prove(bytes(32), broker)
+        with pytest.raises(UnauthenticatedError):
+            await channel.call(Authenticate(shown.text, stolen, broker), timeout_ms=5_000)
+        right = shown.key.prove(challenge.nonce, broker)
+        assert await channel.call(Authenticate(shown.text, right, broker), timeout_ms=5_000)
+        await channel.close()
+    finally:
+        await network.close()
+        await thief.close()
+    assert await refusal_of(broker, "/v1/partitions", token=shown.text) == (
+        UnauthenticatedError.code
+    )
+
+
+async def test_refusals_are_counted_by_code(guarded: GuardedCluster):
+    await refusal_of(guarded.meta, "/v1/subjects")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{guarded.meta}/metrics") as answer,
+    ):
+        figures = await answer.text()
+    assert 'keylane_refusals_total{code="1350",error="UnauthenticatedError"}' in figures

@@ -1,0 +1,116 @@
+"""Access control over TLS: both are on, and brokers are reached by another name than they listen on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keylane import Admin, Consumer, Producer, TlsSettings
+from keylane.cli.connection import available_brokers
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import metaserver_settings
+from keylane.protocol.access.tokens import make_token
+from keylane.protocol.errors import ConfigError, HostError, UnauthenticatedError
+from support.ports import free_port
+from support.server_process import ServerProcess, run_keylane
+
+NAME = "localhost"
+
+
+class SecuredCluster:
+    """A host that `keylane cluster init` made, with access control beside TLS."""
+
+    def __init__(self, folder: Path) -> None:
+        self.admin_token = make_token(secrets.randbits)
+        admin, cluster = folder / "admin.token", folder / "cluster.token"
+        admin.write_text(self.admin_token)
+        cluster.write_text(make_token(secrets.randbits))
+        port = free_port()
+        made = run_keylane(
+            *("cluster", "init", str(folder / "made"), "--data", str(folder / "data")),
+            *("--host", NAME, "--meta-port", str(port), "--broker-port", str(free_port())),
+            *("--output", "json"),
+        )
+        assert made.returncode == 0, made.stderr
+        self.tls = TlsSettings(ca=json.loads(made.stdout)["ca"])
+        self.meta = f"{NAME}:{port}"
+        config = folder / "made" / NAME / "keylane.toml"
+        listens = 'host = "127.0.0.1"\naccess = "on"'
+        text = config.read_text().replace('host = "0.0.0.0"', listens)
+        files = f'admin_token_file = "{admin}"\ncluster_token_file = "{cluster}"'
+        text = text.replace("[metaserver]", f"[metaserver]\n{files}")
+        config.write_text(text.replace("[broker]", f'[broker]\ntoken_file = "{cluster}"'))
+        self.programs = [self._start(program, config) for program in ("metaserver", "broker")]
+
+    def _start(self, program: str, config: Path) -> ServerProcess:
+        process = ServerProcess(f"keylane.{program}", ("--config", str(config)))
+        assert json.loads(process.stdout.readline())["ready"]
+        return process
+
+    def stop(self) -> None:
+        for process in reversed(self.programs):
+            process.terminate()
+            process.wait(20)
+            process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    cluster = SecuredCluster(tmp_path_factory.mktemp("secured"))
+    yield cluster
+    cluster.stop()
+
+
+async def test_messages_pass_over_tls_with_tokens_and_not_without(secured: SecuredCluster):
+    async with Admin(secured.meta, tls=secured.tls, token=secured.admin_token, wait_s=30) as admin:
+        await available_brokers(admin, 1)
+        await admin.create_subject("orders", partitions=2)
+        route = await admin.describe_subject("orders")
+        assert {part.address.partition(":")[0] for part in route.partitions} == {NAME}
+        shop = (await admin.create_token("shop")).token
+        billing = (await admin.create_token("billing")).token
+        await admin.grant("shop", "produce", subject="orders")
+        await admin.grant("billing", "consume", subject="orders", group="g")
+    sent = {b"%d" % number for number in range(20)}
+    async with Producer(secured.meta, tls=secured.tls, token=shop) as producer:
+        for value in sent:
+            producer.send("orders", value, key=value)
+        await producer.flush()
+    got = set()
+    consumer = Consumer(
+        secured.meta, subject="orders", group="g", start="earliest", tls=secured.tls, token=billing
+    )
+    async with asyncio.timeout(60), consumer:
+        async for message in consumer:
+            got.add(message.value)
+            await message.ack()
+            if got == sent:
+                break
+    with pytest.raises(UnauthenticatedError):
+        async with Producer(secured.meta, tls=secured.tls):
+            pass
+
+
+async def test_start_is_refused_first_for_settings_and_then_for_an_address_without_tls(
+    tmp_path: Path,
+):
+    """Access control is no reason to serve other machines without TLS; off, it is asked for nothing."""
+    given = {"data": tmp_path / "data", "host": "10.1.2.3"}
+    with pytest.raises(ConfigError, match="admin_token_file is missing"):
+        metaserver_settings(given | {"access": "on"})
+    with pytest.raises(ConfigError, match="access is on or off"):
+        metaserver_settings(given | {"access": "of"})
+    files = {"admin_token_file": "none", "cluster_token_file": "none"}
+    for settings in (
+        metaserver_settings(given),
+        metaserver_settings(given | files | {"access": "on"}),
+    ):
+        with pytest.raises(HostError, match="no TLS"):
+            async with running_metaserver(settings):
+                pass
+    assert not (tmp_path / "data").exists()
