@@ -18,7 +18,8 @@ class UserAcks(ABC):
     Each counts for itself, because their messages may come from several partitions.
     """
 
-    __slots__ = ("_given_back", "_taken")
+    # A sink keeps what it knows of a delivery for as long as that lives.
+    __slots__ = ("__weakref__", "_given_back", "_taken")
 
     client: Any
     """The pull client whose messages end together."""

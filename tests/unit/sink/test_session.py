@@ -8,6 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from keylane import InvalidRequestError, LeaseLostError
+from keylane.consumer.parking.redrive import RedriveDelivery
+from keylane.consumer.parking.retrying import RetryDelivery
+from keylane.consumer.pulling.careful import CarefulHandOut
+from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.pulling.shared_client import HandOut
 from keylane.errors import (
     ConfigError,
     EffectDoneError,
@@ -320,3 +325,9 @@ def test_parked_message_of_an_ancestor_is_fenced_by_the_child_that_has_it(engine
     with pytest.raises(EffectFencedError):
         effect(engine, delivered(5, token=5, delivery=left))
     assert entries(engine) == [1, 2, 3, 8]
+
+
+def test_session_keeps_a_mark_for_every_kind_of_delivery():
+    """Also for those of a partition whose owner ended uncleanly, of shared groups, and of redriven messages."""
+    kinds = [PullClient, CarefulHandOut, HandOut, RedriveDelivery, RetryDelivery]
+    assert [kind for kind in kinds if not kind.__weakrefoffset__] == []
