@@ -13,7 +13,6 @@ import json
 import os
 import struct
 import sys
-import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import cast
 
 import uvloop
 from bare import ACK, FRAME, BareServer, take_frames
+from handler_work import Clock, Figures, handler_of
 
 CHUNK_BYTES = 1 << 20
 BUFFER_BYTES = 8 << 20
@@ -144,33 +144,23 @@ def messages_of(count: int, body: bytes, offset: int) -> Iterator[BareMessage]:
         key_at, value_at = key_end, value_end
 
 
-async def consume(address: str, count: int) -> dict[str, float]:
+async def consume(address: str, count: int) -> Figures:
     """Handle `count` messages; the clock runs from the first to the last."""
     host, _, port = address.partition(":")
     _, consumer = await asyncio.get_running_loop().create_connection(BareConsumer, host, int(port))
     print(json.dumps({"ready": True}), flush=True)
-    handled = 0
-
-    async def handle(_message: BareMessage) -> None:
-        nonlocal handled
-        handled += 1
-
-    number, body = await consumer.next_frame()
-    started, cpu = time.monotonic(), time.process_time()
+    clock = Clock()
+    handle = handler_of(clock, count)
+    offset = 0
     while True:
-        for message in messages_of(number, body, handled):
+        number, body = await consumer.next_frame()
+        for message in messages_of(number, body, offset):
             await handle(message)
         consumer.transport.write(ACK.pack(number))
-        if handled >= count:
-            break
+        offset += number
+        if offset >= count:
+            return clock.figures
         await asyncio.sleep(0)
-        number, body = await consumer.next_frame()
-    ended = time.monotonic()
-    return {
-        "seconds": ended - started,
-        "ended": ended,
-        "cpu_seconds": time.process_time() - cpu,
-    }
 
 
 async def serve(path: str) -> None:

@@ -18,7 +18,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from ...protocol.batch import batch_starts, columns
+from ...protocol.batch import batch_starts, column_views
 from ...protocol.clock import Clock
 from ...protocol.control import Grant
 from ...protocol.errors import (
@@ -548,7 +548,7 @@ class PullClient(UserAcks, PullViews):
         self, payload: memoryview, start: int, header: Header, delivery: Delivery
     ) -> list[Message]:
         who = (self._subject, self.partition_id, self.token)
-        return decode_messages(columns(payload, header, start), header, *who, delivery)
+        return decode_messages(column_views(payload, header, start), header, *who, delivery)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:
