@@ -34,8 +34,8 @@ class UserAcks(ABC):
         self._given_back: set[int] = set()
         """Offsets that the user gave back, and was not given again."""
 
-    in_order: Any = None
-    """The queue of acks to which `done` of a pull client adds, for the hot path; None: `done` has to be called."""
+    runs = False
+    """It has `deadline_s`, and messages that are handled one after another may be told to `done_all` together."""
 
     @abstractmethod
     def done(self, offset: int) -> None:
