@@ -309,8 +309,9 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
     """
     cut = column_views(data, header, start)
     whole = cut.blob.obj
-    is_blob = isinstance(whole, bytes) and len(whole) == len(cut.blob)
-    return Columns(*cut[:4], whole if is_blob else cut.blob.tobytes())
+    if isinstance(whole, bytes) and len(whole) == len(cut.blob):
+        return Columns(*cut[:4], whole)
+    return Columns(*cut[:4], cut.blob.tobytes())
 
 
 def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[memoryview]:

@@ -60,14 +60,15 @@ class Run:
 
     def __init__(self, messages: list[Message], holder: Any) -> None:
         self.messages = messages
-        self.left = iter(messages)
+        self.left: Any = iter(messages)
         self.client: Any = messages[0].delivery
         self.holder = holder
 
     @property
     def begun(self) -> int:
         """The number of messages whose handlers were begun."""
-        return len(self.messages) - self.left.__length_hint__()
+        left: int = self.left.__length_hint__()
+        return len(self.messages) - left
 
     def tell(self) -> Message:
         """Tell the pull client what was handled; returns the message that runs."""
