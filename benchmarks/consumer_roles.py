@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import uvloop
-from handler_work import Clock, Figures, handler_of, reader_of
+from bare_consume import Clock, Figures, handler_of, reader_of
 from machine import peak_mb
 from roles import KEYS, VALUE
 
@@ -35,7 +35,7 @@ LANE_KEYS = 1_000
 
 
 class Countdown:
-    """Counts messages until `count` were handled, for handlers that do more than those of `handler_work`."""
+    """Counts messages until `count` were handled, for handlers that do more than those of `bare_consume`."""
 
     def __init__(self, clock: Clock, count: int) -> None:
         self._clock = clock

@@ -82,7 +82,7 @@ class BatchLanes:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.alone = self
-        self.may_run = False
+        self.may_run = self.may_be_alone = False
         """As of `Lanes`, which they never do: workers take batches in no shorter way."""
         self._wake = wake
         self._max = max_records

@@ -26,7 +26,7 @@ from .batch import Batch
 from .batch_lanes import BatchLanes
 from .failing import Failing
 from .handlers import BatchHandler
-from .lanes import Lanes, Stored
+from .lanes import Lanes, UnopenedBatch
 from .log_throttle import LogThrottle
 from .not_acked import Retry, only_retry
 from .workers import MESSAGES_PER_TURN, Workers
@@ -95,7 +95,7 @@ class BatchWorkers(Workers):
             loop.call_later(self._max_wait_s, self._ripen, messages[0], number)
         self._work.set()
 
-    def put_batch(self, batch: Stored) -> None:
+    def put_batch(self, batch: UnopenedBatch) -> None:
         """Add the messages of a batch."""
         self.put(batch.messages())
 

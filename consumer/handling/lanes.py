@@ -31,7 +31,7 @@ _key_of = attrgetter("key")
 _consume = deque[object](maxlen=0).extend
 
 
-class Stored(Protocol):
+class UnopenedBatch(Protocol):
     """A batch of messages that is not opened."""
 
     client: Any
@@ -94,7 +94,7 @@ class Lanes:
         """Messages that no worker has looked at yet, in the order they were put."""
         self._plain: Any = None
         """The pull client whose first tries all of `arrived` are, by offset; None if they are of several kinds."""
-        self._stored: deque[Stored] = deque()
+        self._stored: deque[UnopenedBatch] = deque()
         """Pulled after all that has arrived."""
         self.due: deque[Message] = deque()
         """Messages whose next try is due: their lanes are their own, and they come before all others."""
@@ -115,6 +115,11 @@ class Lanes:
         return bool(self.arrived or self.due or self._stored)
 
     @property
+    def may_be_alone(self) -> bool:
+        """True if a message has arrived, and none would be passed over if it is taken."""
+        return self.alone is None and self.run is None and not self.due and bool(self.arrived)
+
+    @property
     def may_run(self) -> bool:
         """True if `begin_run` may find messages."""
         if self.alone is not None or self.run is not None or self.due:
@@ -126,7 +131,7 @@ class Lanes:
         self._plain = None if self.arrived or self._paused else _plain_client(messages)
         self._put(messages)
 
-    def put_batch(self, batch: Stored) -> None:
+    def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition."""
         if batch.count:
             self._stored.append(batch)

@@ -33,11 +33,11 @@ from ..pulling.pull_client import PullClient, are_parked_together, client_of
 from ..settings import ConsumerSettings
 from .failing import Failing
 from .handlers import Handler, await_result, is_async
-from .lanes import Lanes, Run, Stored
+from .lanes import Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import Retry, only_retry
 from .retries import Retries
-from .worker_task import WorkerTask
+from .worker_task import WorkerTask, closes_coroutines, current_task
 
 log = logging.getLogger("keylane.consumer")
 
@@ -63,10 +63,6 @@ class _Then(enum.Enum):
     """It takes messages one at a time."""
     TURN = enum.auto()
     """It lets the event loop turn."""
-
-
-_IGNORED = "coroutine ignored GeneratorExit"
-"""Python's message for a coroutine that was closed and awaited something nevertheless."""
 
 
 class Workers:
@@ -132,7 +128,7 @@ class Workers:
         self._lanes.put(messages)
         self._work.set()
 
-    def put_batch(self, batch: Stored) -> None:
+    def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition, which is opened when its messages are next."""
         self._lanes.put_batch(batch)
         self._work.set()
@@ -183,8 +179,8 @@ class Workers:
             BaseException: `error`, if it is another one, or the worker's own coroutine is being closed.
         """
         message = worker.message
-        ends = self._closed or message is None or _current_task() is not worker.task
-        if ends or not _closes_coroutines(error):
+        ends = self._closed or message is None or current_task() is not worker.task
+        if ends or not closes_coroutines(error):
             raise error
         assert message is not None
         if self._tried_again_later(message, error):
@@ -221,13 +217,7 @@ class Workers:
                 message, left = await self._run_alone(worker)
             for _ in range(left):
                 if message is None:
-                    if (
-                        lanes.alone is None
-                        and lanes.run is None
-                        and not lanes.due
-                        and lanes.arrived
-                        and lanes.arrived[0].key not in lanes.busy
-                    ):
+                    if lanes.may_be_alone and lanes.arrived[0].key not in lanes.busy:
                         message = lanes.alone = lanes.arrived.popleft()
                     elif (message := take()) is None:
                         break
@@ -372,7 +362,7 @@ class Workers:
                 worker.take_back_cancel()
                 self._give_up(message)
                 return False
-        if _closes_coroutines(error) or not isinstance(error, Exception | asyncio.CancelledError):
+        if closes_coroutines(error) or not isinstance(error, Exception | asyncio.CancelledError):
             raise error  # the worker's outermost coroutine decides
         return self._tried_again_later(message, error)
 
@@ -597,16 +587,3 @@ class Workers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _closes_coroutines(error: BaseException) -> bool:
-    """True for the error of a closed coroutine: neither it nor its callers may await anything any more."""
-    ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED,)
-    return ignored or isinstance(error, GeneratorExit)
-
-
-def _current_task() -> asyncio.Task[object] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no event loop runs
-        return None
