@@ -286,6 +286,11 @@ class PullClient(UserAcks, PullViews):
         self._acks.send_soon()
         self._in_flight.remove(end - start)
 
+    @property
+    def has_messages_out(self) -> bool:
+        """True while a message is with a handler, or waits for one or for its next try."""
+        return self._in_flight.count > 0
+
     def forget(self, count: int) -> None:
         """Note that `count` of the messages handed out will not be handled here."""
         self._in_flight.remove(count)
