@@ -27,7 +27,7 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
     since_ms: int
     """When its first message was parked, by the broker's calendar."""
     failure: Failure | None
-    """The last one: type, text, consumer, time and number of tries."""
+    """The last one: type, text, consumer, time and number of tries; of messages without an order that were chosen, theirs."""
     first_source: int
     """The partition that has the first message: this one, or an ancestor of it."""
     first_offset: int
@@ -37,6 +37,11 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
     0: dead letters that were chosen to be handled again."""
     next_ms: int | None = None
     """When the next of them is tried again, milliseconds since 1970, as its consumer said; None: not known."""
+
+    @property
+    def is_loose(self) -> bool:
+        """True for messages without an order: each has a failure of its own."""
+        return not self.key
 
     @property
     def is_dead(self) -> bool:
@@ -54,6 +59,12 @@ class ParkedMessage(Struct, frozen=True, kw_only=True):
     """Why there is no message, as when retention has removed it."""
     edited: bool = False
     """An operator has edited it: value and properties are the new ones."""
+    failure: Failure | None = None
+    """Its own last failure, of a dead letter or a message without a key; None: not known, or it waits behind one of its key."""
+    since_ms: int | None = None
+    """When it was set aside, by the broker's calendar, in the same way."""
+    next_ms: int | None = None
+    """When it is tried again, if it waits for retry, as its consumer said."""
 
 
 class WantedKeys:
@@ -63,8 +74,8 @@ class WantedKeys:
     Args:
         key: this key; None: dead letters; `...`: any.
         dead: True: dead letters alone, also those of `key` among dead letters of any key; False: all others.
-        older_than_ms: parked for at least this time.
-        error: a text in the type or in the text of the last failure.
+        older_than_ms: parked for at least this time; of messages without an order each for itself.
+        error: a text in the type or in the text of the last failure, in the same way.
         now_ms: the calendar, in milliseconds since 1970.
 
     Raises:
@@ -99,9 +110,21 @@ class WantedKeys:
             return False
         if self._key is not ... and self._key != view.key and self.inside(view) is None:
             return False
-        failure = view.failure
+        if view.is_loose:  # the oldest of them is asked for, or none; their failures are their own
+            return view.since_ms <= self._until_ms
+        return self.chooses(view.since_ms, view.failure)
+
+    def chooses(self, since_ms: int | None, failure: Failure | None) -> bool:
+        """True if a key, or a message without an order, is asked for that failed so; what is not known is not chosen by it."""
         text = "" if failure is None else f"{failure.kind}: {failure.text}"
-        return (self._error is None or self._error in text) and view.since_ms <= self._until_ms
+        if self._error is not None and (failure is None or self._error not in text):
+            return False
+        return self._until_ms == MAX_I64 or (since_ms is not None and since_ms <= self._until_ms)
+
+    def picks(self, view: ParkedKeyView) -> bool:
+        """True if only some messages of a view may be asked for, each for itself."""
+        by_failure = self._error is not None or self._until_ms < MAX_I64
+        return (view.is_loose and by_failure) or self.inside(view) is not None
 
     def inside(self, view: ParkedKeyView) -> bytes | None:
         """The key of the messages that are asked for among dead letters of any key; None: all messages of the view."""
