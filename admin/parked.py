@@ -34,7 +34,14 @@ from ..protocol.settings import is_within
 from ..rpc.client import BrokerClient
 from .calls import ClusterCalls
 from .parked_reading import ParkedReader, ParkedRow, rows_of, view_of_rows, views_by_error
-from .parked_views import AnyKey, ParkedKeyView, ParkedMessage, WantedKeys, view_of
+from .parked_views import (
+    AnyKey,
+    ParkedKeyView,
+    ParkedMessage,
+    WantedKeys,
+    first_in_lineage,
+    view_of,
+)
 
 Row = tuple[int, int, int]
 PASSES_MAX = 3
@@ -248,24 +255,38 @@ class ParkedCalls(ClusterCalls):
         return skipped
 
     async def parked_message(
-        self, subject: str, group: str, partition_id: int, offset: int
+        self,
+        subject: str,
+        group: str,
+        partition_id: int | None = None,
+        offset: int | None = None,
+        *,
+        key: bytes | None = None,
+        dead: bool | None = None,
     ) -> ParkedMessage:
         """
         A parked message or dead letter, as consumers will get it.
 
+        Args:
+            partition_id, offset, key, dead: as of `edit_parked`.
+
         Raises:
             ParkedMessageUnknownError: it is not parked, or not stored any more.
+            ParkedKeyUnknownError, ParkedKeyAmbiguousError: as of `edit_parked`.
             As `parked`.
         """
-        return (await self._one_parked(subject, group, partition_id, offset))[0]
+        place = await self._place(subject, group, partition_id, offset, key=key, dead=dead)
+        return (await self._one_parked(subject, group, *place))[0]
 
     async def edit_parked(
         self,
         subject: str,
         group: str,
-        partition_id: int,
-        offset: int,
+        partition_id: int | None = None,
+        offset: int | None = None,
         *,
+        key: bytes | None = None,
+        dead: bool | None = None,
         value: bytes | None = None,
         properties: Mapping[str, str | bytes] | None = None,
     ) -> ParkedMessage:
@@ -276,6 +297,10 @@ class ParkedCalls(ClusterCalls):
 
         Args:
             partition_id, offset: of the message, as `parked_messages` says.
+            key: in their place: the oldest parked message of this order key, the one that fails.  It may be parked on a
+                partition and on one that continues it; then the former has the oldest.  With `partition_id`: of those
+                that this partition has parked.
+            dead: with a key: as of `parked`.
             value: None: it stays.
             properties: in place of all of them; None: they stay.
 
@@ -284,6 +309,8 @@ class ParkedCalls(ClusterCalls):
 
         Raises:
             ParkedMessageUnknownError: it is not parked, or not stored any more.
+            ParkedKeyUnknownError: nothing of `key` is parked.
+            ParkedKeyAmbiguousError: partitions that do not follow each other have it: say `partition_id`.
             ParkedRedrivenError: messages of its key are being handled.
             MessageTooLargeError: it would be over the limit of the subject.
             EditsFullError: the group has too many edited messages.
@@ -295,7 +322,8 @@ class ParkedCalls(ClusterCalls):
         if not (value is None or isinstance(value, bytes)):
             raise InvalidRequestError(f"a value is bytes, not {value!r:.80}")
         packed = None if properties is None else pack_properties(properties)
-        read, view = await self._one_parked(subject, group, partition_id, offset)
+        source, offset = await self._place(subject, group, partition_id, offset, key=key, dead=dead)
+        read, view = await self._one_parked(subject, group, source, offset)
         message = read.message
         assert message is not None
         value = message.value if value is None else value
@@ -303,12 +331,40 @@ class ParkedCalls(ClusterCalls):
         limit = (await self._meta.subject(subject)).message_bytes_max
         check_message_size(len(message.key), len(value), len(packed), limit)
         (holder,) = await self._partitions(subject, group, view.partition_id)
-        ask = EditParked(view.partition_id, group, view.key, partition_id, offset, packed)
+        ask = EditParked(view.partition_id, group, view.key, source, offset, packed)
         answer, _ = await self._broker(holder).call(ask, value)
         assert isinstance(answer, ParkedEdited)
         return _edited(read, value, answer.properties or b"")
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────
+    async def _place(
+        self,
+        subject: str,
+        group: str,
+        partition_id: int | None,
+        offset: int | None,
+        *,
+        key: bytes | None,
+        dead: bool | None,
+    ) -> tuple[int, int]:
+        """The partition and the offset of a message that is named by them, or by its key."""
+        if key is None:
+            if partition_id is None or offset is None:
+                raise InvalidRequestError(
+                    "name a message by its partition and its offset, or its key"
+                )
+            return partition_id, offset
+        if offset is not None or not key:
+            raise InvalidRequestError(
+                "an offset names a message by itself" if key
+                else "messages without a key have no order: name one by its partition and its offset"
+            )  # fmt: skip
+        views = await self._views(subject, group, key, partition_id, dead=dead)
+        partitions = await self._partitions(subject, group, None)
+        parents = {int(each.partition_id): [*map(int, each.parents)] for each in partitions}
+        first = first_in_lineage(views, parents)
+        return first.first_source, first.first_offset
+
     async def _partitions(
         self, subject: str, group: str, partition_id: int | None
     ) -> Sequence[Partition]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import EllipsisType
 
 from msgspec import Struct
 
-from ..protocol.errors import InvalidRequestError
+from ..protocol.errors import (
+    InvalidRequestError,
+    ParkedKeyAmbiguousError,
+    ParkedKeyUnknownError,
+)
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import Message
@@ -146,6 +152,44 @@ def view_of(partition_id: int, view: ParkedView) -> ParkedKeyView:
         tries=view.tries,
         next_ms=view.next_ms,
     )
+
+
+def first_in_lineage(
+    views: Sequence[ParkedKeyView], parents: Mapping[int, Sequence[int]]
+) -> ParkedKeyView:
+    """
+    Of views of one key, the one with its oldest message: each other is on the same partition, or on one that continues it.
+
+    Args:
+        parents: of each partition that has data.
+
+    Raises:
+        ParkedKeyUnknownError: no message of the key is left.
+        ParkedKeyAmbiguousError: partitions that do not follow each other have it, as of a best_tried subject.
+    """
+    left = [view for view in views if view.first_offset >= 0]
+    if not left:
+        raise ParkedKeyUnknownError
+    holders = sorted({view.partition_id for view in left})
+    for earlier, later in pairwise(holders):
+        if earlier not in _ancestors(later, parents):
+            ids = ", ".join(map(str, holders))
+            raise ParkedKeyAmbiguousError(
+                f"the key is parked on partitions {ids}, and none of them comes first",
+                partition_ids=ids,
+            )
+    return min(left, key=lambda view: (view.first_source, view.first_offset))
+
+
+def _ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[int]:
+    found: set[int] = set()
+    left = list(parents.get(partition_id, ()))
+    while left:
+        each = left.pop()
+        if each not in found:
+            found.add(each)
+            left += parents.get(each, ())
+    return found
 
 
 def checked_key(key: object) -> None:
