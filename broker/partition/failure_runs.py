@@ -272,13 +272,19 @@ class Faults:
         for number in self._by_number.keys() - used:
             self._forget(number)
         names: dict[int, int] = {}
-        for number in list(self._by_number):
-            if 4 * len(self._numbers) <= 3 * FAULTS_MAX and 4 * self._chars <= 3 * FAULT_CHARS_MAX:
-                break
-            fault = self._forget(number)
-            short = Fault(fault.kind, "", fault.client, fault.attempts) if fault.text else None
-            names[number] = self.number(short)
-        return names
+        for number, fault in self.all():
+            if fault.text and not self._has_room:
+                self._forget(number)
+                names[number] = self.number(Fault(fault.kind, "", fault.client, fault.attempts))
+        for number, _ in self.all():
+            if not self._has_room:
+                self._forget(number)
+                names[number] = UNKNOWN_FAULT
+        return {number: names.get(other, other) for number, other in names.items()}
+
+    @property
+    def _has_room(self) -> bool:
+        return 4 * len(self._numbers) <= 3 * FAULTS_MAX and 4 * self._chars <= 3 * FAULT_CHARS_MAX
 
     def _forget(self, number: int) -> Fault:
         fault = self._by_number.pop(number)
