@@ -126,6 +126,7 @@ __all__ = [
     "OverloadedError",
     "ParkFullError",
     "ParkMovedError",
+    "ParkedKeyAmbiguousError",
     "ParkedKeyUnknownError",
     "ParkedMessageUnknownError",
     "ParkedRedrivenError",

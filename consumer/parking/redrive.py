@@ -31,7 +31,17 @@ from ...protocol.errors import (
 from ...protocol.frames import Batches, Read
 from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
-from ...protocol.parked import LOOSE, RETRIED, Failure, Park, ParkKey, Shift, crash_of, is_loose
+from ...protocol.parked import (
+    LOOSE,
+    RETRIED,
+    FailAgain,
+    Failure,
+    Park,
+    ParkKey,
+    Shift,
+    crash_of,
+    is_loose,
+)
 from ...rpc.client import BrokerClient
 from ..delivery.decode import decode_messages
 from ..delivery.user_acks import UserAcks
@@ -157,7 +167,10 @@ class RedriveDelivery(UserAcks):
             return
         if self._key in LOOSE:
             self.failure = failure
-            self.unsaved -= 1
+            part = message.offset, message.offset + 1
+            self._sender.fail_again(
+                FailAgain(self._key, self._source, (part,), failure), self._saved
+            )
             self._take(1)
             self.client.forget(1)
             return
@@ -259,13 +272,15 @@ class Redrives:
         if key != RETRIED:
             await self._sender.send_now([Park(key, (), crash)])
             return
-        # One of the chosen dead letters may have done it: all are dead letters as before.
+        # One of the chosen dead letters may have done it: all are dead letters as before, each with its own failure.
+        log.warning(
+            "partition %d: the process of the consumer before ended while it had dead letters that were chosen to be "
+            "handled again; they are dead letters as before",
+            self._context.partition_id,
+        )  # fmt: skip
         while rows := (await self._sender.first_rows(key, MAX_I64)).rows:
             await self._sender.send_now(
-                [
-                    Shift(RETRIED, None, source, ((start, end),), crash)
-                    for source, start, end in rows
-                ]
+                [Shift(RETRIED, None, source, ((start, end),)) for source, start, end in rows]
             )
 
     async def _next_window(self, key: ParkKey) -> bool:

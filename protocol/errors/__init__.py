@@ -45,7 +45,7 @@
     │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
     │   ├── GroupExistsError, PolicyInvalidError, RetryPolicyError, SuspendedClientsError    settings of a consumer group
     │   ├── ResetCanceledError, ResetForwardError          a reset that was canceled, or cannot be
-    │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
+    │   ├── ParkedMessageUnknownError, ParkedKeyAmbiguousError, EditsFullError, ParkedRedrivenError    edits of them
     │   ├── ManifestError, JobChangedError, CutOverError   a folder of reprocessed messages
     │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError    hidden subjects
     │   ├── RowsDifferError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark

@@ -16,6 +16,7 @@ from keylane import (
 )
 from keylane.admin import ParkedKeyView, ParkState
 from keylane.errors import ParkedKeyUnknownError, PartitionUnknownError
+from keylane.protocol.clock import SystemClock
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import Failure, Park, ParkedKeyRow
 from support.cluster import Cluster
@@ -258,8 +259,6 @@ async def test_dead_letters_are_chosen_by_key(shared_cluster: Cluster):
         assert "value 0" not in shown.stdout
         assert await admin.skip(*where, key=b"b", dead=True, first=1) == 1
         assert await admin.skip(*where, key=b"b", dead=True) == 1
-        with pytest.raises(InvalidRequestError, match="together"):
-            await admin.skip(*where, dead=True, error="ValueError")
         with pytest.raises(InvalidRequestError):
             await admin.skip(*where)
         with pytest.raises(ParkedKeyUnknownError):
@@ -291,3 +290,123 @@ async def test_commands_choose_by_age_and_error(shared_cluster: Cluster):
         assert "say which" in keylane(shared_cluster, "show", *where, status=1)
         said = keylane(shared_cluster, "skip", *where, "--error", "town", "--all", "--yes")
         assert "4 messages skipped" in said
+
+
+async def test_dead_letters_are_chosen_by_their_own_age_and_error(shared_cluster: Cluster):
+    """Listed by error, shown each with its own, skipped and retried as chosen; also messages without a key."""
+    places = await sent(shared_cluster, "dead-by-error", partitions=1)
+    where = ("dead-by-error", "g")
+    town = Failure("KeyError", "town", "host-1:worker", 1_800_000_000_123, 5)
+    last = Failure("KeyError", "town", "host-1:worker", 1_800_000_000_999, 3)
+    async with (
+        asyncio.timeout(120),
+        RawOwner(shared_cluster.meta, *where) as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        number = places[b"a"][0][0]
+        letters = sorted([offset for _, offset in places[b"a"] + places[b"b"]])
+        for place, offset in enumerate(letters):
+            failure = (FAILURE, town, last)[place % 3]
+            await owner.change(number, Park(None, ((offset, offset + 1),), failure))
+        keyless = ranges(places[b""])
+        await owner.change(number, Park(b"", keyless[:1], FAILURE), Park(b"", keyless[1:], town))
+
+        views = await keys_of(admin, "dead-by-error", by_error=True)
+        assert [(view.key, view.messages, view.failure) for view in views] == [
+            (None, 5, last), (None, 3, FAILURE), (b"", 2, town), (b"", 1, FAILURE),
+        ]  # fmt: skip
+        (chosen,) = await keys_of(admin, "dead-by-error", dead=True, error="aircraft")
+        assert (chosen.messages, chosen.failure, chosen.first_offset) == (3, FAILURE, letters[0])
+        shown = [each async for each in admin.parked_messages(*where, dead=True, error="town")]
+        assert [each.offset for each in shown] == [o for p, o in enumerate(letters) if p % 3]
+        assert [each.failure for each in shown] == [town, last, town, last, town]
+        assert all(each.since_ms is not None for each in shown)
+        table = run_keylane(
+            "dead", "show", *where, "--error", "town", "--meta", shared_cluster.meta
+        )
+        assert table.stdout.count("KeyError: town") == 5
+        assert "aircraft" not in table.stdout
+        listed = run_keylane("dead", "list", *where, "--meta", shared_cluster.meta).stdout
+        assert "8 messages of 1 key parked" in listed
+        assert ("KeyError: town" in listed, "ValueError: no such aircraft" in listed) == (
+            True,
+            True,
+        )
+
+        assert await keys_of(admin, "dead-by-error", dead=True, older_than_ms=3_600_000) == []
+        middle = (shown[2].since_ms or 0) - 1
+        aged = [each.offset for each in shown if (each.since_ms or 0) <= middle]
+        age_ms = SystemClock().wall_ms() - middle
+        old = admin.parked_messages(*where, dead=True, error="town", older_than_ms=age_ms)
+        assert [each.offset async for each in old][: len(aged)] == aged
+
+        assert await admin.skip(*where, dead=True, error="town", first=1) == 1
+        said = keylane(
+            shared_cluster, "skip", *where, "--no-key", "--error", "town", "--all", "--yes"
+        )
+        assert "2 messages skipped" in said
+        (redriven,) = await admin.redrive(*where, dead=True, error="town")
+        assert (redriven.messages, redriven.failure) == (4, last)
+        keys = await owner.keys(number)
+        assert ParkedKeyRow(0, ParkState.REDRIVING, 4) in keys
+        assert ParkedKeyRow(None, ParkState.PARKED, 3) in keys
+        left = [each.failure async for each in admin.parked_messages(*where, dead=True)]
+        assert left == [FAILURE] * 3
+        (again,) = await admin.redrive(*where, key=b"", error="aircraft")
+        assert (again.key, again.messages) == (b"", 1)
+        assert ParkedKeyRow(0, ParkState.REDRIVING, 5) in await owner.keys(number)
+
+
+async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
+    """The oldest of the key, parked or a dead letter; after a resize that of the parent."""
+    places = await sent(shared_cluster, "edit-by-key", partitions=1)
+    where = ("edit-by-key", "g")
+    async with (
+        asyncio.timeout(120),
+        RawOwner(shared_cluster.meta, *where) as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        number = places[b"a"][0][0]
+        await owner.change(number, Park(b"a", ranges(places[b"a"][1:]), FAILURE))
+        await owner.change(number, Park(None, ranges(places[b"b"]), FAILURE))
+        edited = await admin.edit_parked(*where, key=b"a", value=b"mended")
+        assert (edited.partition_id, edited.offset) == places[b"a"][1]
+        assert (edited.message.value, edited.edited) == (b"mended", True)
+        assert (await admin.parked_message(*where, key=b"a")).message.value == b"mended"
+        dead = await admin.edit_parked(*where, key=b"b", dead=True, value=b"dead")
+        assert (dead.partition_id, dead.offset) == places[b"b"][0]
+        with pytest.raises(ParkedKeyUnknownError):
+            await admin.edit_parked(*where, key=b"b", value=b"no")
+        for wrong in (
+            {"key": b"a", "offset": 1}, {"key": b""}, {}, {"partition_id": number}, {"key": "a"},
+        ):  # fmt: skip
+            with pytest.raises(InvalidRequestError):
+                await admin.edit_parked(*where, **wrong, value=b"no")
+
+        said = keylane(shared_cluster, "edit", *where, "--key", "a", "--value", "again")
+        assert "again" in said
+        told = run_keylane(
+            "dead", "edit", *where, "--key-hex", "62", "--value", "hex", "-o", "json",
+            "--meta", shared_cluster.meta,
+        )  # fmt: skip
+        assert json.loads(told.stdout)["value"] == "hex"
+        for words, error in (
+            (("--key", "unknown"), "ParkedKeyUnknownError"),
+            (("--key", "a", "--offset", "1"), "leave --offset out"),
+            ((), "say which message"),
+        ):
+            refused = keylane(shared_cluster, "edit", *where, *words, "--value", "x", status=1)
+            assert error in refused
+
+        await owner.ack(number, (0, 15))
+        await shared_cluster.reshape(
+            Reshape(kind=OperationKind.RESIZE, subject="edit-by-key", partitions=2)
+        )
+        await drained(owner, number)
+        for child in await owner.granted():
+            if child != number:
+                await owner.adopt(number, child)
+        moved = await admin.edit_parked(*where, key=b"a", value=b"at the child")
+        assert (moved.partition_id, moved.offset) == places[b"a"][1]
+        (view,) = await keys_of(admin, "edit-by-key", key=b"a")
+        assert view.partition_id != number

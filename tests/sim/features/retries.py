@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from keylane.broker.partition.park_views import parked_keys, parked_offsets
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Event, Sent, Served, Settled, Stored
 from keylane.checker.findings import Findings
@@ -216,9 +217,9 @@ class Retries(Feature):
             for parked in parked_on(broker.store).values() if broker.store else ():
                 if parked.frozen:
                     continue
-                for row in parked.key_rows(0):
+                for row in parked_keys(parked, 0):
                     places = dead if row.key is None else retrying
-                    for source, start, end in parked.offsets(row.key, count=1 << 30).rows:
+                    for source, start, end in parked_offsets(parked, row.key, count=1 << 30).rows:
                         places |= {(source, offset) for offset in range(start, end)}
         return dead, retrying
 

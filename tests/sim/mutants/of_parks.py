@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
-from keylane.broker.partition import parked as partition_parked
 from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.parking.ancestors import Ancestors
 from keylane.consumer.parking.key_parking import KeyParking
@@ -119,10 +119,10 @@ def children_adopt_nothing(patches: Patches) -> None:
 def children_adopt_what_is_not_theirs(patches: Patches) -> None:
     """A parent gives each child everything that it has parked."""
 
-    def page(self: Any, _wanted: Any, *, first: int = 0) -> Any:
-        return real(self, lambda _key: True, first=first)
+    def page(parked: Any, _wanted: Any, *, first: int = 0) -> Any:
+        return real(parked, lambda _key: True, first=first)
 
-    real = patches.set(partition_parked.Parked, "page", page)
+    real = patches.set(broker_parking, "adopted_page", page)
 
 
 def parked_parents_are_not_told(patches: Patches) -> None:

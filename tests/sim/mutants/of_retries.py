@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.partition import HostedPartition
@@ -47,10 +48,10 @@ def tries_are_forgotten_at_restart(patches: Patches) -> None:
 def children_adopt_no_retries(patches: Patches) -> None:
     """What waits for retry stays with the parent."""
 
-    def page(self: Any, wanted: Any, *, first: int = 0) -> Any:
-        return real(self, lambda key: not isinstance(key, int) and wanted(key), first=first)
+    def page(parked: Any, wanted: Any, *, first: int = 0) -> Any:
+        return real(parked, lambda key: not isinstance(key, int) and wanted(key), first=first)
 
-    real = patches.set(Parked, "page", page)
+    real = patches.set(broker_parking, "adopted_page", page)
 
 
 def children_count_from_the_start(patches: Patches) -> None:

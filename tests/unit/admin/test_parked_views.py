@@ -40,7 +40,8 @@ RETRYING = view(None, tries=2)
         ({"key": b"b", "dead": True}, [LETTERS]),
         ({"key": b"a", "error": "Timeout"}, [PARKED, DEAD_KEY]),
         ({"key": b"a", "error": "the bank"}, [PARKED, DEAD_KEY]),
-        ({"error": "ValueError"}, []),
+        ({"error": "ValueError"}, [LETTERS, RETRYING]),
+        ({"error": "ValueError", "key": b"a"}, []),
         ({"key": b"a", "older_than_ms": 6_000}, [PARKED, DEAD_KEY]),
         ({"older_than_ms": 6_001}, []),
     ],
@@ -49,6 +50,29 @@ def test_keys_are_chosen_by_key_kind_age_and_error(asked: dict, matching: list):
     wanted = WantedKeys(**{"key": ..., "now_ms": NOW_MS, **asked})
     views = [PARKED, DEAD_KEY, LETTERS, RETRYING]
     assert [each for each in views if wanted.matches(each)] == matching
+
+
+@pytest.mark.parametrize(
+    ("asked", "since_ms", "failure", "chosen"),
+    [
+        ({"error": "the bank"}, 4_000, FAILURE, True),
+        ({"error": "TimeoutError: no"}, None, FAILURE, True),
+        ({"error": "ValueError"}, 4_000, FAILURE, False),
+        ({"error": "the bank"}, 4_000, None, False),
+        ({"older_than_ms": 6_000}, 4_000, None, True),
+        ({"older_than_ms": 6_001}, 4_000, FAILURE, False),
+        ({"older_than_ms": 0}, None, FAILURE, False),
+        ({"older_than_ms": 6_000, "error": "x"}, 4_000, FAILURE, False),
+        ({}, None, None, True),
+    ],
+)
+def test_message_without_an_order_is_chosen_by_what_is_known_of_it(
+    asked: dict[str, Any], since_ms: int | None, failure: Failure | None, chosen: bool
+):
+    wanted = WantedKeys(..., now_ms=NOW_MS, **asked)
+    assert wanted.chooses(since_ms, failure) is chosen
+    assert wanted.picks(LETTERS) is bool(asked)
+    assert not wanted.picks(PARKED)
 
 
 def test_dead_letters_of_any_key_are_looked_into_for_a_key():

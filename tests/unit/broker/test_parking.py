@@ -39,6 +39,8 @@ from keylane.protocol.parked import (
     EditedMessage,
     FailingMessage,
     Failure,
+    FailureMark,
+    Fault,
     Freeze,
     Park,
     ParkChange,
@@ -190,8 +192,10 @@ async def test_children_take_each_key_once_and_loose_messages_go_to_one(desk: Pa
     assert taken[0] & {b"", None} == {b"", None}
     assert not taken[1] & {b"", None}
     assert sorted(map(len, taken)) == [1, 3]
-    (only,) = [key for key in halves[0][0] if key.key is None]
+    only, failed = (key for key in halves[0][0] if key.key is None)
     assert only == AdoptedKey(None, ParkState.PARKED, only.since_ms, FAILURE, ((1, 7, 8),))
+    assert failed.faults == (Fault("ValueError", "no such aircraft", "c", 3),)
+    assert failed.marks == (FailureMark(1, 7, 8, only.since_ms, 5, 0),)
 
 
 async def test_taken_messages_change_no_more(desk: ParkedDesk):
