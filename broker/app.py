@@ -21,7 +21,6 @@ from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
 from ..rpc.access.guard import Guard
-from ..rpc.access.settings import ON
 from ..rpc.access.token_file import TokenFile
 from ..rpc.client import MetaClient
 from ..rpc.data_plane import DataHandler
@@ -272,7 +271,7 @@ def _guarding(
     address: Callable[[], str],
 ) -> BrokerGuarding | None:
     """The access control of the broker; None: it has none."""
-    if settings.access != ON:
+    if not settings.is_guarded:
         return None
     from .access.guarding import BrokerGuarding  # with a library that the others need not load
     from .access.judge import CapabilityJudge
@@ -377,7 +376,7 @@ def _own_network(
     stack: contextlib.AsyncExitStack, settings: BrokerSettings, served: ServedNetwork
 ) -> Network:
     """A network with the broker's token that the stack closes."""
-    token = TokenFile(Path(settings.token_file)) if settings.token_file else None
+    token = TokenFile(settings.token_file) if settings.token_file else None
     network = served.outgoing(token)
     stack.push_async_callback(network.close)
     return network

@@ -6,12 +6,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..protocol.access.tokens import token_hash
 from ..protocol.clock import Clock, SystemClock
 from ..rpc.access.guard import Guard
-from ..rpc.access.settings import ON
 from ..rpc.access.token_file import token_in_file
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
@@ -137,12 +136,29 @@ async def _access(
         TokenInvalidError: a file has no token.
         StorageError
     """
-    if settings.access != ON:
+    if not settings.is_guarded:
         return None
-    from .access.service import ADMIN, CLUSTER, AccessService
+    from .access.service import AccessService
 
-    files = {ADMIN: settings.admin_token_file, CLUSTER: settings.cluster_token_file}
-    tokens = {principal: token_in_file(Path(path)) for principal, path in files.items()}
-    access = AccessService(database, clock=clock, files=tokens)
+    access = AccessService(database, clock=clock, known=_known_tokens(settings))
     await access.start()
     return access
+
+
+def _known_tokens(settings: MetaserverSettings) -> dict[str, str]:
+    """Hash → principal, of the tokens of the settings.  Raises TokenInvalidError."""
+    from .access.service import ADMIN, BROKER, CLUSTER
+
+    known = {}
+    for path, principal in (
+        (settings.admin_token_file, ADMIN),
+        (settings.cluster_token_file, CLUSTER),
+    ):
+        if path is not None:
+            known[token_hash(token_in_file(path))] = principal
+    if settings.admin_token_hash:
+        known[settings.admin_token_hash] = ADMIN
+    for text in settings.broker_token_hashes:
+        name, _, hashed = text.partition(":")
+        known[hashed] = BROKER + name
+    return known

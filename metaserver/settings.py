@@ -12,7 +12,7 @@ from typing import Any
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import range_problems, refuse, values_of
-from ..rpc.access.settings import OFF, access_problems
+from ..rpc.access.settings import access_problems, hash_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
@@ -93,16 +93,20 @@ class MetaserverSettings(ServingSettings):
         default=CONNECTIONS_MAX,
         metadata={"doc": "HTTP connections at once: each consumer and producer has one or two"},
     )
-    access: str = field(
-        default=OFF, metadata={"doc": "on: callers need a right; off: everybody may do everything"}
-    )
-    admin_token_file: str = field(
-        default="",
+    admin_token_file: Path | None = field(
+        default=None,
         metadata={"doc": "file with the token of the principal admin, who may do everything"},
     )
-    cluster_token_file: str = field(
-        default="",
+    admin_token_hash: str = field(
+        default="", metadata={"doc": "SHA-256 of that token, in place of the file"}
+    )
+    cluster_token_file: Path | None = field(
+        default=None,
         metadata={"doc": "file with the token of the brokers, the principal cluster"},
+    )
+    broker_token_hashes: tuple[str, ...] = field(
+        default=(),
+        metadata={"doc": "NAME:SHA-256 of each broker's token, in place of the file"},
     )
     log_level: str = field(default="WARNING", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
     log_format: str = field(
@@ -153,7 +157,13 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             f"not {pattern!r:.40}"
         )
     problems += serving_problems(values)
-    problems += access_problems(values, "admin_token_file", "cluster_token_file")
+    problems += access_problems(
+        values,
+        ("admin_token_file", "admin_token_hash"),
+        ("cluster_token_file", "broker_token_hashes"),
+    )
+    problems += hash_problems(values, "admin_token_hash")
+    problems += hash_problems(values, "broker_token_hashes", named=True)
     return problems + log_problems(values)
 
 

@@ -70,13 +70,12 @@ POLL_MS = 1_000
 KEY_MS = 3_600_000
 ADMIN, CLUSTER = "admin", "cluster"
 """The principals of the tokens in files."""
-FILE_GRANTS: Mapping[str, tuple[AccessGrant, ...]] = {
-    ADMIN: tuple(
-        AccessGrant(right)
-        for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
-    ),
-    CLUSTER: (AccessGrant(Rights.CLUSTER),),
-}
+BROKER = "broker."
+"""What names of brokers' own principals begin with."""
+ADMIN_GRANTS = tuple(
+    AccessGrant(right) for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
+)
+CLUSTER_GRANTS = (AccessGrant(Rights.CLUSTER),)
 METASERVER = "metaserver"
 
 
@@ -85,14 +84,17 @@ class AccessService:
     Access to one database; `start` before use.
 
     Args:
-        files: principal → token, of the settings.
+        known: hash of a token → its principal, of the settings: ADMIN, CLUSTER or a broker.
     """
 
-    def __init__(self, database: Database, *, clock: Clock, files: Mapping[str, str]) -> None:
+    def __init__(self, database: Database, *, clock: Clock, known: Mapping[str, str]) -> None:
         self._database = database
         self._clock = clock
-        self._file_tokens = {token_hash(token): principal for principal, token in files.items()}
-        self._file_grants = {principal: FILE_GRANTS[principal] for principal in files}
+        self._file_tokens = dict(known)
+        self._file_grants = {
+            principal: ADMIN_GRANTS if principal == ADMIN else CLUSTER_GRANTS
+            for principal in known.values()
+        }
         self._key = OwnKey()
         self._key_made_ms = 0
         self._own = OwnKey()
@@ -161,11 +163,11 @@ class AccessService:
 
     async def bearer(self, _address: str) -> str | None:
         """The metaserver's own capability; see `Credentials`."""
-        return self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]))
+        return self.sign(Caller(METASERVER, CLUSTER_GRANTS))
 
     async def held(self) -> ShownCapability | None:
         """See `Credentials`."""
-        text = self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]), self._own.public)
+        text = self.sign(Caller(METASERVER, CLUSTER_GRANTS), self._own.public)
         return ShownCapability(text, self._own, CAPABILITY_MS / 2_000)
 
     def refused(self, _text: str) -> bool:

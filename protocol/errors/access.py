@@ -70,4 +70,4 @@ class AccessOffError(RefusedError):
 
     code = 1356
     summary = "access control is off at this metaserver"
-    hint = "Start the metaserver with access = on, and give it an admin_token_file."
+    hint = "Start the metaserver with access = on, and give it an admin_token_file or admin_token_hash."

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...protocol.address import is_host, is_loopback, is_wildcard
 from ...protocol.errors import ConfigError
 from ...protocol.http.tls_settings import TlsSettings
+from ..access.settings import AUTO, is_access_on
 
 CA_VARIABLE = "KEYLANE_TLS_CA"
 CERT_VARIABLE = "KEYLANE_TLS_CERT"
@@ -49,6 +50,12 @@ class ServingSettings:
         default=False,
         metadata={"doc": "true: serve any address without TLS; everybody can read and write"},
     )
+    access: str = field(
+        default=AUTO,
+        metadata={
+            "doc": "on: callers need a right; off: everybody may do everything; auto: off on loopback, on elsewhere"
+        },
+    )
 
     @property
     def reached_as(self) -> str:
@@ -64,6 +71,16 @@ class ServingSettings:
     def is_insecure(self) -> bool:
         """True if other machines may connect without TLS."""
         return self.tls_cert is None and self.insecure_network and not is_loopback(self.host)
+
+    @property
+    def is_guarded(self) -> bool:
+        """True if callers are asked who they are, and need a right."""
+        return is_access_on(self.access, self.host)
+
+    @property
+    def is_unguarded(self) -> bool:
+        """True if other machines may connect, and everybody may do everything."""
+        return not self.is_guarded and not is_loopback(self.host)
 
     def client_tls(self) -> TlsSettings | None:
         """How this server connects to others; None: without TLS."""
