@@ -12,7 +12,7 @@ from ...options import OutputFormat
 from ...screen import show_json, show_line
 from .certificates import CertificateAuthority
 from .plan import CONFIG_FOLDER, SETTINGS_FILE, ClusterPlan
-from .tokens import TOKEN_FILE, ClusterTokens
+from .tokens import BROKER_FILE, ClusterTokens
 
 SECRET, PUBLIC = 0o600, 0o644
 OWN_NAMES = ("localhost", "127.0.0.1")
@@ -68,7 +68,7 @@ def _files(
         # With PostgreSQL it has the password of the database.
         yield f"{host}/{SETTINGS_FILE}", plan.settings_of(host, tokens).encode(), SECRET
         token = tokens.of_broker[plan.group_of(host)]
-        yield f"{host}/{TOKEN_FILE}", f"{token}\n".encode(), SECRET
+        yield f"{host}/{BROKER_FILE}", f"{token}\n".encode(), SECRET
         for name, text in plan.units_of(host, keylane).items():
             yield f"{host}/{name}", text.encode(), PUBLIC
 
@@ -103,6 +103,6 @@ def _say(folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputF
         f"  Keep {folder}/ca.key off the hosts: it makes certificates that all of them trust."
     )
     show_line(f"  The administrator's token, shown this once: {tokens.admin}")
-    show_line("  Put it into a file for you alone, which KEYLANE_TOKEN_FILE names.")
+    show_line("  Put it into a file for you alone, which KEYLANE_BROKER_FILE names.")
     show_line(f"Clients:  KEYLANE_TLS_CA={folder}/ca.pem  KEYLANE_META={metaservers}")
     show_line("Then:     keylane cluster check")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ....protocol.access.tokens import make_token, token_hash
 
-TOKEN_FILE = "broker.token"
+BROKER_FILE = "broker.token"
 """Beside a host's settings: the token of its broker."""
 
 
@@ -36,4 +36,4 @@ class ClusterTokens:
     @property
     def for_brokers(self) -> dict[str, object]:
         """Settings of a broker."""
-        return {"access": "on", "token_file": TOKEN_FILE}
+        return {"access": "on", "token_file": BROKER_FILE}
