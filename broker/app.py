@@ -19,6 +19,7 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
+from ..protocol.http.audit import NOTE_AUDIT, AuditEvent, NoteAudit
 from ..rpc.access.guard import Guard
 from ..rpc.access.token_file import TokenFile
 from ..rpc.client import MetaClient
@@ -225,7 +226,10 @@ async def serving_broker(
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
         stack.callback(service.close)
-        for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
+        loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration)]
+        if guarding is not None:
+            loops.append(guarding.audit.run())
+        for loop in loops:
             stack.push_async_callback(_end, asyncio.create_task(loop))
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 
@@ -272,6 +276,7 @@ def _guarding(
     """The access control of the broker; None: it has none."""
     if not settings.is_guarded:
         return None
+    from .access.audit_sending import AuditSending
     from .access.guarding import BrokerGuarding  # with a library that the others need not load
     from .access.judge import CapabilityJudge
 
@@ -281,7 +286,12 @@ def _guarding(
         opened.scheduler,
         clock=clock,
         address=address,
+        audit=AuditSending(opened.identity.broker_group, partial(_store_audit, meta)),
     )
+
+
+async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
+    await meta.access(NOTE_AUDIT, NoteAudit(events=events))
 
 
 def _control(

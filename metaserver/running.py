@@ -107,7 +107,7 @@ async def running_metaserver(
         attending = asyncio.create_task(services.attendant.run())
         watching = [asyncio.create_task(metrics.watch_loop())]
         if access is not None:
-            watching.append(asyncio.create_task(access.run()))
+            watching += [asyncio.create_task(run()) for run in (access.run, access.audit.run)]
         try:
             yield RunningMetaserver(server, attending, served)
         finally:
@@ -116,6 +116,8 @@ async def running_metaserver(
             for task in (attending, *watching):
                 task.cancel()
             await asyncio.wait([attending, *watching])
+            if access is not None:
+                await access.audit.store()
             await services.operations.stop()
             await database.close()
 
@@ -123,7 +125,10 @@ async def running_metaserver(
 def _guard(access: AccessService | None, database: Database, clock: Clock) -> Guard | None:
     if access is None:
         return None
-    return Guard(access.identify, MetaTargets(database), clock=clock, version=access.version)
+    return Guard(
+        access.identify, MetaTargets(database), clock=clock, version=access.version,
+        on_audit=access.audit.buffer.add,
+    )  # fmt: skip
 
 
 async def _access(
@@ -138,9 +143,14 @@ async def _access(
     """
     if not settings.is_guarded:
         return None
+    from .access.audit_log import AuditLog
     from .access.service import AccessService
 
-    access = AccessService(database, clock=clock, known=_known_tokens(settings))
+    audit = AuditLog(
+        database, clock=clock, retention_ms=settings.audit_retention_ms,
+        rows_max=settings.audit_rows_max,
+    )  # fmt: skip
+    access = AccessService(database, clock=clock, known=_known_tokens(settings), audit=audit)
     await access.start()
     return access
 

@@ -108,6 +108,13 @@ class MetaserverSettings(ServingSettings):
         default=(),
         metadata={"doc": "NAME:SHA-256 of each broker's token, in place of the file"},
     )
+    audit_retention_ms: int = field(
+        default=90 * 86_400_000,
+        metadata={"doc": "events of the audit log older than this are removed"},
+    )
+    audit_rows_max: int = field(
+        default=1_000_000, metadata={"doc": "most events of the audit log in the database"}
+    )
     log_level: str = field(default="WARNING", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
     log_format: str = field(
         default="auto", metadata={"doc": "text, json, or auto: text on a terminal, json elsewhere"}
@@ -138,6 +145,8 @@ _RANGES = {
     "subjects_max": (1, 1_000_000),
     "auto_create_partitions": (1, PARTITIONS_MAX),
     "http_connections_max": (1, 1_000_000),
+    "audit_retention_ms": (60_000, EXPIRES_MS_MAX),
+    "audit_rows_max": (1_000, 100_000_000),
 }
 
 

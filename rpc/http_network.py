@@ -29,6 +29,7 @@ from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from .access.credentials import Credentials, ShownCapability
+from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .reasons import reason
@@ -89,6 +90,7 @@ class HttpNetwork:
             limit=0, force_close=False, ssl=True if self._context is None else self._context
         )
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self.throttling = Throttling()
         self._answered: set[str] = set()
         """Addresses that have answered: TLS does not keep them from it."""
 
@@ -173,7 +175,9 @@ class HttpNetwork:
                 address=address,
             ) from error
         self._answered.add(address)
-        return WebSocketChannel(socket, address)
+        return WebSocketChannel(
+            socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
+        )
 
     async def control(
         self,
@@ -244,6 +248,9 @@ class HttpNetwork:
             ) as response:
                 data = await response.read()
                 status = response.status
+                waited = response.headers.get(THROTTLED_HEADER, "")
+                if waited.isdecimal() and len(waited) < 8:
+                    self.throttling.note(address, int(waited), "requests")
                 self._answered.add(address)
         except _NO_CONNECTION as error:
             raise tls_problem(address, error) or NotSentError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,6 +28,7 @@ from ..protocol.errors import (
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
     CapabilityEndedError,
+    ConnectionQuotaError,
     FencedError,
     ForeignHostError,
     GroupBusyError,
@@ -44,6 +46,7 @@ from ..protocol.errors import (
     OutcomeUnknownError,
     PartitionUnknownError,
     QueueUnknownError,
+    QuotaExceededError,
     RefusedError,
     RequestTooSlowError,
     RetryRule,
@@ -64,7 +67,8 @@ from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
 from ..protocol.text import refused_value
-from .access.guard import Guard
+from .access.guard import Guard, Passed
+from .access.throttling import THROTTLED_HEADER
 from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
@@ -85,6 +89,8 @@ _STATUS: dict[type[KeylaneError], int] = {
     UnauthenticatedError: 401,
     CapabilityEndedError: 401,
     AccessDeniedError: 403,
+    QuotaExceededError: 429,
+    ConnectionQuotaError: 429,
     TokenIdUnknownError: 404,
     OriginError: 403,
     ForeignHostError: 421,
@@ -150,10 +156,14 @@ Refuse = Callable[..., web.Response]
 
 
 def _error_response(error: KeylaneError, status: int | None = None) -> web.Response:
+    headers = {}
+    if isinstance(error, QuotaExceededError | ConnectionQuotaError):
+        headers["Retry-After"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
     return web.Response(
         body=encode_json(ErrorBody.of(error)),
         status=status or status_of(error),
         content_type="application/json",
+        headers=headers,
     )
 
 
@@ -189,26 +199,31 @@ def _control_handler(
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     endpoint = route.endpoint
 
-    async def read(request: web.Request) -> tuple[Any, Params]:
+    async def read(request: web.Request) -> tuple[Any, Params, int]:
         body: object = None
+        size = 0
         if endpoint.request is not None:
             data = await _read_body(request, body_s)
+            size = len(data)
             raw = endpoint.request is bytes
             body = data if raw else msgspec.json.decode(data, type=endpoint.request)
-        return body, _params(request, endpoint.headers)
+        return body, _params(request, endpoint.headers), size
 
     async def handle(request: web.Request) -> web.Response:
+        passed: Passed | None = None
         try:
             if guard is None:
-                answer = await route.handler(*await read(request))
+                body, params, _size = await read(request)
+                answer = await route.handler(body, params)
             else:
-                answer = await guard.pass_through(
+                passed = await guard.pass_through(
                     endpoint,
                     request.headers.getall("Authorization", ()),
                     request.remote or "",
                     partial(read, request),
                     route.handler,
                 )
+                answer = passed.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return refuse(
                 InvalidRequestError(
@@ -220,12 +235,14 @@ def _control_handler(
         status = 200
         if isinstance(answer, Reply):
             answer, status = answer
-        if endpoint.answer is str:
-            kind = {"Content-Type": endpoint.answered_as}
-            return web.Response(body=str(answer).encode(), status=status, headers=kind)
-        return web.Response(
-            body=encode_json(answer), status=status, content_type="application/json"
-        )
+        text = endpoint.answer is str
+        data = str(answer).encode() if text else encode_json(answer)
+        headers = {"Content-Type": endpoint.answered_as if text else "application/json"}
+        if guard is not None and passed is not None:
+            guard.charge(passed.caller, len(data))
+            if passed.waited_ms:
+                headers[THROTTLED_HEADER] = str(passed.waited_ms)
+        return web.Response(body=data, status=status, headers=headers)
 
     return handle
 

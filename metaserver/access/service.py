@@ -44,18 +44,21 @@ from ...protocol.http.access import (
     TokenList,
     TokenView,
 )
+from ...protocol.http.quotas import QUOTAS, SET_QUOTA, UNSET_QUOTA, QuotaList, SetQuota, UnsetQuota
 from ...rpc.access.caller import Caller
 from ...rpc.access.credentials import ShownCapability
 from ...rpc.access.guard import CALLER
 from ...rpc.access.signing import OwnKey
 from ...rpc.server import ControlRoute, Params, whole_number
 from ..sql.database import Database
+from .audit_log import AuditLog
 from .book import AccessBook
+from .book_rows import read_book
+from .quota_rows import read_quotas, set_quota, unset_quota
 from .rows import (
     begin_access,
     create_token,
     grant,
-    read_book,
     read_grants,
     read_tokens,
     read_version,
@@ -85,9 +88,13 @@ class AccessService:
 
     Args:
         known: hash of a token → its principal, of the settings: ADMIN, CLUSTER or a broker.
+        audit: the audit log.
     """
 
-    def __init__(self, database: Database, *, clock: Clock, known: Mapping[str, str]) -> None:
+    def __init__(
+        self, database: Database, *, clock: Clock, known: Mapping[str, str], audit: AuditLog
+    ) -> None:
+        self.audit = audit
         self._database = database
         self._clock = clock
         self._file_tokens = dict(known)
@@ -152,11 +159,18 @@ class AccessService:
                 key=self._key.key_id,
                 principal=caller.principal,
                 version=self.book.version,
-                ends_at_ms=self._clock.wall_ms() + CAPABILITY_MS,
+                ends_at_ms=self._end_of(caller),
                 grants=caller.grants,
                 holder=holder,
+                groups=caller.groups,
+                quota=caller.quota,
             )
         )
+
+    def _end_of(self, caller: Caller) -> int:
+        """When a capability ends: in CAPABILITY_MS, or with what the caller has shown."""
+        most = self._clock.wall_ms() + CAPABILITY_MS
+        return min(most, caller.ends_at_ms) if caller.ends_at_ms else most
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
         """A metaserver calls no other."""
@@ -190,6 +204,10 @@ class AccessService:
             ControlRoute(CHECK_ACCESS, self._check),
             ControlRoute(CAPABILITY, self._capability),
             ControlRoute(ACCESS_NEWS, self._news),
+            ControlRoute(SET_QUOTA, self._set_quota),
+            ControlRoute(UNSET_QUOTA, self._unset_quota),
+            ControlRoute(QUOTAS, self._quotas),
+            *self.audit.routes(),
         ]
 
     async def _create_token(self, body: CreateToken, _params: Params) -> MadeToken:
@@ -232,6 +250,19 @@ class AccessService:
         }
         return GrantList(grants=[GrantRow(*row) for row in sorted({*rows, *files})])
 
+    async def _set_quota(self, body: SetQuota, _params: Params) -> Done:
+        await self._database.write(set_quota, body, now_ms=self._clock.wall_ms())
+        await self.refresh()
+        return Done()
+
+    async def _unset_quota(self, body: UnsetQuota, _params: Params) -> Done:
+        await self._database.write(unset_quota, body, now_ms=self._clock.wall_ms())
+        await self.refresh()
+        return Done()
+
+    async def _quotas(self, _body: object, _params: Params) -> QuotaList:
+        return QuotaList(quotas=await self._database.read(read_quotas))
+
     async def _check(self, body: CheckAccess, _params: Params) -> Decision:
         check_grant(AccessGrant(body.right))
         for each in self.book.grants.get(body.principal, ()):
@@ -247,7 +278,7 @@ class AccessService:
             principal=caller.principal,
             bearer=self.sign(caller),
             held=self.sign(caller, body.holder) if body.holder else "",
-            ends_in_ms=CAPABILITY_MS,
+            ends_in_ms=max(0, self._end_of(caller) - self._clock.wall_ms()),
         )
 
     async def _news(self, _body: object, _params: Params) -> AccessNews:
