@@ -28,6 +28,7 @@ from ..rpc.identity import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.operating.access_figures import access_figures
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
@@ -222,6 +223,8 @@ async def serving_broker(
         )
         parking = Parking(store, service, clock=clock, standing=registration)
         metrics = _metrics(store, files, service, clock)
+        if guarding is not None:
+            metrics.add(access_figures(guarding.guard, guarding.audit.buffer))
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))

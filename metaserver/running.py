@@ -15,6 +15,7 @@ from ..rpc.access.token_file import token_in_file
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.operating.access_figures import access_figures
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
@@ -99,9 +100,12 @@ async def running_metaserver(
         metrics.add(MetaserverMetrics(database, clock=clock).collect)
         metrics.add(served.collect)
         routes = [*services.routes, metrics_route(metrics)]
+        guard = _guard(access, database, clock)
+        if guard is not None and access is not None:
+            metrics.add(access_figures(guard, access.audit.buffer))
         server = Server(
             routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls,
-            guard=_guard(access, database, clock),
+            guard=guard,
         )  # fmt: skip
         await server.start(settings.host, settings.port)
         attending = asyncio.create_task(services.attendant.run())

@@ -36,6 +36,7 @@ from ...protocol.frames import (
 from ...protocol.http.audit import AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
 from . import audit
+from .audit_detail import detail_of
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
 from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, exceeded
 
@@ -177,13 +178,14 @@ class Guard:
             UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError, and what `read` and
             `handle` raise.
         """
-        caller, target, waited_ms = UNKNOWN_CALLER, AccessTarget(), 0
+        caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
         try:
             version = self._version()
             caller = await self.caller(endpoint, authorization)
             CALLER.set(caller)
             waited_ms = await self._take_turn(caller, endpoint)
             body, params, size = await read()
+            detail = detail_of(body, params)
             targets = await self._targets_of(endpoint, body, params)
             for target in targets:
                 caller.check(endpoint.rights, *target)
@@ -197,10 +199,12 @@ class Guard:
             if endpoint.rights is not Rights.OPEN and (
                 _is_refusal(error) or audit.is_audited(endpoint)
             ):
-                self.note(caller, remote, f"{endpoint.method} {endpoint.path}", target, error)
+                did = f"{endpoint.method} {endpoint.path}"
+                self.note(caller, remote, did, target, error, detail=detail)
             raise
         if audit.is_audited(endpoint):
-            self.note(caller, remote, f"{endpoint.method} {endpoint.path}", target)
+            did = f"{endpoint.method} {endpoint.path}"
+            self.note(caller, remote, did, target, detail=detail)
         return Passed(answer, caller, waited_ms)
 
     async def _take_turn(self, caller: Caller, endpoint: Endpoint[Any]) -> int:
