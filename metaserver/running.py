@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ..protocol.access.tokens import token_hash
+from ..protocol.access.tokens import check_own_token, token_hash
 from ..protocol.clock import Clock, SystemClock
 from ..rpc.access.guard import Guard
 from ..rpc.access.token_file import token_in_file
@@ -131,7 +131,7 @@ def _guard(access: AccessService | None, database: Database, clock: Clock) -> Gu
         return None
     return Guard(
         access.identify, MetaTargets(database), clock=clock, version=access.version,
-        on_audit=access.audit.buffer.add,
+        on_audit=access.audit.buffer.add, certified=access.certified,
     )  # fmt: skip
 
 
@@ -154,7 +154,14 @@ async def _access(
         database, clock=clock, retention_ms=settings.audit_retention_ms,
         rows_max=settings.audit_rows_max,
     )  # fmt: skip
-    access = AccessService(database, clock=clock, known=_known_tokens(settings), audit=audit)
+    issuer = None
+    if settings.outside_issuer is not None:
+        from .access.issuer import Issuer  # with a library that the others need not load
+
+        issuer = Issuer(settings.outside_issuer, clock=clock)
+    access = AccessService(
+        database, clock=clock, known=_known_tokens(settings), audit=audit, issuer=issuer
+    )
     await access.start()
     return access
 
@@ -169,7 +176,7 @@ def _known_tokens(settings: MetaserverSettings) -> dict[str, str]:
         (settings.cluster_token_file, CLUSTER),
     ):
         if path is not None:
-            known[token_hash(token_in_file(path))] = principal
+            known[token_hash(check_own_token(token_in_file(path), path))] = principal
     if settings.admin_token_hash:
         known[settings.admin_token_hash] = ADMIN
     for text in settings.broker_token_hashes:

@@ -62,6 +62,7 @@ class HttpNetwork:
         tls: None: without TLS.
         token: of the client; None: the one that the environment names, if it does.
         identity: what a server shows in place of that.
+        by_certificate: without a token, metaservers may know the client by its certificate.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
@@ -74,11 +75,12 @@ class HttpNetwork:
         *,
         token: str | TokenSource | None = None,
         identity: Credentials | None = None,
+        by_certificate: bool = False,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
         self._context = None if tls is None else client_context(tls)
         source = token if callable(token) else token_source(token)
-        if identity is None and source is not None:
+        if identity is None and (source is not None or by_certificate):
             from .access.wallet import (
                 Wallet,  # it loads a library that clients without a token need not have
             )
@@ -150,7 +152,9 @@ class HttpNetwork:
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
 
-    async def _ask_capabilities(self, address: str, token: str, holder: bytes) -> Capabilities:
+    async def _ask_capabilities(
+        self, address: str, token: str | None, holder: bytes
+    ) -> Capabilities:
         return await self._control(
             CAPABILITY.method, address, CAPABILITY.path, Capabilities,
             body=AskCapability(holder=holder), query=None, timeout_ms=CAPABILITY_TIMEOUT_MS,
@@ -337,7 +341,8 @@ def client_network(
         ConfigError: a file cannot be used.
         TokenInvalidError
     """
-    return HttpNetwork(tls or tls_of_environment(), token=token)
+    chosen = tls or tls_of_environment()
+    return HttpNetwork(chosen, token=token, by_certificate=bool(chosen and chosen.cert))
 
 
 async def _authenticate(

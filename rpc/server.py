@@ -75,6 +75,7 @@ from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
 from .tls.contexts import ServerTls
+from .tls.peers import peer_of
 from .tls.settings import ServingSettings
 
 log = logging.getLogger("keylane.rpc")
@@ -195,7 +196,7 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
 
 
 def _control_handler(
-    route: ControlRoute, body_s: float, refuse: Refuse, guard: Guard | None
+    route: ControlRoute, body_s: float, refuse: Refuse, guard: Guard | None, *, by_certificate: bool
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     endpoint = route.endpoint
 
@@ -222,6 +223,7 @@ def _control_handler(
                     request.remote or "",
                     partial(read, request),
                     route.handler,
+                    peer_of(request.get_extra_info("peercert")) if by_certificate else None,
                 )
                 answer = passed.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -308,7 +310,10 @@ class Server:
             client_max_size=CONTROL_BYTES_MAX,
         )
         for route in routes:
-            handler = _control_handler(route, self._limits.body_s, self._refuse, guard)
+            handler = _control_handler(
+                route, self._limits.body_s, self._refuse, guard,
+                by_certificate=self._serving.tls_client_principals,
+            )  # fmt: skip
             app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
         if data_handler is not None:
             self._plane = DataPlane(

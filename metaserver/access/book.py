@@ -75,7 +75,7 @@ class AccessBook:
         return self.caller_named(known.principal, ends_at_ms=known.ends_at)
 
     def caller_named(
-        self, principal: str, groups: tuple[str, ...] = (), *, ends_at_ms: int = 0
+        self, principal: str, groups: tuple[str, ...] = (), ends_at_ms: int = 0
     ) -> Caller:
         """
         A principal, with its rights and those of its groups.

@@ -14,13 +14,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ...protocol.access.capability import CAPABILITY_MS, AccessNews, Capability
 from ...protocol.access.rights import AccessGrant, Rights, allows, check_grant
 from ...protocol.access.tokens import make_token, token_hash
 from ...protocol.clock import Clock
 from ...protocol.control import Done
-from ...protocol.errors import InvalidRequestError, StorageError
+from ...protocol.errors import InvalidRequestError, StorageError, UnauthenticatedError
 from ...protocol.http.access import (
     ACCESS_NEWS,
     CAPABILITY,
@@ -50,6 +51,7 @@ from ...rpc.access.credentials import ShownCapability
 from ...rpc.access.guard import CALLER
 from ...rpc.access.signing import OwnKey
 from ...rpc.server import ControlRoute, Params, whole_number
+from ...rpc.tls.peers import Peer
 from ..sql.database import Database
 from .audit_log import AuditLog
 from .book import AccessBook
@@ -66,6 +68,9 @@ from .rows import (
     revoke_token,
     store_key,
 )
+
+if TYPE_CHECKING:
+    from .issuer import Issuer
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -89,12 +94,20 @@ class AccessService:
     Args:
         known: hash of a token → its principal, of the settings: ADMIN, CLUSTER or a broker.
         audit: the audit log.
+        issuer: an outside one that is believed; None: there is none.
     """
 
     def __init__(
-        self, database: Database, *, clock: Clock, known: Mapping[str, str], audit: AuditLog
+        self,
+        database: Database,
+        *,
+        clock: Clock,
+        known: Mapping[str, str],
+        audit: AuditLog,
+        issuer: Issuer | None = None,
     ) -> None:
         self.audit = audit
+        self._issuer = issuer
         self._database = database
         self._clock = clock
         self._file_tokens = dict(known)
@@ -139,8 +152,16 @@ class AccessService:
         await self.refresh()
 
     async def identify(self, text: str) -> Caller:
-        """Who sends this token.  Raises UnauthenticatedError."""
+        """Who sends this token.  Raises UnauthenticatedError, IssuerUnreachableError."""
+        if self._issuer is not None and self._issuer.looks_like(text):
+            return self.book.caller_named(*await self._issuer.vouched(text))
         return self.book.caller_of(text, self._clock.wall_ms())
+
+    def certified(self, peer: Peer) -> Caller:
+        """Who has a client's certificate that TLS has verified.  Raises UnauthenticatedError."""
+        if self._clock.wall_ms() >= peer.ends_at_ms:
+            raise UnauthenticatedError("the client's certificate has ended", reason="ended")
+        return self.book.caller_named(peer.principal, ends_at_ms=peer.ends_at_ms)
 
     def version(self) -> int:
         """The version of access."""

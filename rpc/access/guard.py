@@ -35,6 +35,7 @@ from ...protocol.frames import (
 )
 from ...protocol.http.audit import AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
+from ..tls.peers import Peer
 from . import audit
 from .audit_detail import detail_of
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
@@ -114,6 +115,7 @@ class Guard:
         version: changes with what callers may do.
         subject_rate: the bytes a second that a subject takes here; 0: no limit.
         on_audit: called with each event of the audit log.
+        certified: who has a client's certificate; None: certificates are nobody's.
     """
 
     def __init__(
@@ -126,7 +128,9 @@ class Guard:
         judge: DataJudge | None = None,
         subject_rate: Callable[[str], int] = lambda _subject: 0,
         on_audit: Callable[[AuditEvent], None] = lambda _event: None,
+        certified: Callable[[Peer], Caller] | None = None,
     ) -> None:
+        self._certified = certified
         self._on_audit = on_audit
         self.pacing = Pacing()
         self.subject_rate = subject_rate
@@ -136,15 +140,19 @@ class Guard:
         self._version = version
         self._judge = judge
 
-    async def caller(self, endpoint: Endpoint[Any], authorization: Sequence[str]) -> Caller:
+    async def caller(
+        self, endpoint: Endpoint[Any], authorization: Sequence[str], peer: Peer | None = None
+    ) -> Caller:
         """
-        Who makes a call, by its `Authorization` headers.
+        Who makes a call, by its `Authorization` headers; without one by the certificate of its connection.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
         if endpoint.rights is Rights.OPEN:
             return UNKNOWN_CALLER
+        if not authorization and peer is not None and self._certified is not None:
+            return self._certified(peer)
         if len(authorization) != 1:
             reason = "no token" if not authorization else "several tokens"
             raise UnauthenticatedError(f"the request has {reason}", reason=reason)
@@ -166,6 +174,7 @@ class Guard:
         remote: str,
         read: Callable[[], Awaitable[tuple[Any, Mapping[str, str], int]]],
         handle: Callable[[Any, Mapping[str, str]], Awaitable[object]],
+        peer: Peer | None = None,
     ) -> Passed:
         """
         Make a call, if its caller may, and write the audit log.
@@ -181,7 +190,7 @@ class Guard:
         caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
         try:
             version = self._version()
-            caller = await self.caller(endpoint, authorization)
+            caller = await self.caller(endpoint, authorization, peer)
             CALLER.set(caller)
             waited_ms = await self._take_turn(caller, endpoint)
             body, params, size = await read()
@@ -192,7 +201,7 @@ class Guard:
             self.charge(caller, size)
             answer = await handle(body, params)
             if endpoint.is_get and self._version() != version:
-                now = await self.caller(endpoint, authorization)
+                now = await self.caller(endpoint, authorization, peer)
                 for target in targets:
                     now.check(endpoint.rights, *target)
         except KeylaneError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..access.audit_buffer import AuditBuffer
 from ..access.guard import Guard
-from .metrics import counter, gauge, labelled, largest
+from .metrics import Labels, counter, gauge, labelled, largest
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -18,8 +18,12 @@ def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
 
     async def collect() -> Iterable[Metric]:
         pacing = guard.pacing
-        waited = {(("principal", name),): ms / 1000 for name, ms in pacing.waited_ms.items()}
-        open_now = {(("principal", name),): n for name, n in pacing.connections.items()}
+        waited: dict[Labels, float] = {
+            (("principal", name),): ms / 1000 for name, ms in pacing.waited_ms.items()
+        }
+        open_now: dict[Labels, float] = {
+            (("principal", name),): n for name, n in pacing.connections.items()
+        }
         return [
             labelled(
                 "keylane_throttled_seconds_total",

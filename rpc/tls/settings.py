@@ -46,6 +46,12 @@ class ServingSettings:
         default=None,
         metadata={"doc": "PEM file of an authority: clients need a certificate of it"},
     )
+    tls_client_principals: bool = field(
+        default=False,
+        metadata={
+            "doc": "true: a client without a token is the principal cert:NAME of its certificate; one with a token needs none"
+        },
+    )
     insecure_network: bool = field(
         default=False,
         metadata={"doc": "true: serve any address without TLS; everybody can read and write"},
@@ -104,6 +110,11 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
         problems.append(f"TLS needs also {' and '.join(missing)}")
     elif "tls_client_ca" in given and "tls_cert" not in given:
         problems.append("tls_client_ca needs also tls_cert, tls_key and tls_ca")
+    principals = values.get("tls_client_principals", False)
+    if not isinstance(principals, bool):
+        problems.append("tls_client_principals must be true or false")
+    elif principals and "tls_client_ca" not in given:
+        problems.append("tls_client_principals needs also tls_client_ca")
     if not isinstance(values.get("insecure_network", False), bool):
         problems.append("insecure_network must be true or false")
     host, advertised = values.get("host", "127.0.0.1"), values.get("advertised_host", "")
