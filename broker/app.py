@@ -222,17 +222,13 @@ async def serving_broker(
             opened, service, peers, registration, clock=clock, draw=names.getrandbits
         )
         parking = Parking(store, service, clock=clock, standing=registration)
-        metrics = _metrics(store, files, service, clock)
-        if guarding is not None:
-            metrics.add(access_figures(guarding.guard, guarding.audit.buffer))
+        metrics = _metrics(store, files, service, clock, guarding)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
         stack.callback(service.close)
         loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration)]
-        if guarding is not None:
-            loops.append(guarding.audit.run())
-        for loop in loops:
+        for loop in loops if guarding is None else [*loops, guarding.audit.run()]:
             stack.push_async_callback(_end, asyncio.create_task(loop))
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 
@@ -359,10 +355,18 @@ def _routes(
     ]
 
 
-def _metrics(store: Store, files: Files, service: BrokerService, clock: Clock) -> ServerMetrics:
+def _metrics(
+    store: Store,
+    files: Files,
+    service: BrokerService,
+    clock: Clock,
+    guarding: BrokerGuarding | None,
+) -> ServerMetrics:
     metrics = ServerMetrics("broker", clock.boot_ns)
     figures = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
     metrics.add(figures.collect)
+    if guarding is not None:
+        metrics.add(access_figures(guarding.guard, guarding.audit.buffer))
     return metrics
 
 

@@ -100,12 +100,9 @@ async def running_metaserver(
         metrics.add(MetaserverMetrics(database, clock=clock).collect)
         metrics.add(served.collect)
         routes = [*services.routes, metrics_route(metrics)]
-        guard = _guard(access, database, clock)
-        if guard is not None and access is not None:
-            metrics.add(access_figures(guard, access.audit.buffer))
         server = Server(
             routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls,
-            guard=guard,
+            guard=_guard(access, database, clock, metrics),
         )  # fmt: skip
         await server.start(settings.host, settings.port)
         attending = asyncio.create_task(services.attendant.run())
@@ -120,19 +117,21 @@ async def running_metaserver(
             for task in (attending, *watching):
                 task.cancel()
             await asyncio.wait([attending, *watching])
-            if access is not None:
-                await access.audit.store()
             await services.operations.stop()
             await database.close()
 
 
-def _guard(access: AccessService | None, database: Database, clock: Clock) -> Guard | None:
+def _guard(
+    access: AccessService | None, database: Database, clock: Clock, metrics: ServerMetrics
+) -> Guard | None:
     if access is None:
         return None
-    return Guard(
+    guard = Guard(
         access.identify, MetaTargets(database), clock=clock, version=access.version,
         on_audit=access.audit.buffer.add, certified=access.certified,
     )  # fmt: skip
+    metrics.add(access_figures(guard, access.audit.buffer))
+    return guard
 
 
 async def _access(

@@ -68,6 +68,7 @@ from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
 from ..protocol.text import refused_value
 from .access.guard import Guard, Passed
+from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
 from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
@@ -75,7 +76,6 @@ from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
 from .tls.contexts import ServerTls
-from .tls.peers import peer_of
 from .tls.settings import ServingSettings
 
 log = logging.getLogger("keylane.rpc")
@@ -227,11 +227,12 @@ def _control_handler(
                 )
                 answer = passed.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return refuse(
-                InvalidRequestError(
-                    f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
-                )
+            unreadable = InvalidRequestError(
+                f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
             )
+            if guard is not None:
+                guard.note_refused(request.remote or "", _did(request), unreadable)
+            return refuse(unreadable)
         except KeylaneError as error:
             return refuse(error)
         status = 200
@@ -247,6 +248,12 @@ def _control_handler(
         return web.Response(body=data, status=status, headers=headers)
 
     return handle
+
+
+def _did(request: web.Request) -> str:
+    """What a request asks for, without the values in its path."""
+    resource = request.match_info.route.resource
+    return f"{request.method[:10]} {'another path' if resource is None else resource.canonical}"
 
 
 def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
@@ -333,6 +340,14 @@ class Server:
         self._on_refusal(error)
         return _error_response(error, status)
 
+    def _turn_away(
+        self, request: web.Request, error: KeylaneError, status: int | None = None
+    ) -> web.Response:
+        """Refuse a request that no call has heard of, and say so in the audit log."""
+        if self._guard is not None:
+            self._guard.note_refused(request.remote or "", _did(request), error)
+        return self._refuse(error, status)
+
     @property
     def address(self) -> str:
         """Where others reach it, `host:port`."""
@@ -380,21 +395,23 @@ class Server:
         try:
             return await handler(request)
         except KeylaneError as error:
-            return self._refuse(error)
+            return self._turn_away(request, error)
         except web.HTTPRequestEntityTooLarge:
-            return self._refuse(
+            return self._turn_away(
+                request,
                 MessageTooLargeError(
                     f"{request.method} {request.path[:200]}: the body is over {CONTROL_BYTES_MAX} bytes",
                     limit_bytes=CONTROL_BYTES_MAX,
-                )
+                ),
             )
         except web.HTTPException as error:
             text = f"{request.method} {request.path[:200]!r}: {error.status} {error.reason}"
             if error.status == 404:
                 text += "; this server is another program than was meant, or of another version"
             if error.status in (404, 405):
-                return self._refuse(InvalidRequestError(text, unknown_call=1), error.status)
-            return self._refuse(InvalidRequestError(text), error.status)
+                unknown = InvalidRequestError(text, unknown_call=1)
+                return self._turn_away(request, unknown, error.status)
+            return self._turn_away(request, InvalidRequestError(text), error.status)
         except (
             ClientConnectionResetError
         ):  # the client has left before its answer, or in the handshake

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -29,10 +30,15 @@ class AuditSending:
         self._problem = ""
 
     async def run(self) -> None:
-        """Send what waits, until cancelled."""
-        while True:
-            await asyncio.sleep(SEND_S)
-            await self.send()
+        """Send what waits, until cancelled; then try once more."""
+        try:
+            while True:
+                await asyncio.sleep(SEND_S)
+                await self.send()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SEND_S):
+                    await self.send()
 
     async def send(self) -> None:
         """Send what waits; an event whose outcome is unknown may be stored twice, and none is lost so."""

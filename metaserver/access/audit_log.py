@@ -46,14 +46,17 @@ class AuditLog:
         self.buffer = AuditBuffer("metaserver")
 
     async def run(self) -> None:
-        """Store what waits, and remove what is old, until cancelled."""
+        """Store what waits, and remove what is old, until cancelled; then store the rest."""
         removed_ms = 0
-        while True:
-            await asyncio.sleep(STORE_S)
+        try:
+            while True:
+                await asyncio.sleep(STORE_S)
+                await self.store()
+                if self._clock.boot_ms() - removed_ms >= REMOVE_S * 1000:
+                    removed_ms = self._clock.boot_ms()
+                    await self._remove()
+        finally:
             await self.store()
-            if self._clock.boot_ms() - removed_ms >= REMOVE_S * 1000:
-                removed_ms = self._clock.boot_ms()
-                await self._remove()
 
     async def store(self) -> None:
         """Store what waits; while the database is away, it waits on."""

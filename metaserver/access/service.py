@@ -49,9 +49,9 @@ from ...protocol.http.quotas import QUOTAS, SET_QUOTA, UNSET_QUOTA, QuotaList, S
 from ...rpc.access.caller import Caller
 from ...rpc.access.credentials import ShownCapability
 from ...rpc.access.guard import CALLER
+from ...rpc.access.peers import Peer
 from ...rpc.access.signing import OwnKey
 from ...rpc.server import ControlRoute, Params, whole_number
-from ...rpc.tls.peers import Peer
 from ..sql.database import Database
 from .audit_log import AuditLog
 from .book import AccessBook

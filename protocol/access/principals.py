@@ -19,7 +19,7 @@ _OUTSIDE = re.compile(r"(cert|jwt|group):[A-Za-z0-9][A-Za-z0-9._:/@+=|-]{0,189}"
 
 
 def is_outside(name: str) -> bool:
-    """True for the name of a principal that somebody else vouches for: an authority or an issuer."""
+    """True for the name of a principal that another vouches for: an authority or an issuer."""
     return _OUTSIDE.fullmatch(name) is not None
 
 

@@ -19,7 +19,12 @@ from typing import Any, NamedTuple, Protocol
 
 from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
-from ...protocol.errors import KeylaneError, PartitionUnknownError, UnauthenticatedError
+from ...protocol.errors import (
+    KeylaneError,
+    PartitionUnknownError,
+    RequestTooSlowError,
+    UnauthenticatedError,
+)
 from ...protocol.frames import (
     Append,
     Authenticate,
@@ -35,11 +40,11 @@ from ...protocol.frames import (
 )
 from ...protocol.http.audit import AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
-from ..tls.peers import Peer
 from . import audit
 from .audit_detail import detail_of
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
 from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, exceeded
+from .peers import Peer
 
 AUTHENTICATE_S = 5.0
 """A connection of the data plane says within this time who calls."""
@@ -115,7 +120,7 @@ class Guard:
         version: changes with what callers may do.
         subject_rate: the bytes a second that a subject takes here; 0: no limit.
         on_audit: called with each event of the audit log.
-        certified: who has a client's certificate; None: certificates are nobody's.
+        certified: who has a client's certificate; None: certificates name no principal.
     """
 
     def __init__(
@@ -247,6 +252,10 @@ class Guard:
             now_ms = self._clock.boot_ms()
             self.pacing.take(caller.principal, caller.quota, now_ms, size=size, requests=0)
 
+    def note_refused(self, remote: str, did: str, error: KeylaneError) -> None:
+        """Write a line about a request that was refused without a look at its caller's rights."""
+        self.note(CALLER.get(), remote, did, AccessTarget(), error)
+
     def connection(self, remote: str) -> ConnectionAccess | None:
         """What a new connection of the data plane may do: nothing yet."""
         if self._judge is None:
@@ -271,7 +280,7 @@ class Guard:
 
 
 def _is_refusal(error: KeylaneError) -> bool:
-    return 1350 <= error.code < 1370
+    return 1350 <= error.code < 1370 or isinstance(error, RequestTooSlowError)
 
 
 class ConnectionAccess:
@@ -324,9 +333,11 @@ class ConnectionAccess:
         if self._held is not None:
             self._held.check()
         elif self._boot_ms() - self._began_ms > AUTHENTICATE_S * 1000:
-            raise UnauthenticatedError(
+            error = UnauthenticatedError(
                 "the connection has not said who calls", reason="not authenticated"
             )
+            self._guard.note_refused(self._remote, "connection", error)
+            raise error
 
     def check(self, request: Request) -> None:
         """

@@ -3,7 +3,7 @@
     find(kid) ─▶ known and fresh? ─▶ the key
                  else read, at most each ASK_AGAIN_MS ─▶ the key, or None
 
-A source that cannot be read leaves the keys as they are, for STALE_MS_MAX; then nobody is believed.
+A source that cannot be read leaves the keys as they are, for STALE_MS_MAX; then no token is believed.
 
 Source: RFC 7517.
 """

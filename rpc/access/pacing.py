@@ -2,7 +2,7 @@
 
     take(cost) ─▶ level falls, below 0 too ─▶ the next one waits until it is 0 again
 
-A bucket holds a second of its rate.  Whoever finds it empty waits for the debt of those before; so many connections of
+A bucket holds a second of its rate.  A call that finds it empty waits for the debt of those before, and the connections of
 one principal share its rate, and callers of other principals wait for nothing of it.
 
 Invariants

@@ -35,7 +35,7 @@ class JwksServer:
     def __init__(self, shelf: CertificateShelf, outside: OutsideIssuer) -> None:
         files = shelf.files("jwks")
 
-        class Handler(BaseHTTPRequestHandler):
+        class KeysAnswer(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 data = outside.file.read_bytes()
                 self.send_response(200)
@@ -46,7 +46,7 @@ class JwksServer:
             def log_message(self, *_args: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), KeysAnswer)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(files["tls_cert"], files["tls_key"])
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
@@ -135,7 +135,7 @@ async def test_client_certificate_is_a_principal_by_its_name(vouched: VouchedClu
             await producer.send(SUBJECT, b"1", key=b"k")
 
 
-async def test_certificate_of_another_authority_names_nobody(vouched: VouchedCluster):
+async def test_certificate_of_another_authority_names_no_principal(vouched: VouchedCluster):
     stranger = CertificateShelf(vouched.shelf.folder, "strangers")
     async with Admin(vouched.meta, tls=vouched.certified("shop", stranger)) as admin:
         with pytest.raises(ClientCertificateError):
@@ -205,7 +205,7 @@ async def test_key_of_the_issuer_is_read_when_it_is_new(vouched: VouchedCluster)
 
 
 def test_tokens_stand_for_no_outside_principal(vouched: VouchedCluster):
-    """Whoever may make tokens makes none that a certificate or an issuer would have to vouch for."""
+    """An administrator makes none that a certificate or an issuer would have to vouch for."""
 
     async def ask() -> None:
         async with vouched.admin() as admin:

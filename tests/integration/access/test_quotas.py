@@ -1,4 +1,4 @@
-"""Who is over a quota waits, hears of it, and slows nobody else; nothing of it is an error."""
+"""Who is over a quota waits, hears of it, and slows no other principal; nothing of it is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access control is on where other machines may connect, unless somebody writes that it is off."""
+"""Access control is on where other machines may connect, unless it is written that it is off."""
 
 from __future__ import annotations
 
