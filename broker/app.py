@@ -13,15 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
+from ..protocol.http.audit import NOTE_AUDIT, AuditEvent, NoteAudit
 from ..rpc.access.guard import Guard
-from ..rpc.access.settings import ON
 from ..rpc.access.token_file import TokenFile
 from ..rpc.client import MetaClient
 from ..rpc.data_plane import DataHandler
@@ -29,6 +28,7 @@ from ..rpc.identity import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.operating.access_figures import access_figures
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
@@ -222,12 +222,13 @@ async def serving_broker(
             opened, service, peers, registration, clock=clock, draw=names.getrandbits
         )
         parking = Parking(store, service, clock=clock, standing=registration)
-        metrics = _metrics(store, files, service, clock)
+        metrics = _metrics(store, files, service, clock, guarding)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
         stack.callback(service.close)
-        for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
+        loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration)]
+        for loop in loops if guarding is None else [*loops, guarding.audit.run()]:
             stack.push_async_callback(_end, asyncio.create_task(loop))
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 
@@ -272,8 +273,9 @@ def _guarding(
     address: Callable[[], str],
 ) -> BrokerGuarding | None:
     """The access control of the broker; None: it has none."""
-    if settings.access != ON:
+    if not settings.is_guarded:
         return None
+    from .access.audit_sending import AuditSending
     from .access.guarding import BrokerGuarding  # with a library that the others need not load
     from .access.judge import CapabilityJudge
 
@@ -283,7 +285,12 @@ def _guarding(
         opened.scheduler,
         clock=clock,
         address=address,
+        audit=AuditSending(opened.identity.broker_group, partial(_store_audit, meta)),
     )
+
+
+async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
+    await meta.access(NOTE_AUDIT, NoteAudit(events=events))
 
 
 def _control(
@@ -348,10 +355,18 @@ def _routes(
     ]
 
 
-def _metrics(store: Store, files: Files, service: BrokerService, clock: Clock) -> ServerMetrics:
+def _metrics(
+    store: Store,
+    files: Files,
+    service: BrokerService,
+    clock: Clock,
+    guarding: BrokerGuarding | None,
+) -> ServerMetrics:
     metrics = ServerMetrics("broker", clock.boot_ns)
     figures = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
     metrics.add(figures.collect)
+    if guarding is not None:
+        metrics.add(access_figures(guarding.guard, guarding.audit.buffer))
     return metrics
 
 
@@ -377,7 +392,7 @@ def _own_network(
     stack: contextlib.AsyncExitStack, settings: BrokerSettings, served: ServedNetwork
 ) -> Network:
     """A network with the broker's token that the stack closes."""
-    token = TokenFile(Path(settings.token_file)) if settings.token_file else None
+    token = TokenFile(settings.token_file) if settings.token_file else None
     network = served.outgoing(token)
     stack.push_async_callback(network.close)
     return network

@@ -12,7 +12,7 @@ from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from ..protocol.settings import range_problems, refuse, values_of
-from ..rpc.access.settings import OFF, access_problems
+from ..rpc.access.settings import access_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
@@ -94,11 +94,8 @@ class BrokerSettings(ServingSettings):
         default=HTTP_CONNECTIONS_MAX,
         metadata={"doc": "plain HTTP connections at a time, those of the data plane apart"},
     )
-    access: str = field(
-        default=OFF, metadata={"doc": "on: callers need a right; off: everybody may do everything"}
-    )
-    token_file: str = field(
-        default="",
+    token_file: Path | None = field(
+        default=None,
         metadata={
             "doc": "file with the token of this broker, whose principal has the right cluster"
         },
@@ -146,7 +143,7 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             problems.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
         problems.append(f"index must be {' or '.join(INDEX_KINDS)}, not {values['index']!r:.40}")
-    problems += serving_problems(values) + access_problems(values, "token_file")
+    problems += serving_problems(values) + access_problems(values, ("token_file",))
     return problems + log_problems(values)
 
 

@@ -408,6 +408,18 @@ class Authenticated(Frame, frozen=True, array_like=True, tag=84):
     ends_in_ms: int
 
 
+class Throttled(Frame, frozen=True, array_like=True, tag=85):
+    """
+    Sent with the correlation id 0: frames of this connection wait for `wait_ms`, because a limit is used up.
+
+    Each call under way may take so much longer.
+    """
+
+    wait_ms: int
+    limit: str
+    """For people: which limit it is."""
+
+
 class Refused(Frame, frozen=True, array_like=True, tag=127):
     """An error: its code, its text, its details and its fate."""
 
@@ -425,7 +437,7 @@ Request = (
 Answer = (
     Appended | Acquired | Batches | Acked | Released | Handed | Scheduled | ScheduledCanceled
     | ParkedChanged | ParkedKeys | ParkedRows | ParkedTaken | ParkedEdited | Challenged
-    | Authenticated | Refused
+    | Authenticated | Throttled | Refused
 )  # fmt: skip
 Header = TypeVar("Header", Request, Answer)
 

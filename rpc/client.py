@@ -195,10 +195,14 @@ class MetaClient:
         return await self._call(ACCESS_NEWS)
 
     async def access(
-        self, endpoint: Endpoint[T], body: object = None, *, principal: str | None = None, **names: int
-    ) -> T:  # fmt: skip
-        """A call about access, to all of it or that of a principal."""
-        query = None if principal is None else {"principal": principal}
+        self,
+        endpoint: Endpoint[T],
+        body: object = None,
+        *,
+        query: dict[str, str] | None = None,
+        **names: int,
+    ) -> T:
+        """A call about access."""
         return await self._call(
             endpoint, body, query=query, wait_ms=0, timeout_ms=15_000, one_address=False, **names
         )

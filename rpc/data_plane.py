@@ -33,7 +33,9 @@ from ..protocol.frames import (
     Challenged,
     Pull,
     PullShared,
+    Read,
     Request,
+    Throttled,
     decode_request,
     encode_frame,
     refusal,
@@ -44,7 +46,8 @@ from ..protocol.limits import (
     IN_FLIGHT_PER_CONNECTION_MAX,
     PULLS_PER_CONNECTION_MAX,
 )
-from .access.guard import ConnectionAccess, Guard
+from .access.guard import FETCHING, ConnectionAccess, Guard
+from .access.pacing import HOLD_MS, Delay
 from .answer_room import AnswerRoom, begin_answer
 from .http_network import HEARTBEAT_SECONDS
 
@@ -111,8 +114,15 @@ class _Connection:
         except (ConnectionError, RuntimeError):
             log.debug("the client left before it was refused")
 
+    async def tell(self, delay: Delay) -> None:
+        """Tell the client that it waits."""
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            await self.send(encode_frame(0, Throttled(round(delay.ms), delay.limit)))
+
     def end(self) -> None:
         """Cancel the answers under way; what the client does not read within `GOODBYE_S` is discarded."""
+        if self.access is not None:
+            self.access.end()
         for task in self.tasks:
             task.cancel()
         asyncio.get_running_loop().call_later(GOODBYE_S, self.transport.abort)
@@ -184,8 +194,9 @@ class DataPlane:
             if isinstance(asked, Challenge | Authenticate):
                 await self._introduce(connection, correlation_id, asked)
                 continue
-            if connection.access is not None and not await self._may(
-                connection, correlation_id, asked
+            if connection.access is not None and not (
+                await self._may(connection, correlation_id, asked)
+                and await self._takes_turn(connection, correlation_id, asked, len(payload))
             ):
                 continue
             pull = isinstance(asked, Pull | PullShared)
@@ -231,6 +242,47 @@ class DataPlane:
             return False
         return True
 
+    async def _takes_turn(
+        self, connection: _Connection, correlation_id: int, asked: Request, size: int
+    ) -> bool:
+        """
+        Hold the reading of the connection while a limit is used up; what fetches messages waits by itself.
+
+        Returns:
+            False: the debt is longer than HOLD_MS; the frame is answered here.
+        """
+        access = connection.access
+        assert access is not None
+        if isinstance(asked, Pull | PullShared | Read):
+            return True
+        delay = access.delay(asked)
+        if delay.ms <= HOLD_MS:
+            access.take(asked, size)
+        if not delay.ms:
+            return True
+        access.waits(delay)
+        await connection.tell(delay)
+        await asyncio.sleep(min(delay.ms, HOLD_MS) / 1000)
+        if delay.ms <= HOLD_MS:
+            return True
+        error = access.too_long(delay)
+        self._on_refusal(error)
+        await self._write(connection, encode_frame(correlation_id, refusal(error)))
+        return False
+
+    @staticmethod
+    async def _wait_to_fetch(connection: _Connection, asked: Request) -> None:
+        """Wait until no limit is used up; the client hears of it at least each HOLD_MS."""
+        access = connection.access
+        if access is None:
+            return
+        access.take(asked, 0)
+        while (delay := access.delay(asked)).ms:
+            step = delay._replace(ms=min(delay.ms, HOLD_MS))
+            access.waits(step)
+            await connection.tell(step)
+            await asyncio.sleep(step.ms / 1000)
+
     @staticmethod
     async def _write(connection: _Connection, frame: bytes) -> None:
         try:
@@ -269,6 +321,10 @@ class DataPlane:
         *,
         refused: bool = False,
     ) -> None:
+        access = connection.access
+        fetches = access is not None and type(asked) in FETCHING
+        if fetches and not refused:
+            await self._wait_to_fetch(connection, asked)
         answering = begin_answer(connection.share)
         try:
             try:
@@ -278,6 +334,8 @@ class DataPlane:
                     )
                 answer, data = await self._handler(asked, payload)
                 answering.made(len(data))
+                if access is not None and fetches:
+                    access.take(asked, len(data), requests=0)
                 frame = encode_frame(correlation_id, answer, data)
                 del (
                     data,

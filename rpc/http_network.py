@@ -29,6 +29,7 @@ from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from .access.credentials import Credentials, ShownCapability
+from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .reasons import reason
@@ -61,6 +62,7 @@ class HttpNetwork:
         tls: None: without TLS.
         token: of the client; None: the one that the environment names, if it does.
         identity: what a server shows in place of that.
+        by_certificate: without a token, metaservers may know the client by its certificate.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
@@ -73,11 +75,12 @@ class HttpNetwork:
         *,
         token: str | TokenSource | None = None,
         identity: Credentials | None = None,
+        by_certificate: bool = False,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
         self._context = None if tls is None else client_context(tls)
         source = token if callable(token) else token_source(token)
-        if identity is None and source is not None:
+        if identity is None and (source is not None or by_certificate):
             from .access.wallet import (
                 Wallet,  # it loads a library that clients without a token need not have
             )
@@ -89,6 +92,7 @@ class HttpNetwork:
             limit=0, force_close=False, ssl=True if self._context is None else self._context
         )
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self.throttling = Throttling()
         self._answered: set[str] = set()
         """Addresses that have answered: TLS does not keep them from it."""
 
@@ -148,7 +152,9 @@ class HttpNetwork:
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
 
-    async def _ask_capabilities(self, address: str, token: str, holder: bytes) -> Capabilities:
+    async def _ask_capabilities(
+        self, address: str, token: str | None, holder: bytes
+    ) -> Capabilities:
         return await self._control(
             CAPABILITY.method, address, CAPABILITY.path, Capabilities,
             body=AskCapability(holder=holder), query=None, timeout_ms=CAPABILITY_TIMEOUT_MS,
@@ -173,7 +179,9 @@ class HttpNetwork:
                 address=address,
             ) from error
         self._answered.add(address)
-        return WebSocketChannel(socket, address)
+        return WebSocketChannel(
+            socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
+        )
 
     async def control(
         self,
@@ -244,6 +252,9 @@ class HttpNetwork:
             ) as response:
                 data = await response.read()
                 status = response.status
+                waited = response.headers.get(THROTTLED_HEADER, "")
+                if waited.isdecimal() and len(waited) < 8:
+                    self.throttling.note(address, int(waited), "requests")
                 self._answered.add(address)
         except _NO_CONNECTION as error:
             raise tls_problem(address, error) or NotSentError(
@@ -330,7 +341,8 @@ def client_network(
         ConfigError: a file cannot be used.
         TokenInvalidError
     """
-    return HttpNetwork(tls or tls_of_environment(), token=token)
+    chosen = tls or tls_of_environment()
+    return HttpNetwork(chosen, token=token, by_certificate=bool(chosen and chosen.cert))
 
 
 async def _authenticate(

@@ -15,7 +15,7 @@ from .schema import metadata
 if TYPE_CHECKING:
     from alembic.config import Config  # loaded only where there is something to migrate
 
-HEAD = "0024"
+HEAD = "0026"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
 _LOCK = 0x6B65796C616E65
 

@@ -17,7 +17,7 @@ from ...protocol.errors import TokenInvalidError
 
 FILE_VARIABLE = "KEYLANE_TOKEN_FILE"
 VARIABLE = "KEYLANE_TOKEN"
-FILE_BYTES_MAX = 4_096
+FILE_BYTES_MAX = 16_384
 
 TokenSource = Callable[[], str]
 """Returns the token as it is now.  Raises TokenInvalidError."""

@@ -63,6 +63,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (23, frames.Authenticate("kc_AA", bytes(64), "127.0.0.1:7001")),
     (83, frames.Challenged(bytes(32))),
     (84, frames.Authenticated(300_000)),
+    (85, frames.Throttled(1_500, "bytes of principal 'shop'")),
     (7, frames.AcquireShared(7, "audit", "0123456789abcdef", 5, 30_000)),
     (8, frames.PullShared(7, "audit", "0123456789abcdef", 5, 256, 1 << 20, 5_000, 60_000)),
     (9, frames.Schedule("orders", 1_800_000_000_123, bytes(range(16)))),

@@ -19,13 +19,30 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/retention/test_holds.py": "holds",
         "integration/access/test_access.py": "access",
     },
-    "broker/access": {"integration/access/test_access.py": "guarding"},
-    "cli/commands/access": {"integration/access/test_access.py": "app"},
-    "metaserver/access": {"integration/access/test_access.py": "book off rows service targets"},
-    "protocol/access": {"unit/broker/access/test_judge.py": "capability"},
+    "broker/access": {
+        "integration/access/test_access.py": "guarding",
+        "integration/access/test_audit.py": "audit_sending",
+    },
+    "cli/commands/access": {
+        "integration/access/test_audit.py": "audit quota running",
+        "integration/access/test_access.py": "app",
+    },
+    "metaserver/access": {
+        "integration/access/test_access.py": "book book_rows off rows service targets",
+        "integration/access/test_audit.py": "audit_log",
+        "integration/access/test_quotas.py": "quota_rows",
+    },
+    "protocol/access": {
+        "unit/broker/access/test_judge.py": "capability",
+        "unit/rpc/access/test_pacing.py": "quota",
+        "unit/rpc/access/test_peers.py": "principals",
+    },
     "rpc/access": {
-        "integration/access/test_access.py": "audit caller credentials guard settings token_file wallet",
+        "integration/access/test_access.py": "audit caller credentials guard token_file wallet",
+        "integration/access/test_audit.py": "audit_detail",
+        "integration/access/test_quotas.py": "throttling",
         "unit/broker/access/test_judge.py": "signing",
+        "unit/metaserver/access/test_issuer.py": "issuer_settings key_set",
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
@@ -71,6 +88,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/brokers/test_broker_indexes.py": "index",
     },
     "cli/commands/cluster": {
+        "unit/cli/commands/cluster/test_plan.py": "tokens",
         "unit/rpc/tls/test_contexts.py": "certificates",
         "integration/hosts/test_tls_cluster.py": "app check init",
     },
@@ -218,11 +236,14 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "integration/access/test_access.py": "access",
+        "integration/access/test_audit.py": "audit",
+        "integration/access/test_quotas.py": "quotas",
         "unit/cli/test_message_json.py": "message_json",
         "unit/protocol/test_endpoints.py": "any_server endpoint jobs openapi",
         "unit/rpc/tls/test_settings.py": "tls_settings",
     },
     "rpc/operating": {
+        "integration/access/test_quotas.py": "access_figures",
         "integration/hosts/test_operating.py": "probes",
         "integration/hosts/test_tls_cluster.py": "served_network",
     },

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 
 from ....protocol.address import is_host
 from ....protocol.errors import ConfigError
+from .tokens import ClusterTokens
 
 SETTINGS_FILE = "keylane.toml"
 CONFIG_FOLDER = "/etc/keylane"
@@ -64,15 +65,20 @@ class ClusterPlan:
         """The addresses of all metaservers."""
         return [_address(host, self.meta_port) for host in self.meta_hosts]
 
-    def settings_of(self, host: str) -> str:
+    def group_of(self, host: str) -> str:
+        """The name of the broker group on a host."""
+        return f"g{list(self.hosts).index(host) + 1}"
+
+    def settings_of(self, host: str, tokens: ClusterTokens) -> str:
         """The TOML file of a host, for both programs."""
         number = list(self.hosts).index(host) + 1
         broker = {
-            "group": f"g{number}",
+            "group": self.group_of(host),
             "data": f"{self.data}/broker-g{number}",
             "meta": self.metaservers,
             **_serving(host),
             "port": self.broker_port,
+            **tokens.for_brokers,
         }
         tables = [_table("broker", broker)]
         if host in self.meta_hosts:
@@ -84,6 +90,7 @@ class ClusterPlan:
                 **({"database_url": url} if url else {}),
                 **_serving(host),
                 "port": self.meta_port,
+                **tokens.for_metaservers,
             }
             tables.insert(0, _table("metaserver", metaserver))
         head = "# Paths of certificates are relative to this file.  SIGHUP has a running program read it again.\n\n"
