@@ -136,6 +136,7 @@ __all__ = [
     "PolicyInvalidError",
     "ProducerFencedError",
     "ProgramFailedError",
+    "PublishBehindError",
     "PublishGroupsError",
     "PublishOutdatedError",
     "PublishTargetError",

@@ -1,7 +1,7 @@
 """Logic queues of static subjects: the rows of their chains.  SQL, synchronous.
 
 Invariants
-    A child of a static subject has one parent.
+    A child of a static subject has one parent, beside one of a hidden subject that is to be published before it.
     A child that continues its parent's queue begins at the logic offset at which the parent was sealed; behind a lost
     parent without a known end, above every offset that the parent can have had.
     A child of another queue than its parent's is the first partition of a new queue, and begins at logic offset 0.
@@ -41,7 +41,11 @@ def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
         .select_from(partition_parents)
         .join(parent, parent.c.partition_id == partition_parents.c.parent_id)
         .join(child, child.c.partition_id == partition_parents.c.partition_id)
-        .where(partition_parents.c.partition_id.in_(children), child.c.queue == parent.c.queue)
+        .where(
+            partition_parents.c.partition_id.in_(children),
+            child.c.queue == parent.c.queue,
+            child.c.subject_id == parent.c.subject_id,  # not one of a hidden subject
+        )
     ).all()
     for row in rows:
         if row.end_offset is not None:
@@ -50,6 +54,36 @@ def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
             assert row.lost, f"a parent of {row.partition_id} has no end"
             start = start_behind_loss(row.name)
         here = partitions.c.partition_id == row.partition_id
+        connection.execute(sa.update(partitions).where(here).values(logic_start=start))
+
+
+def restart_logic_offsets(connection: Connection, subject_id: int, first_id: int) -> None:
+    """
+    Count the logic offsets of a static subject anew, from 0 in each of its partitions that lie first.
+
+    Args:
+        first_id: older partitions are replaced, and count no more.
+    """
+    younger = sa.and_(
+        partitions.c.subject_id == subject_id, partitions.c.partition_id >= first_id
+    )
+    rows = connection.execute(sa.select(partitions).where(younger)).all()
+    known = {row.partition_id: row for row in rows}
+    lineage = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(known))
+    parents: dict[int, int] = {}
+    for line in connection.execute(lineage):
+        parent = known.get(line.parent_id)
+        if parent is not None and parent.queue == known[line.partition_id].queue:
+            parents[line.partition_id] = parent.partition_id
+    starts: dict[int, int] = {}
+    for partition_id, row in sorted(known.items()):
+        start, parent = 0, known.get(parents.get(partition_id, 0))
+        if parent is not None and parent.end_offset is not None:
+            start = starts[parent.partition_id] + parent.end_offset
+        elif parent is not None:
+            start = start_behind_loss(row.name)
+        starts[partition_id] = start
+        here = partitions.c.partition_id == partition_id
         connection.execute(sa.update(partitions).where(here).values(logic_start=start))
 
 
