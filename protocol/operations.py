@@ -235,9 +235,10 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         Meta(max_length=GROUPS_PER_SUBJECT_MAX),
     ] = {}
     """With `replace`: consumer group → partition id → first offset that it has not handled."""
-    ends: Annotated[
-        dict[int, Annotated[int, Meta(ge=0, le=MAX_I64)]] | None, Meta(max_length=ENDS_MAX)
-    ] = None
+    ends: (
+        Annotated[dict[int, Annotated[int, Meta(ge=0, le=MAX_I64)]], Meta(max_length=ENDS_MAX)]
+        | None
+    ) = None
     """
     With `replace`, of a hidden subject with a cut: partition id of the target → where the messages end of which the hidden
     subject has the rows.  A partition that is not named has to be empty.  None: what is replaced is not looked at.

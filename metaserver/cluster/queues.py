@@ -64,9 +64,7 @@ def restart_logic_offsets(connection: Connection, subject_id: int, first_id: int
     Args:
         first_id: older partitions are replaced, and count no more.
     """
-    younger = sa.and_(
-        partitions.c.subject_id == subject_id, partitions.c.partition_id >= first_id
-    )
+    younger = sa.and_(partitions.c.subject_id == subject_id, partitions.c.partition_id >= first_id)
     rows = connection.execute(sa.select(partitions).where(younger)).all()
     known = {row.partition_id: row for row in rows}
     lineage = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(known))

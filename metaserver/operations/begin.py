@@ -67,7 +67,9 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     if ask.kind is OperationKind.CREATE:
         raise InvalidRequestError("a subject is created by POST /v1/subjects")
     if ask.kind in {OperationKind.PUBLISH, OperationKind.CUT}:
-        raise InvalidRequestError("hidden subjects have calls of their own: /v1/subjects/{subject}/hidden and /publish")
+        raise InvalidRequestError(
+            "hidden subjects have calls of their own: /v1/subjects/{subject}/hidden and /publish"
+        )
     if ask.kind is OperationKind.SET and not isinstance(ask, SetSubject):
         raise InvalidRequestError("settings are changed by POST /v1/subjects/{subject}/settings")
     check_not_lost(connection)
@@ -137,7 +139,9 @@ def begin_operations(
         if operation_id:
             continue_without(connection, operation_id, ask)
         elif planned.plan.sealed:
-            operation_id = journal_operation(connection, ask, planned, driver=driver, lease_ms=lease_ms)
+            operation_id = journal_operation(
+                connection, ask, planned, driver=driver, lease_ms=lease_ms
+            )
         begun.append((operation_id, planned))
     return begun
 

@@ -420,9 +420,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     )  # raises unless each LP has one open partition
 
 
-def _expire_older(
-    connection: Connection, subject_id: int, kept: sa.ColumnElement[bool]
-) -> None:
+def _expire_older(connection: Connection, subject_id: int, kept: sa.ColumnElement[bool]) -> None:
     """Expire every other partition of a subject, and journal that brokers drop them."""
     older = sa.and_(
         partitions.c.subject_id == subject_id,

@@ -160,8 +160,8 @@ def _steps_of(
         return [(hidden_id, StepAction.SEAL, False) for hidden_id in parents]
     if ask.ends is not None:
         raise PublishTargetError(
-            f"{row.name!r} was made without a cut: messages that are sent meanwhile would be deleted unseen; reprocess "
-            "with --replace",
+            f"{row.name!r} was made without a cut: messages that are sent meanwhile would be deleted unseen; delete it, and "
+            "reprocess the subject into itself again",
             subject=row.name,
             target=target.name,
         )

@@ -149,8 +149,7 @@ def shown(known: Mapping[int, PartitionView], child: PartitionView) -> Partition
         for parent in parents
         if parent in known
         and (
-            known[parent].subject_id != child.subject_id
-            or known[parent].partition.state is PLANNED
+            known[parent].subject_id != child.subject_id or known[parent].partition.state is PLANNED
         )
     }
     replaced = {

@@ -54,7 +54,7 @@ class PublishBehindError(RefusedError):
     code = 1318
     summary = "messages of the target are not in the hidden subject"
     hint = (
-        "Reprocess all of the subject with --replace, into a new folder and another hidden subject: nothing is deleted "
+        "Reprocess the subject to its latest message, into a new folder and another hidden subject: nothing is deleted "
         "before every message has its rows."
     )
     subject = Detail(str)
