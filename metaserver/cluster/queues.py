@@ -57,14 +57,19 @@ def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
         connection.execute(sa.update(partitions).where(here).values(logic_start=start))
 
 
-def restart_logic_offsets(connection: Connection, subject_id: int, first_id: int) -> None:
+def shift_logic_offsets(
+    connection: Connection, subject_id: int, published: Collection[int]
+) -> None:
     """
-    Count the logic offsets of a static subject anew, from 0 in each of its partitions that lie first.
+    Have a static subject's partitions behind these count on from them.
 
     Args:
-        first_id: older partitions are replaced, and count no more.
+        published: partitions of a hidden subject, which count on from what they replace.
     """
-    younger = sa.and_(partitions.c.subject_id == subject_id, partitions.c.partition_id >= first_id)
+    set_logic_starts(connection, published)
+    younger = sa.and_(
+        partitions.c.subject_id == subject_id, partitions.c.partition_id >= min(published)
+    )
     rows = connection.execute(sa.select(partitions).where(younger)).all()
     known = {row.partition_id: row for row in rows}
     lineage = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(known))
@@ -73,16 +78,16 @@ def restart_logic_offsets(connection: Connection, subject_id: int, first_id: int
         parent = known.get(line.parent_id)
         if parent is not None and parent.queue == known[line.partition_id].queue:
             parents[line.partition_id] = parent.partition_id
-    starts: dict[int, int] = {}
-    for partition_id, row in sorted(known.items()):
-        start, parent = 0, known.get(parents.get(partition_id, 0))
-        if parent is not None and parent.end_offset is not None:
-            start = starts[parent.partition_id] + parent.end_offset
-        elif parent is not None:
-            start = start_behind_loss(row.name)
-        starts[partition_id] = start
+    starts = {row.partition_id: row.logic_start for row in rows}
+    for partition_id in sorted(parents):  # parents have lower ids
+        parent = known[parents[partition_id]]
+        if parent.end_offset is None:
+            continue  # lost: what lies behind it begins above all that it can have had
+        starts[partition_id] = starts[parent.partition_id] + parent.end_offset
         here = partitions.c.partition_id == partition_id
-        connection.execute(sa.update(partitions).where(here).values(logic_start=start))
+        connection.execute(
+            sa.update(partitions).where(here).values(logic_start=starts[partition_id])
+        )
 
 
 def read_queues(connection: Connection, name: str) -> QueueList:

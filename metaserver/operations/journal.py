@@ -28,7 +28,7 @@ from ...protocol.routing import OrderStrategy, Partition, PartitionState, route_
 from ..cluster.heard import store_heard, unheard_children
 from ..cluster.losses import lose_partitions, refuse_folders
 from ..cluster.partitions import HOSTED_BY_ID, read_partitions
-from ..cluster.queues import restart_logic_offsets, set_logic_starts
+from ..cluster.queues import set_logic_starts, shift_logic_offsets
 from ..cluster.removals import plan_removals
 from ..cluster.subjects import read_route
 from ..sql.dialect import now_ms
@@ -395,7 +395,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     # These children open although their silent brokers do not know every group.  The brokers must never serve them.
     untold = [step.partition_id for step in operation.pending if step.ask is Ask.TELL]
     refuse_folders(connection, untold)
-    if operation.static and not operation.replaces:
+    if operation.static:
         set_logic_starts(connection, children)
     if operation.replaces:
         # Of a hidden subject with a cut all younger partitions stay: they continue its own.
@@ -403,7 +403,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
         kept = partitions.c.partition_id.in_(children) if children else younger
         _expire_older(connection, operation.subject_id, kept)
         if operation.static and not children:
-            restart_logic_offsets(connection, operation.subject_id, min(sealed))
+            shift_logic_offsets(connection, operation.subject_id, sealed)
     here = {"of_subject": operation.subject_id}
     connection.execute(_route_raised, here)
     if operation.changes_settings:
