@@ -139,6 +139,7 @@ __all__ = [
     "PolicyInvalidError",
     "ProducerFencedError",
     "ProgramFailedError",
+    "PublishBehindError",
     "PublishGroupsError",
     "PublishOutdatedError",
     "PublishTargetError",

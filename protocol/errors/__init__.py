@@ -47,7 +47,8 @@
     │   ├── ResetCanceledError, ResetForwardError          a reset that was canceled, or cannot be
     │   ├── ParkedMessageUnknownError, ParkedKeyAmbiguousError, EditsFullError, ParkedRedrivenError    edits of them
     │   ├── ManifestError, JobChangedError, CutOverError   a folder of reprocessed messages
-    │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError    hidden subjects
+    │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError,
+    │   ├── PublishBehindError                             hidden subjects
     │   ├── RowsDifferError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
