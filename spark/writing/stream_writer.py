@@ -66,7 +66,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         async def look(network: Network) -> None:
             await MetaClient(network, options.meta).route(options.subject)
 
-        run_with_network(look)
+        run_with_network(look, options.secured)
         return cls(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
@@ -92,7 +92,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             )
 
         with readable_errors():
-            return TaskDone(run_with_network(work))
+            return TaskDone(run_with_network(work, self._options.secured))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """End a batch: its rows are stored.  Raises RowOrderError if two tasks may have had rows of one key."""
