@@ -108,7 +108,7 @@ bench-spark: $(STAMP) ## measure the Spark side beside Parquet and Kafka, print 
 
 # Each version gets an environment under build/, with its own PySpark and everything else of .venv behind it.
 # PySpark 4.0 leaves sockets to the garbage collector, hence the warnings that are passed over.
-spark-versions: $(STAMP) ## run the tests of the Spark reader with older PySpark (VERSIONS="4.0.1 4.1.1")
+spark-versions: $(STAMP) ## run the tests of reads, streams and writes with older PySpark (VERSIONS="4.0.1 4.1.1")
 	@for version in $(or $(VERSIONS),4.0.1 4.1.1); do \
 	    home=build/pyspark-$$version; \
 	    test -x $$home/bin/python || $(BIN)/python -m venv $$home; \
@@ -117,7 +117,7 @@ spark-versions: $(STAMP) ## run the tests of the Spark reader with older PySpark
 	    echo "import site; site.addsitedir('$$ours')" > $$($$home/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth; \
 	    echo "PySpark $$version"; \
 	    $$home/bin/python -m pytest -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning \
-	        tests/spark/test_source_local.py $(ARGS) || exit 1; \
+	        $(addprefix tests/spark/test_,source_local.py ranges_local.py stream_local.py writing_local.py) $(ARGS) || exit 1; \
 	done
 
 lock: $(STAMP) ## renew requirements.lock (UPGRADE=--upgrade for newer versions)

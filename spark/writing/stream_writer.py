@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
@@ -26,6 +26,15 @@ from .job import TaskReport, WriteOptions, check_sources, parse_write_options
 from .running import run_with_network
 from .schema import check_columns
 from .task import write_task
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except (
+    ImportError
+):  # PySpark 4.0 asks only whether a writer takes Arrow batches, whatever it writes
+    from pyspark.sql.datasource import (  # type: ignore[assignment]
+        DataSourceArrowWriter as DataSourceStreamArrowWriter,
+    )
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
