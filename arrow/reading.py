@@ -12,12 +12,16 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from ..protocol.access.tokens import check_token
 from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import Subject, check_name, check_offset
 from .json_values import json_values
+from .planner import PlannedRange
 from .process_loop import ProcessLoop
 from .schema import COLUMNS, EVERY_COLUMN, arrow_schema
+from .secured import Secured
 from .selection import (
     BATCH_ROWS_DEFAULT,
     CursorOf,
@@ -49,6 +53,8 @@ def read(
     bytes_per_second: int | None = None,
     schema: str | pa.Schema | None = None,
     bad_values: str = "fail",
+    tls: TlsSettings | None = None,
+    token: str | None = None,
 ) -> pa.RecordBatchReader:
     """
     Read what a subject has now; the end is fixed by this call, the rows are read as the reader is.
@@ -65,6 +71,8 @@ def read(
         bytes_per_second: received at most; None: as fast as it goes.
         schema: of values that are JSON, as "carrier STRING, delay INT" or an Arrow schema: `value` is then a struct.
         bad_values: what a value that does not fit becomes: "fail", an error; "null", a null.
+        tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
+        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
 
     Raises:
         ConfigError: an argument cannot be.
@@ -90,12 +98,23 @@ def read(
         ),
         json_schema=schema,
         bad_values=bad_values,
+        secured=_secured(tls, token),
     )
     values = json_values(options)
     loop = ProcessLoop.current()
-    ranges = loop.run(ask_cluster(loop.network, options))
+    ranges = loop.run(_plan(loop, options))
     made = arrow_schema(options.columns, None if values is None else values.type)
     return pa.RecordBatchReader.from_batches(made, read_task(options, ranges))
+
+
+async def _plan(loop: ProcessLoop, options: ReadOptions) -> list[PlannedRange]:
+    return await ask_cluster(loop.network(options.secured), options)
+
+
+def _secured(tls: TlsSettings | None, token: str | None) -> Secured:
+    if tls is not None and not isinstance(tls, TlsSettings):
+        raise ConfigError(f"tls must be a TlsSettings, not {tls!r:.40}")
+    return Secured(tls=tls, token="" if token is None else check_token(token, "token="))
 
 
 def _bound(name: str, given: Place, default: Edge) -> ReadBound:

@@ -20,7 +20,6 @@ from ..protocol.reading.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList,
 from ..protocol.routing import Route
 from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.http_network import client_network
 from ..rpc.network import Network
 from .planner import (
     PlannedRange,
@@ -50,7 +49,7 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
 
 
 async def _ask(options: ReadOptions) -> list[PlannedRange]:
-    network = client_network()
+    network = options.secured.network()
     try:
         return await ask_cluster(network, options)
     finally:

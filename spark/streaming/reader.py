@@ -154,7 +154,11 @@ class _Driver:
         self._idle = False
         self._told: set[LostRange] = set()
         self.stored_ends: dict[str, Any] | None = None
-        self.run(self._open())
+        try:
+            self.run(self._open())
+        except BaseException:
+            self._runner.close()
+            raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work in the event loop of this driver."""

@@ -24,6 +24,7 @@ from ...protocol.routing import Partition, PartitionState, Route, logical_partit
 from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
 from ...rpc.connections import Connections
 from ...rpc.environment import Environment, environment_of
+from ...rpc.http_network import HttpNetwork
 from .batches import finished
 from .lineage import Branch, Lineage, StoredOffsets, View, branches_of
 from .offset import StreamOffset
@@ -55,9 +56,7 @@ class Watch:
         self._options = options
         self._environment = environment_of(environment)
         self._clock = self._environment.clock
-        self._connections = Connections(
-            self._environment.network, timeout_ms=CALL_TIMEOUT_MS, what="stream"
-        )
+        self._own: HttpNetwork | None = None
         self._pauses = _PAUSES.pauses(self._environment.new_rng())
         self._lineage: Lineage | None = None
         self._every: set[int] = set()
@@ -71,12 +70,18 @@ class Watch:
         """Subject → its id; known after a look."""
 
     def open(self) -> None:
-        """Open the connections in the running event loop."""
+        """Open the connections in the running event loop.  Raises ConfigError: a file of the TLS or the token."""
+        network = self._environment.network
+        if network is None:
+            network = self._own = self._options.secured.network()
+        self._connections = Connections(network, timeout_ms=CALL_TIMEOUT_MS, what="stream")
         self._meta = MetaClient(self._connections.open(), self._options.meta)
 
     async def close(self) -> None:
         """Close every connection."""
         await self._connections.close()
+        if self._own is not None:
+            await self._own.close()
 
     async def look(self, offset: StreamOffset | None = None) -> View:
         """

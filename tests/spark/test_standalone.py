@@ -3,68 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pyspark
 import pytest
 
 import keylane.arrow
 from keylane import Producer
-from keylane.cli.java import find_java
 from keylane.errors import SubjectUnknownError
 from support.cluster import Cluster, eventually
 from support.ports import free_port
+from support.spark_programs import kill_session, said, spark_class, spark_driver
 
 COUNT = 3_000
 KEYS = 53
 JOB = Path(__file__).with_name("standalone_job.py")
 DEPLOY = "org.apache.spark.deploy"
-
-
-def environment(folder: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "JAVA_HOME": str(find_java().path),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_WORKER_DIR": str(folder / "work"),
-        "SPARK_DAEMON_MEMORY": "256m",
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }
-
-
-@contextmanager
-def spark_class(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Spark, ended with all that it has started."""
-    program = Path(pyspark.__path__[0], "bin", "spark-class")
-    with (folder / f"{arguments[0].rpartition('.')[2]}-{free_port()}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(program), *arguments],
-            env=environment(folder),
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        kill_session(process)
-
-
-def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its children, by the id of its own process group."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @pytest.fixture
@@ -113,31 +70,9 @@ def check_each_once_in_order(cluster: Cluster, subject: str) -> None:
 def driver(
     master: str, cluster: Cluster, folder: Path, stage: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The program beside this file, with its JVM, in a process group of its own."""
-    with (folder / f"driver-{stage}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(JOB), master, cluster.meta, str(folder), stage],
-            env=environment(folder),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
+    """The program beside this file, with its JVM."""
+    with spark_driver(folder, JOB, master, cluster.meta, str(folder), stage) as process:
         yield process
-    finally:
-        kill_session(process)
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def said(process: subprocess.Popen[bytes], fact: str) -> dict[str, object]:
-    """The first line with this fact; the driver has to say it before it ends."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        facts = json.loads(line)
-        if fact in facts:
-            return facts
-    raise AssertionError(f"the driver ended before it said {fact!r}")
 
 
 @pytest.mark.whole  # five JVMs, which take a minute and more

@@ -16,10 +16,16 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark import register
 from keylane.spark.failure import error_in
 from keylane.spark.streaming.lag import QueryLag, StreamLag
+from keylane.spark.streaming.limits import LIMITED
 from support.cluster import eventually
 
 KEYS = 40
 ENDS_WITHIN_S = 120
+
+
+def at_most(rows: int) -> dict[str, str]:
+    """The option that limits a batch, where PySpark has limits."""
+    return {"maxRowsPerTrigger": str(rows)} if LIMITED else {}
 
 
 async def send(meta: str, subject: str, numbers: range) -> None:
@@ -84,14 +90,15 @@ def test_query_killed_in_mid_batch_goes_on_after_a_resize(start, file_cluster, t
     asyncio.run(file_cluster.create("killed", partitions=2))
     asyncio.run(send(meta, "killed", range(400)))
     sink = Copies(tmp_path / "rows")
-    sink.dies_in = 2
+    sink.dies_in = 2 if LIMITED else 0
     with pytest.raises(StreamingQueryException, match="killed in mid-batch"):
-        start("killed", sink, maxRowsPerTrigger="100").awaitTermination(ENDS_WITHIN_S)
+        start("killed", sink, **at_most(100)).awaitTermination(ENDS_WITHIN_S)
     ask = Reshape(kind=OperationKind.RESIZE, subject="killed", partitions=3)
     asyncio.run(file_cluster.reshape(ask))
     asyncio.run(send(meta, "killed", range(400, 600)))
     sink.dies_in = None
-    assert start("killed", sink, maxRowsPerTrigger="150").awaitTermination(ENDS_WITHIN_S)
+    for _ in range(1 if LIMITED else 2):  # an older PySpark ends the run behind the replayed batch
+        assert start("killed", sink, **at_most(150)).awaitTermination(ENDS_WITHIN_S)
     sink.check(range(600))
     assert start("killed", sink).awaitTermination(ENDS_WITHIN_S)
     sink.check(range(600))
@@ -108,8 +115,9 @@ def test_lag_and_checkpoint_of_a_query_are_seen(spark, start, file_cluster, tmp_
     spark.streams.addListener(listener)
     try:
         sink = Copies(tmp_path / "rows")
-        assert start("seen", sink, maxRowsPerTrigger="20").awaitTermination(ENDS_WITHIN_S)
-        asyncio.run(_eventually(lambda: [lag.messages for lag in told][:3] == [30, 10, 0]))
+        assert start("seen", sink, **at_most(20)).awaitTermination(ENDS_WITHIN_S)
+        if LIMITED:
+            asyncio.run(_eventually(lambda: [lag.messages for lag in told][:3] == [30, 10, 0]))
     finally:
         spark.streams.removeListener(listener)
     sink.check(range(50))
