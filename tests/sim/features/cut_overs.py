@@ -31,6 +31,8 @@ from keylane.protocol.errors import (
     PublishGroupsError,
     PublishOutdatedError,
     RetryRule,
+    RowsDifferError,
+    RowsInvalidError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -360,7 +362,9 @@ class CutOvers(Feature):
                 if not task.cancelled() and task.exception() is None:
                     break
                 error = None if task.cancelled() else task.exception()
-                if isinstance(error, KeylaneError) and error.retry is RetryRule.NEVER:
+                if not (task.cancelled() or isinstance(error, KeylaneError)) or isinstance(
+                    error, RowsDifferError | RowsInvalidError
+                ):
                     self.problems.append(f"rows of {number} are refused: {error!r}")
                     break
                 await asyncio.sleep(0.2)
@@ -638,8 +642,9 @@ class Judged:
         """Messages that the group was through with before a publication, and that were begun again before any it was not."""
         problems = []
         for each in rounds:
-            passed = [row for row in each.rows if row.place[1] < each.cursors.get(row.place[0], 0)]
-            left = {row.value for row in each.rows} - {row.value for row in passed}
+            rows = [row for row in each.rows if row.value in each.stored]
+            passed = [row for row in rows if row.place[1] < each.cursors.get(row.place[0], 0)]
+            left = {row.value for row in rows} - {row.value for row in passed}
             begins: dict[int, int] = {}
             for value in left:
                 number, offset = each.stored[value]
