@@ -519,7 +519,7 @@ class CutOvers(Feature):
                     if each.address is None:
                         raise NotSentError(f"broker group {each.broker_group} is silent")
                     return BrokerClient(self._network, each.address, timeout_ms=1_000)
-        raise SubjectUnknownError(subject=CUT)
+        raise SubjectUnknownError(f"partition {number} is in no route", subject=CUT)
 
     async def _status(self, number: int) -> Any:
         return await (await self._broker_of(number)).partition(number)
