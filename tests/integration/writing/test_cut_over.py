@@ -212,3 +212,63 @@ async def test_cut_over_is_refused_when_the_job_ended_before_the_latest_message(
             await admin.publish_subject("short.new", "short")
     values = [message.value for message in await handled(file_cluster, "all", 40, "short")]
     assert sorted(map(int, values)) == list(range(40))
+
+
+def rows_of(cluster: Cluster, subject: str) -> list[bytes]:
+    columns = ("epoch", "partition", "offset", "value")
+    rows = keylane.arrow.read(cluster.meta, subject, columns=columns).read_all().to_pylist()
+    return [
+        row["value"]
+        for row in sorted(rows, key=lambda row: (row["epoch"], row["partition"], row["offset"]))
+    ]
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", ["cut", "hosted", "sealing", "opened"])
+async def test_cut_is_finished_when_the_metaserver_dies_after_a_step(
+    file_cluster: Cluster, tmp_path, step
+):
+    """The job asks again; messages that are sent then lie behind its rows, and the publication finds them all."""
+    subject = f"cut-{step}"
+    await file_cluster.create(subject, partitions=2)
+    await send(file_cluster, range(20), subject)
+    program = file_cluster.meta_program
+    program.restart_to_die_after(step)
+    folder = str(tmp_path / "f")
+    job = asyncio.create_task(
+        asyncio.to_thread(backfill, file_cluster, folder, f"{subject}.new", same, subject)
+    )
+    await program.died()
+    program.restart()
+    await job
+    await send(file_cluster, range(20, 30), subject)
+    published = await publish(file_cluster, f"{subject}.new", folder, subject)
+    assert published.returncode == 0, published.stderr
+    values = await asyncio.to_thread(rows_of, file_cluster, subject)
+    assert sorted(map(int, values)) == list(range(30))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", ["published", "sealing", "opened"])
+async def test_publication_is_finished_when_the_metaserver_dies_after_a_step(
+    file_cluster: Cluster, tmp_path, step
+):
+    """A repeat of the command changes nothing more."""
+    subject = f"shown-{step}"
+    await file_cluster.create(subject, partitions=2)
+    await send(file_cluster, range(20), subject)
+    folder = str(tmp_path / "f")
+    await asyncio.to_thread(backfill, file_cluster, folder, f"{subject}.new", same, subject)
+    await send(file_cluster, range(20, 30), subject)
+    program = file_cluster.meta_program
+    program.restart_to_die_after(step)
+    first = asyncio.create_task(publish(file_cluster, f"{subject}.new", folder, subject))
+    await program.died()
+    program.restart()
+    await first
+    async with Admin(file_cluster.meta, wait_s=30) as admin:
+        await admin.list_subjects()
+    published = await publish(file_cluster, f"{subject}.new", folder, subject)
+    assert published.returncode == 0, published.stderr
+    values = await asyncio.to_thread(rows_of, file_cluster, subject)
+    assert sorted(map(int, values)) == list(range(30))

@@ -31,9 +31,12 @@ from keylane.protocol.errors import (
     PublishGroupsError,
     PublishOutdatedError,
     RetryRule,
+    RowsDifferError,
+    RowsInvalidError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
+from keylane.protocol.groups import CreateGroup
 from keylane.protocol.operations import (
     ROUTE_FINAL,
     HideSubject,
@@ -101,7 +104,15 @@ class Round:
     """Partition → the first message that was there when it was held."""
     cursors: dict[int, int] = field(default_factory=dict)
     """Where the group was in what was replaced."""
+    taken: set[int] = field(default_factory=set)
+    """Partitions of which retention had taken all."""
+    stored: dict[bytes, Place] = field(default_factory=dict)
+    """Value → where its row is."""
     replaced: frozenset[int] = frozenset()
+    short: int = 0
+    """The partition of which the job left messages out; 0: none."""
+    accepted_at: int | None = None
+    """The instant from which on the metaserver had taken the publication."""
     published_at: int | None = None
     """The instant from which on the rows were in the subject."""
 
@@ -134,6 +145,7 @@ class CutOvers(Feature):
         self._hidden: set[int] = set()
         """Partitions of hidden subjects that were not published."""
         self._made = False
+        self._since = 0
         self._number = 0
         self._senders = [self.add_producer(CutProducer, f"v{n}") for n in range(rng.choice((1, 2)))]
         self._consumers = [
@@ -169,6 +181,8 @@ class CutOvers(Feature):
         await self._until_done(
             lambda: self._meta.create_subject(CreateSubject(subject=CUT, partitions=count))
         )
+        await self._until_done(lambda: self._meta.create_group(CUT, GROUP, CreateGroup()))
+        self._since = len(self.world.history)
         self._made = True
         self._stand_still(False)
         last = False
@@ -179,6 +193,24 @@ class CutOvers(Feature):
                 await self._resize()
             await self._cut_over()
         self._stand_still(False)
+        while self._dropping():
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(
+            3.0
+        )  # also those of partitions without messages, and the drops become durable
+
+    def _dropping(self) -> bool:
+        """Whether a broker has still to drop what was replaced."""
+        replaced = frozenset[int]().union(*(each.replaced for each in self.rounds))
+        stores = [broker.store for broker in self.world.brokers]
+        return any(
+            store is None
+            or any(
+                number in replaced and partition.first_offset < partition.next_offset
+                for number, partition in store.state.partitions.items()
+            )
+            for store in stores
+        )
 
     @property
     def _meta(self) -> Any:
@@ -205,6 +237,7 @@ class CutOvers(Feature):
         older = await self._sealed(parents, before=min(ids))
         round_.replaced = frozenset(int(each.partition_id) for each in older)
         await self._hold(round_, older)
+        self._leave_out(round_)
         await self.pause(2.5)
         if await self._read(round_, older):
             await self._fill(round_, older)
@@ -262,9 +295,18 @@ class CutOvers(Feature):
                 except OffsetOutOfRangeError:
                     continue  # retention was quicker
                 except SubjectUnknownError:  # it had taken all
+                    round_.taken.add(number)
                     first, end = 0, 0
                     break
             round_.starts[number], round_.ends[number] = first, end
+
+    def _leave_out(self, round_: Round) -> None:
+        """At times, end before the latest message of a partition, as a job does that is told to."""
+        some = [number for number, end in round_.ends.items() if round_.starts[number] < end]
+        if some and self.rng.random() < 0.2:
+            round_.short = self.rng.choice(some)
+            start, end = round_.starts[round_.short], round_.ends[round_.short]
+            round_.ends[round_.short] = self.rng.randrange(start, end)
 
     async def _read(self, round_: Round, older: Sequence[Partition]) -> bool:
         """Read what is held; returns False if the subject's partitions have gone otherwise."""
@@ -277,7 +319,12 @@ class CutOvers(Feature):
                 if start == end:
                     return []
                 async with Reader(
-                    self.world._meta, CUT, partition=number, start=start, call_timeout_ms=1_000
+                    self.world._meta,
+                    CUT,
+                    partition=number,
+                    start=start,
+                    stop=end,
+                    call_timeout_ms=1_000,
                 ) as reader:
                     return [
                         Row((number, message.offset), message.key, message.value)
@@ -315,7 +362,9 @@ class CutOvers(Feature):
                 if not task.cancelled() and task.exception() is None:
                     break
                 error = None if task.cancelled() else task.exception()
-                if isinstance(error, KeylaneError) and error.retry is RetryRule.NEVER:
+                if not (task.cancelled() or isinstance(error, KeylaneError)) or isinstance(
+                    error, RowsDifferError | RowsInvalidError
+                ):
                     self.problems.append(f"rows of {number} are refused: {error!r}")
                     break
                 await asyncio.sleep(0.2)
@@ -364,6 +413,9 @@ class CutOvers(Feature):
                 except (GroupBusyError, PublishGroupsError):
                     await asyncio.sleep(0.3)
                     self._stand_still(True)
+            round_.accepted_at = len(self.world.history)
+            if self.rng.random() < 0.5:  # consumers may be back before the route has changed
+                self._stand_still(False)
             while answer.state not in ROUTE_FINAL:
                 await asyncio.sleep(0.1)
                 answer = await self._until_done(
@@ -371,8 +423,11 @@ class CutOvers(Feature):
                 )
             if answer.state is OperationState.DONE:
                 round_.published_at = len(self.world.history)
+            if round_.short:
+                self.problems.append(f"published without all messages of {round_.short}")
         except PublishBehindError as error:
-            self.problems.append(f"what is sealed has grown: {error}")
+            if error.partition_id != round_.short:
+                self.problems.append(f"what is sealed has grown: {error}")
         finally:
             self._stand_still(False)
 
@@ -414,6 +469,7 @@ class CutOvers(Feature):
             rows = [message async for message in reader]
         if len(rows) != len(round_.rows) or sum(ends.values()) != len(rows):
             self.problems.append(f"{round_.hidden} has {len(rows)} rows of {len(round_.rows)}")
+        round_.stored = {row.value: (row.partition_id, row.offset) for row in rows}
         return cursors, sorted(rows, key=lambda row: (row.partition_id, row.offset)), ends
 
     def _stand_still(self, stands: bool) -> None:
@@ -463,7 +519,7 @@ class CutOvers(Feature):
                     if each.address is None:
                         raise NotSentError(f"broker group {each.broker_group} is silent")
                     return BrokerClient(self._network, each.address, timeout_ms=1_000)
-        raise SubjectUnknownError(subject=CUT)
+        raise SubjectUnknownError(f"partition {number} is in no route", subject=CUT)
 
     async def _status(self, number: int) -> Any:
         return await (await self._broker_of(number)).partition(number)
@@ -486,9 +542,10 @@ class CutOvers(Feature):
 
     def check(self, findings: Findings, hosted: dict[int, HostedPartition]) -> None:
         seen = Judged(self.world.history, {host.name for host in self._senders}, self.members)
-        self.problems += seen.lost(self.rounds)
+        self.problems += seen.lost(self.rounds, since=self._since)
         self.problems += seen.out_of_order(self.lineage)
         self.problems += seen.again(self.rounds)
+        self.problems += seen.early(self.rounds)
         self.problems = self.problems[:8]
 
 
@@ -506,6 +563,7 @@ class Judged:
         self.history = history
         self.sent: dict[bytes, Sent] = {}
         self.acked: dict[bytes, Place] = {}
+        self.acked_at: dict[bytes, int] = {}
         self.places: defaultdict[bytes, list[Place]] = defaultdict(list)
         self.handled: dict[bytes, int] = {}
         """Value → when a handler was first done with it."""
@@ -517,6 +575,7 @@ class Judged:
                     self.sent[event.value] = event
                 case Settled() if event.outcome == "stored" and event.value in self.sent:
                     self.acked[event.value] = (event.partition_id, event.offset)
+                    self.acked_at[event.value] = now
                 case Stored() if event.partition_id in members:
                     self.places[event.value].append((event.partition_id, event.offset))
                 case Started() if event.group == GROUP:
@@ -527,20 +586,28 @@ class Judged:
                     if key in under_way:
                         self.handled.setdefault(under_way[key], now)
 
-    def lost(self, rounds: Sequence[Round]) -> list[str]:
-        """Acked messages that are not in the subject once, or were not handled; those that retention had taken were."""
+    def lost(self, rounds: Sequence[Round], *, since: int) -> list[str]:
+        """
+        Acked messages that are not in the subject once, or were not handled; those that retention had taken were.
+
+        Args:
+            since: the instant from which on retention waits for the group.
+        """
         gone = {
             (number, offset)
             for each in rounds
             for number, start in each.starts.items()
             for offset in range(start)
         }
+        taken = set[int]().union(*(each.taken for each in rounds))
         problems = []
         for value, place in self.acked.items():
             found = self.places.get(value, [])
-            if len(found) > 1 or (not found and place not in gone):
+            known = {place, *(each.stored[value] for each in rounds if value in each.stored)}
+            removed = known & gone or any(number in taken for number, _ in known)
+            if len(found) > 1 or not (found or removed):
                 problems.append(f"{value!r}, acked at {place}, is at {found}")
-            if value not in self.handled:
+            if value not in self.handled and self.acked_at[value] > since:
                 problems.append(f"{value!r}, acked at {place}, was never handled")
         return problems
 
@@ -572,12 +639,32 @@ class Judged:
         return problems
 
     def again(self, rounds: Sequence[Round]) -> list[str]:
-        """Messages that the group was through with before a publication, and that were begun again after it."""
+        """Messages that the group was through with before a publication, and that were begun again before any it was not."""
         problems = []
         for each in rounds:
-            passed = [row for row in each.rows if row.place[1] < each.cursors.get(row.place[0], 0)]
+            rows = [row for row in each.rows if row.value in each.stored]
+            passed = [row for row in rows if row.place[1] < each.cursors.get(row.place[0], 0)]
+            left = {row.value for row in rows} - {row.value for row in passed}
+            begins: dict[int, int] = {}
+            for value in left:
+                number, offset = each.stored[value]
+                begins[number] = min(offset, begins.get(number, offset))
             for row in passed:
+                number, offset = each.stored[row.value]
+                if offset > begins.get(number, offset):
+                    continue  # a message of another partition lies before it, as one without a key may
                 late = [now for now in self.begun.get(row.value, []) if now >= each.published_at]
                 if late:
                     problems.append(f"{row.value!r} of {row.place} was handled, and came again")
         return problems
+
+    def early(self, rounds: Sequence[Round]) -> list[str]:
+        """Messages that the group began with after it was fixed where it goes on, and before it went on there."""
+        return [
+            f"{event.value!r} of {event.partition_id} was begun while it was being replaced"
+            for each in rounds
+            if each.accepted_at is not None
+            for event in self.history[each.accepted_at : each.published_at]
+            if isinstance(event, Started) and event.group == GROUP
+            if event.partition_id in each.replaced
+        ]
