@@ -16,7 +16,7 @@ from keylane import Producer
 from keylane.errors import SubjectUnknownError
 from support.cluster import Cluster, eventually
 from support.ports import free_port
-from support.spark_programs import kill_session, said, spark_class, spark_driver
+from support.spark.programs import kill_session, said, spark_class, spark_driver
 
 COUNT = 3_000
 KEYS = 53
