@@ -21,6 +21,7 @@ from ..rpc.client import BrokerClient
 from ..rpc.home import Home
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
+from .opening import open_network
 from .secured import Secured
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class ProcessLoop:
         """The network of all readers that are secured in this way; call it in the loop.  Raises ConfigError."""
         network = self._networks.get(secured)
         if network is None:
-            network = self._networks[secured] = secured.network()
+            network = self._networks[secured] = open_network(secured)
         return network
 
     def broker(self, secured: Secured, address: str) -> BrokerClient:

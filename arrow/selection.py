@@ -98,6 +98,9 @@ class ReadOptions:
     max_rows_per_trigger: int | None = None
     """The most rows in a batch of a stream; None: no limit."""
 
+    commit_group: str | None = None
+    """A consumer group whose cursors follow what the sink of a stream has committed; None: no cursor moves."""
+
     def groups(self) -> list[str]:
         """The consumer groups whose cursors are bounds."""
         points = [

@@ -21,6 +21,7 @@ from ..protocol.routing import Route
 from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.network import Network
+from .opening import open_network
 from .planner import (
     PlannedRange,
     SelectedPartition,
@@ -49,7 +50,7 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
 
 
 async def _ask(options: ReadOptions) -> list[PlannedRange]:
-    network = options.secured.network()
+    network = open_network(options.secured)
     try:
         return await ask_cluster(network, options)
     finally:

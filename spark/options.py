@@ -18,6 +18,7 @@
     batchRows       rows of an Arrow batch, about                                  16384
     gcFreeze        once per worker, keep its collector off what is loaded         true
     maxRowsPerTrigger  the most rows in a batch of a stream                        no limit
+    commitGroup     a group whose cursors follow the sink of a stream              no cursor moves
     tlsCa           file of the authority of the servers' certificates: securing.py  as the environment says
     tlsCert         file of a client certificate                                   as the environment says
     tlsKey          file of its key                                                as the environment says
@@ -303,6 +304,7 @@ _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
     "batchRows": ("batch_rows", _number("rows", 1, BATCH_ROWS_MAX)),
     "gcFreeze": ("gc_freeze", _flag),
     "maxRowsPerTrigger": ("max_rows_per_trigger", _number("rows", 1, MAX_I64)),
+    "commitGroup": ("commit_group", lambda text: check_name("consumer group", text)),
     "tlsCa": ("tlsCa", path_of),
     "tlsCert": ("tlsCert", path_of),
     "tlsKey": ("tlsKey", path_of),

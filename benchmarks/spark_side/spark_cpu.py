@@ -26,7 +26,7 @@ class Process:
 
 def processes() -> dict[int, Process]:
     """Process id → what it is, of all processes that can be seen."""
-    found = {}
+    listed = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = stat.read_text()
@@ -35,8 +35,8 @@ def processes() -> dict[int, Process]:
         name, _, rest = text.partition("(")[2].rpartition(")")
         fields = rest.split()
         seconds = sum(map(int, fields[11:15])) / _TICKS
-        found[int(stat.parent.name)] = Process(int(fields[1]), name, seconds)
-    return found
+        listed[int(stat.parent.name)] = Process(int(fields[1]), name, seconds)
+    return listed
 
 
 class Spent:

@@ -57,6 +57,11 @@ class TokenFile:
         return self._last
 
 
+def token_from_file(path: str) -> TokenSource:
+    """The token in a file, as it is when it is used.  Raises TokenInvalidError: it cannot be read at first."""
+    return TokenFile(Path(path))
+
+
 def token_source(given: str | None) -> TokenSource | None:
     """
     Where the token of a client comes from; None: it has none.

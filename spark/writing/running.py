@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from ...arrow.opening import open_network
 from ...arrow.secured import PLAIN, Secured
 from ...rpc.network import Network
 
@@ -16,7 +17,7 @@ def run_with_network(work: Callable[[Network], Awaitable[T]], secured: Secured =
     """Run `work(network)` to its end, and close the network.  Blocks; needs a thread without event loop."""
 
     async def run() -> T:
-        network = secured.network()
+        network = open_network(secured)
         try:
             return await work(network)
         finally:

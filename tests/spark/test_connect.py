@@ -14,7 +14,7 @@ import keylane.arrow
 from keylane import Producer
 from support.cluster import Cluster, eventually
 from support.ports import free_port
-from support.spark_programs import said, spark_class, spark_driver
+from support.spark.programs import said, spark_class, spark_driver
 
 COUNT = 3_000
 KEYS = 53

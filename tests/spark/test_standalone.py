@@ -16,7 +16,7 @@ from keylane import Producer
 from keylane.errors import SubjectUnknownError
 from support.cluster import Cluster, eventually
 from support.ports import free_port
-from support.spark_programs import kill_session, said, spark_class, spark_driver
+from support.spark.programs import kill_session, said, spark_class, spark_driver
 
 COUNT = 3_000
 KEYS = 53
@@ -78,26 +78,51 @@ def driver(
 @pytest.mark.whole  # five JVMs, which take a minute and more
 @pytest.mark.timeout(600)
 def test_standalone_cluster_reads_streams_and_writes_while_a_worker_and_a_driver_are_killed(
-    standalone, file_cluster, tmp_path
+    standalone, cluster, tmp_path
 ):
     """Each row is there once, in the order of its key; the executors run this Python, which has keylane."""
     master, workers = standalone
-    asyncio.run(fill(file_cluster))
-    with driver(master, file_cluster, tmp_path, "first") as first:
+    asyncio.run(fill(cluster))
+    with driver(master, cluster, tmp_path, "first") as first:
         assert said(first, "rows") == {"rows": COUNT}
         said(first, "writing")
         time.sleep(1)  # rows of some tasks are stored
         kill_session(workers[0])
         said(first, "copied")
-        check_each_once_in_order(file_cluster, "streamed")
-        check_each_once_in_order(file_cluster, "copied")
+        check_each_once_in_order(cluster, "streamed")
+        check_each_once_in_order(cluster, "copied")
         said(first, "missing")
         facts = tmp_path / "job" / "_keylane" / "pieces"
         asyncio.run(eventually(lambda: len(list(facts.glob("*.json"))) > 2, what="some pieces"))
     with pytest.raises(SubjectUnknownError):
-        keylane.arrow.read(file_cluster.meta, "clean")
-    with driver(master, file_cluster, tmp_path, "second") as second:
+        keylane.arrow.read(cluster.meta, "clean")
+    with driver(master, cluster, tmp_path, "second") as second:
         missing = said(second, "missing")["missing"]
         assert 0 < int(str(missing)) < COUNT
         assert said(second, "rows_out") == {"rows_out": COUNT}
-    check_each_once_in_order(file_cluster, "clean")
+    check_each_once_in_order(cluster, "clean")
+
+
+@pytest.mark.whole  # as above
+@pytest.mark.timeout(600)
+def test_standalone_cluster_stores_each_row_once_when_a_driver_is_killed_and_tasks_run_twice(
+    standalone, cluster, tmp_path
+):
+    """SIGKILL of a stream's driver in mid-batch, which is replayed; a task that Spark runs a second time beside the first."""
+    master, _ = standalone
+    asyncio.run(fill(cluster))
+
+    def some_rows() -> bool:
+        return keylane.arrow.read(cluster.meta, "streamed").read_all().num_rows > 0
+
+    with driver(master, cluster, tmp_path, "stream"):
+        asyncio.run(eventually(some_rows, seconds=120, what="rows of a batch that runs"))
+    assert keylane.arrow.read(cluster.meta, "streamed").read_all().num_rows < COUNT
+    with driver(master, cluster, tmp_path, "stream") as again:
+        assert said(again, "streamed")
+    check_each_once_in_order(cluster, "streamed")
+    with driver(master, cluster, tmp_path, "speculate") as speculating:
+        assert said(speculating, "copied")
+    assert (tmp_path / "speculated").exists()
+    copied = keylane.arrow.read(cluster.meta, "copied").read_all()["value"].to_pylist()
+    assert sorted(map(int, copied)) == list(range(COUNT))  # three tasks share each key

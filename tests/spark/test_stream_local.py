@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 
-from keylane import Producer
+from keylane import Admin, Producer
 from keylane.protocol.errors import CheckpointMismatchError, ConfigError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark import register
@@ -102,6 +102,32 @@ def test_query_killed_in_mid_batch_goes_on_after_a_resize(start, file_cluster, t
     sink.check(range(600))
     assert start("killed", sink).awaitTermination(ENDS_WITHIN_S)
     sink.check(range(600))
+
+
+def test_group_has_followed_when_a_run_with_available_now_ends(start, file_cluster, tmp_path):
+    """The last batch counts, too; an older PySpark does not tell what the sink has, and the option is refused."""
+    meta = file_cluster.meta
+
+    async def make() -> None:
+        await file_cluster.create("followed", partitions=2)
+        await send(meta, "followed", range(100))
+        async with Admin(meta) as admin:
+            await admin.create_group("followed", "spark")
+
+    async def lag() -> int:
+        async with Admin(meta) as admin:
+            return await admin.lag("followed", "spark")
+
+    asyncio.run(make())
+    sink = Copies(tmp_path / "rows")
+    if not LIMITED:
+        with pytest.raises(AnalysisException, match="commitGroup of a stream needs PySpark"):
+            start("followed", sink, commitGroup="spark")
+        return
+    query = start("followed", sink, commitGroup="spark", maxRowsPerTrigger="30")
+    assert query.awaitTermination(ENDS_WITHIN_S)
+    sink.check(range(100))
+    assert asyncio.run(lag()) == 0
 
 
 def test_lag_and_checkpoint_of_a_query_are_seen(spark, start, file_cluster, tmp_path):

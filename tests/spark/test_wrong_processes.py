@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from keylane.protocol.errors import SparkProcessError
 from keylane.spark import register
 from keylane.spark.failure import error_in
-from support.shelves import Shelves
+from support.shelves import Sent, Shelves
 
 PYTHON = """#!/bin/sh
 PYTHONPATH={folder}:$PYTHONPATH exec {python} "$@"
@@ -51,6 +51,24 @@ def told_by(work: Callable[[], object]) -> str:
     with pytest.raises(AnalysisException) as caught:
         work()
     return str(caught.value)
+
+
+def test_twenty_cut_off_workers_leave_no_page_of_traces(
+    spark: SparkSession, shelves: Shelves, capfd: pytest.CaptureFixture[str]
+):
+    """`limit` closes the sockets of the other tasks; their rows are right, and only a planner may say a word."""
+    for partition_id in range(1, 21):
+        for _ in range(30):
+            shelves.shelf(partition_id).put(*[Sent(b"k", bytes(1_000))] * 300)
+    reader = spark.read.format("keylane").options(meta=shelves.address, subject="flights")
+    frame = reader.options(batchRows="100", minPartitions="20").load()
+    assert frame.rdd.getNumPartitions() >= 20
+    capfd.readouterr()
+    for _ in range(3):
+        assert len(frame.limit(2_000).collect()) == 2_000
+        assert frame.repartition(2).limit(3).count() == 3
+    told = capfd.readouterr()
+    assert (told.out + told.err).count("Traceback") <= 2
 
 
 def test_process_without_keylane_is_told_in_one_sentence_when_a_subject_is_loaded(
