@@ -42,18 +42,16 @@ async def rows_of(
     broker: BrokerClient, group: str, view: ParkedKeyView
 ) -> AsyncIterator[ParkedRow]:
     """Where the messages of a key are, the oldest first, and how they failed if they are without an order."""
-    key_hex = None if view.key is None else view.key.hex()
-    tries = view.tries
-    if tries and view.state is ParkState.REDRIVING:
-        tries = -tries - 1  # their next try has begun
-    after, more = (0, 0), view.messages > 0
+    asked = {} if view.key is None else {"key": view.key.hex()}
+    if view.tries is not None:
+        begun = view.tries > 0 and view.state is ParkState.REDRIVING
+        asked = {"tries": str(-view.tries - 1 if begun else view.tries)}
+    after, more = "0:0", view.messages > 0
     while more:
-        page = await broker.parked_offsets(
-            view.partition_id, group, key_hex=key_hex, after=after, tries=tries
-        )
+        page = await broker.parked_offsets(view.partition_id, group, after=after, **asked)
         for row in _rows(page):
             yield row
-            after = row.source, row.end
+            after = f"{row.source}:{row.end}"
         more = page.more
 
 

@@ -182,14 +182,14 @@ def first_in_lineage(
 
 
 def _ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[int]:
-    found: set[int] = set()
+    ancestors: set[int] = set()
     left = list(parents.get(partition_id, ()))
     while left:
         each = left.pop()
-        if each not in found:
-            found.add(each)
+        if each not in ancestors:
+            ancestors.add(each)
             left += parents.get(each, ())
-    return found
+    return ancestors
 
 
 def checked_key(key: object) -> None:

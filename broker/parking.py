@@ -162,8 +162,8 @@ class Parking:
             raise InvalidRequestError("count is from 1 on, first from 0")
         if group.parked is None:
             return ParkedRows((), 0), b""
-        found = parked_offsets(group.parked, request.key, count=request.count, first=request.first)
-        return ParkedRows(tuple(found.rows), found.messages, tuple(found.edited)), b""
+        places = parked_offsets(group.parked, request.key, count=request.count, first=request.first)
+        return ParkedRows(tuple(places.rows), places.messages, tuple(places.edited)), b""
 
     async def _take(self, request: TakeParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)

@@ -543,23 +543,9 @@ class BrokerClient:
         query |= {"retrying": "1"} if retrying else {}
         return await self._control(endpoints.PARKED, query=query, id=partition_id)
 
-    async def parked_offsets(
-        self,
-        partition_id: int,
-        group: str,
-        *,
-        key_hex: str | None,
-        after: tuple[int, int] = (0, 0),
-        tries: int | None = None,
-    ) -> ParkedOffsets:
-        """
-        Where parked messages of a key are, from a source and an offset in it on, and how each failed that has no order.
-
-        Without a key those of the dead letters; with `tries` of those that wait for retry.
-        """
-        query = {"group": group, "after": f"{after[0]}:{after[1]}"}
-        query |= {} if key_hex is None else {"key": key_hex}
-        query |= {} if tries is None else {"tries": str(tries)}
+    async def parked_offsets(self, partition_id: int, group: str, **asked: str) -> ParkedOffsets:
+        """Where parked messages of a key are, and how each failed that has no order; `asked` is as the endpoint says."""
+        query = {"group": group, **asked}
         return await self._control(endpoints.PARKED_OFFSETS, query=query, id=partition_id)
 
     async def change_parked(self, partition_id: int, body: ChangeParkedKey) -> ParkedList:

@@ -201,18 +201,18 @@ class FailureRuns:
         return runs
 
 
-def _later(one: Mark, other: Mark) -> Mark:
-    tries = [at_ms for at_ms in (one.next_ms, other.next_ms) if at_ms]
+def _later(mark: Mark, other: Mark) -> Mark:
+    tries = [at_ms for at_ms in (mark.next_ms, other.next_ms) if at_ms]
     return Mark(
-        max(one.since_ms, other.since_ms),
-        max(one.at_ms, other.at_ms),
-        one.fault,
+        max(mark.since_ms, other.since_ms),
+        max(mark.at_ms, other.at_ms),
+        mark.fault,
         min(tries, default=0),
     )
 
 
 class Faults:
-    """Types and texts of failures, each once, by number; `UNKNOWN_FAULT` is of none."""
+    """Types and texts of failures, each once, by number; `UNKNOWN_FAULT` is of nmark."""
 
     __slots__ = ("_by_number", "_chars", "_last", "_numbers")
 

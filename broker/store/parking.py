@@ -31,13 +31,10 @@ def change_parked(
     next_tries: Sequence[NextTry] = (),
 ) -> asyncio.Future[None]:
     """
-    Make these changes, all or none; those that are made already change nothing.
+    Make these changes, all or none; those that are made already change nothing.  The future ends when they are durable.
 
     Args:
         next_tries: when messages that wait for retry behind the changes are tried.
-
-    Returns:
-        A future that is resolved when they are durable.
 
     Raises:
         ParkFullError, ParkMovedError, InvalidRequestError, OverloadedError, BrokerReadOnlyError, MessageTooLargeError:

@@ -43,8 +43,8 @@ from ...protocol.parked import (
     is_loose,
 )
 from ...rpc.client import BrokerClient
+from ..delivery.client_delivery import ClientDelivery
 from ..delivery.decode import decode_messages
-from ..delivery.user_acks import UserAcks
 from .context import ParkContext, ParkingClient
 from .park_sender import ParkSender
 
@@ -57,27 +57,25 @@ AT_ONCE_MAX = 50
 READ_BYTES = 1 << 18
 
 
-class RedriveDelivery(UserAcks):
+class RedriveDelivery(ClientDelivery):
     """The messages of one window, which come from one source."""
 
     __slots__ = (
-        *(
-            "_failed",
-            "_key",
-            "_left",
-            "_sender",
-            "_source",
-            "_stopped",
-            "client",
-            "codec",
-            "cursor",
-            "ended",
-        ),
-        *("exclusive", "failure", "group", "leased_id", "logic_start", "queue", "unsaved"),
+        "_failed",
+        "_key",
+        "_left",
+        "_sender",
+        "_source",
+        "_stopped",
+        "ended",
+        "failure",
+        "unsaved",
     )
 
     client: ParkingClient
     is_apart = True
+    cursor = 0
+    """Below the cursor of the partition lie parked messages, which are not done."""
 
     def __init__(
         self,
@@ -87,14 +85,7 @@ class RedriveDelivery(UserAcks):
         source: int,
         logic_start: int,
     ) -> None:
-        super().__init__()
-        self.client = client
-        self.group = client.group
-        self.leased_id = client.partition_id
-        self.exclusive = client.exclusive
-        self.cursor = 0  # below the cursor of its partition lie parked messages, which are not done
-        self.codec = client.codec
-        self.queue = client.queue
+        super().__init__(client)
         self.logic_start = logic_start
         self._sender = sender
         self._key = key
@@ -114,11 +105,6 @@ class RedriveDelivery(UserAcks):
     def is_loose(self) -> bool:  # type: ignore[override]
         """True if the messages have no key, or are dead letters."""
         return is_loose(self._key)
-
-    @property
-    def deadline_ns(self) -> int:
-        """No handler starts after it."""
-        return self.client.deadline_ns
 
     def expect(self, count: int) -> None:
         """Note that `count` messages will be handed out."""

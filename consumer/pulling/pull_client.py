@@ -209,6 +209,11 @@ class PullClient(UserAcks, PullViews):
         """Report that the partition is drained, if only parked messages were in the way."""
         self._report_drained(before=False)
 
+    @property
+    def is_careful(self) -> bool:
+        """True while messages that may have ended the process of an earlier owner are handled one at a time."""
+        return self._careful is not None and not self._careful.is_over
+
     def is_of(self, message: Message) -> bool:
         """True if this client handed the message out, also one of an ancestor's."""
         return message.delivery is self or client_of(message) is self

@@ -12,7 +12,6 @@ from tidy.tree import FILES, ROOT, Source, imports_of
 ELSEWHERE: dict[str, dict[str, str]] = {
     "admin": {
         "integration/clients/test_admin.py": "calls client",
-        "integration/clients/test_parked.py": "parked_reading",
         "integration/writing/test_written_tasks.py": "publications",
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
@@ -53,7 +52,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},
     "broker/partition": {
         "unit/broker/store/test_removals.py": "dropped",
-        "unit/broker/partition/test_parked.py": "parked_key",
         "unit/broker/test_service.py": "facts",
     },
     "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer"},

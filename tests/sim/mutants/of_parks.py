@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from keylane.admin import Admin
 from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
 from keylane.broker.partition.partition import HostedPartition
@@ -130,6 +131,21 @@ def parked_parents_are_not_told(patches: Patches) -> None:
     patches.set(lease_rows, "_parked_parents", lambda *_args: {})
 
 
+def edit_by_key_takes_the_newest(patches: Patches) -> None:
+    """A message that is named by its key is the newest one."""
+
+    async def place(self: Any, subject: str, group: str, *named: Any, key: Any, dead: Any) -> Any:
+        if key is None:
+            return await real(self, subject, group, *named, key=key, dead=dead)
+        places = [
+            (each.partition_id, each.offset)
+            async for each in self.parked_messages(subject, group, key, dead=dead)
+        ]
+        return max(places)
+
+    real = patches.set(Admin, "_place", place)
+
+
 BREAKS: tuple[Breaks, ...] = (
     later_messages_pass_a_parked_key,
     new_messages_overtake_suspects,
@@ -142,4 +158,5 @@ BREAKS: tuple[Breaks, ...] = (
     children_adopt_nothing,
     children_adopt_what_is_not_theirs,
     parked_parents_are_not_told,
+    edit_by_key_takes_the_newest,
 )
