@@ -167,10 +167,10 @@ def _of_one_subject(view: SqlView, parent: PartitionView, child: PartitionView) 
     """Whether parent and child are of one subject, or one of them of a hidden one that is made for the other's."""
     if parent.subject_id == child.subject_id:
         return True
-    one, other = view.subjects.get(parent.subject_id), view.subjects.get(child.subject_id)
-    if one is None or other is None:
+    before, behind = view.subjects.get(parent.subject_id), view.subjects.get(child.subject_id)
+    if before is None or behind is None:
         return False
-    return other.hidden_for == one.name or one.hidden_for == other.name
+    return behind.hidden_for == before.name or before.hidden_for == behind.name
 
 
 def _hosted_as_known(index: Index) -> Iterator[str]:

@@ -87,10 +87,11 @@ class HiddenSubject:
         Raises:
             What `make` raises; NotSentError: the cut is not done in time.
         """
-        for left in reversed(range(CUTS_MAX)):
+        left, view = CUTS_MAX, None
+        while view is None:
+            left -= 1
             try:
                 view = await self.make(cut=True)
-                break
             except PublishOutdatedError:
                 if not left or any((await self.stored()).values()):
                     raise

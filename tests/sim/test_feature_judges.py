@@ -15,7 +15,7 @@ from keylane.checker.events import (
 )
 from keylane.checker.findings import Findings
 from keylane.protocol.progress import CursorView, GroupReset
-from sim.features.cut_overs import GROUP, Judged, Round, Row
+from sim.features.carried import GROUP, Judged, Round, Row
 from sim.features.deletions import Life, check_groups, mixed_up, owners_of
 from sim.features.instances import stale_calls
 from sim.features.live_resets import check_resets, granted_while_set, unhandled_after

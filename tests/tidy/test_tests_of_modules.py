@@ -172,7 +172,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "metaserver/operations": {
         "unit/metaserver/cluster/test_losses.py": "plan_inputs",
     },
-    "metaserver/publications": {"integration/writing/test_written_tasks.py": "service"},
+    "metaserver/publications": {
+        "integration/writing/test_written_tasks.py": "service",
+        "unit/metaserver/publications/test_publishing.py": "lineage",
+    },
     "spark/writing": {
         "integration/writing/test_written_tasks.py": "hidden task",
         "spark/test_writing_local.py": "batch_writer running schema stream_writer",
