@@ -22,6 +22,8 @@ COUNT = 3_000
 KEYS = 53
 JOB = Path(__file__).with_name("standalone_job.py")
 DEPLOY = "org.apache.spark.deploy"
+HOSTS = ("127.0.0.1", "127.0.0.2")
+"""Of the workers: Spark runs no task a second time on the host that it is on."""
 
 
 @pytest.fixture
@@ -29,17 +31,19 @@ def standalone(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[byte
     """The address of a master, and two workers with a core each."""
     port = free_port()
     master = f"spark://127.0.0.1:{port}"
-    host = ("--host", "127.0.0.1", "--webui-port", "0")
+    ui = ("--webui-port", "0")
     with ExitStack() as stack:
         stack.enter_context(
-            spark_class(tmp_path, f"{DEPLOY}.master.Master", *host, "--port", str(port))
+            spark_class(
+                tmp_path, f"{DEPLOY}.master.Master", "--host", HOSTS[0], *ui, "--port", str(port)
+            )
         )
         size = ("--cores", "1", "--memory", "600m")
         workers = [
             stack.enter_context(
-                spark_class(tmp_path, f"{DEPLOY}.worker.Worker", *host, *size, master)
+                spark_class(tmp_path, f"{DEPLOY}.worker.Worker", "--host", host, *ui, *size, master)
             )
-            for _ in range(2)
+            for host in HOSTS
         ]
         yield master, workers
 
