@@ -6,11 +6,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql import SparkSession, functions
+from pyspark.sql import SparkSession
 
 from keylane.spark import register
 from keylane.spark.options import parse_options
@@ -46,21 +44,6 @@ def slow_rows():
     return slow
 
 
-def slow_once(folder: str):
-    """The first attempt of task 0 hangs behind its first rows; another one says that it ran."""
-
-    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        for batch in batches:
-            yield batch
-            if context.partitionId() == 0 and context.attemptNumber() == 0:
-                time.sleep(600)
-            elif context.partitionId() == 0:
-                Path(folder, "speculated").touch()
-
-    return slow
-
-
 def session(master: str) -> SparkSession:
     spark = (
         SparkSession.builder.master(master)
@@ -70,9 +53,6 @@ def session(master: str) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.executor.cores", "1")
         .config("spark.executor.memory", "512m")
-        .config("spark.speculation", "true")
-        .config("spark.speculation.quantile", "0.5")
-        .config("spark.speculation.minTaskRuntime", "5s")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
@@ -91,23 +71,11 @@ def stream_slowly(spark: SparkSession, meta: str, folder: str) -> None:
     say(streamed=True)
 
 
-def speculate(spark: SparkSession, meta: str, folder: str) -> None:
-    """A batch write of three tasks, of which Spark runs the slow one a second time beside the first."""
-    number = functions.col("id")
-    key = functions.concat(functions.lit("k"), number % 53)
-    rows = spark.range(0, 3_000, 1, 3).select(
-        key.alias("key"), number.cast("string").alias("value")
-    )
-    slow = rows.mapInArrow(slow_once(folder), rows.schema)
-    slow.write.format("keylane").options(meta=meta, subject="copied").mode("append").save()
-    say(copied=True)
-
-
 def main() -> None:
     master, meta, folder, stage = sys.argv[1:]
     spark = session(master)
-    if stage in {"stream", "speculate"}:
-        (stream_slowly if stage == "stream" else speculate)(spark, meta, folder)
+    if stage == "stream":
+        stream_slowly(spark, meta, folder)
         spark.stop()
         return
     if stage == "first":
