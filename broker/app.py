@@ -227,8 +227,13 @@ async def serving_broker(
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
         stack.callback(service.close)
-        loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration)]
-        for loop in loops if guarding is None else [*loops, guarding.audit.run()]:
+        audit = () if guarding is None else (guarding.audit.run(),)
+        for loop in (
+            registration.run(),
+            cleaning.run(),
+            scheduler.run(posting, registration),
+            *audit,
+        ):
             stack.push_async_callback(_end, asyncio.create_task(loop))
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 
