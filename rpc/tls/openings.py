@@ -110,7 +110,7 @@ class TlsOpening(asyncio.Protocol):
         # That of uvloop is a buffered protocol without being of the class.
         shaking = cast(asyncio.BufferedProtocol, transport.get_protocol())
         while data and not transport.is_closing():
-            room = shaking.get_buffer(len(data))
+            room = memoryview(shaking.get_buffer(len(data)))
             size = min(len(room), len(data))
             room[:size] = data[:size]
             shaking.buffer_updated(size)
