@@ -8,7 +8,7 @@ import gc
 import logging
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -228,9 +228,14 @@ async def serving_broker(
         address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
         stack.callback(service.close)
         loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration)]
-        for loop in loops if guarding is None else [*loops, guarding.audit.run()]:
-            stack.push_async_callback(_end, asyncio.create_task(loop))
+        _begin(stack, loops if guarding is None else [*loops, guarding.audit.run()])
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
+
+
+def _begin(stack: contextlib.AsyncExitStack, loops: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run loops until the stack ends."""
+    for loop in loops:
+        stack.push_async_callback(_end, asyncio.create_task(loop))
 
 
 def _open(

@@ -44,6 +44,7 @@ from ..protocol.errors import (
     OperationRunningError,
     OriginError,
     OutcomeUnknownError,
+    OverloadedError,
     PartitionUnknownError,
     QueueUnknownError,
     QuotaExceededError,
@@ -451,6 +452,7 @@ class Server:
             limits=self._limits,
             exempt=lambda: self.connections,
             tls=None if self._tls is None else self._tls.context,
+            on_refused=self._too_many_handshakes,
         )
         try:
             await site.start()
@@ -459,6 +461,12 @@ class Server:
             raise cannot_listen(host, port, error) from error
         self.host = host
         self.port = self._runner.addresses[0][1]
+
+    def _too_many_handshakes(self) -> None:
+        error = OverloadedError("too many connections in their TLS handshake")
+        self._on_refusal(error)
+        if self._guard is not None:
+            self._guard.note_refused("", "TLS handshake", error)
 
     async def stop(self) -> None:
         """Close connections and stop serving."""

@@ -37,7 +37,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/rpc/access/test_peers.py": "principals",
     },
     "rpc/access": {
-        "integration/access/test_access.py": "audit caller credentials guard token_file wallet",
+        "integration/access/test_access.py": "caller credentials guard token_file wallet",
         "integration/access/test_audit.py": "audit_detail",
         "integration/access/test_quotas.py": "throttling",
         "unit/broker/access/test_judge.py": "signing",
@@ -86,7 +86,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/brokers/test_broker_indexes.py": "index",
     },
     "cli/commands/cluster": {
-        "unit/cli/commands/cluster/test_plan.py": "tokens",
         "unit/rpc/tls/test_contexts.py": "certificates",
         "integration/hosts/test_tls_cluster.py": "app check init",
     },

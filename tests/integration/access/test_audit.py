@@ -16,7 +16,7 @@ from keylane.protocol.http.audit import AuditRow
 from support.guarded import GuardedCluster, figures_of, refusal_of
 from support.server_process import run_keylane
 
-SECRET = "the-value-nobody-writes-down"
+SECRET = "the-value-that-is-written-nowhere"
 SUBJECT = "audited"
 
 
