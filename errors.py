@@ -23,6 +23,7 @@ from .protocol.errors.sink import *
 from .protocol.errors.streaming import *
 from .protocol.errors.testing import *
 from .protocol.errors.transport import *
+from .protocol.errors.versions import *
 
 __all__ = [
     "AcceptedAsLostError",
@@ -30,6 +31,7 @@ __all__ = [
     "AccessOffError",
     "AddressError",
     "AlreadyOpenError",
+    "BackupFileError",
     "BrokerAddressError",
     "BrokerCordonedError",
     "BrokerGroupTakenError",
@@ -44,6 +46,7 @@ __all__ = [
     "CertificateUnknownError",
     "CheckpointMismatchError",
     "ClientCertificateError",
+    "ClientTooOldError",
     "ClosedError",
     "ClusterFolderError",
     "CodecError",
@@ -59,6 +62,7 @@ __all__ = [
     "DataFolderError",
     "DataLossError",
     "DatabaseEmptyError",
+    "DatabaseInUseError",
     "DeliverAtError",
     "DeliverAtKeyError",
     "DeliveryError",
@@ -77,6 +81,7 @@ __all__ = [
     "ForeignServerError",
     "ForkReturnedError",
     "ForkedError",
+    "FormatTooNewError",
     "FrameError",
     "GivenUpError",
     "GroupBusyError",
@@ -103,6 +108,7 @@ __all__ = [
     "KeylaneError",
     "LeaseLostError",
     "ManifestError",
+    "MemberTooOldError",
     "MessageTooLargeError",
     "MixedUseError",
     "NoPartitionError",
@@ -115,6 +121,7 @@ __all__ = [
     "OperationRunningError",
     "OperationUnknownError",
     "OriginError",
+    "OtherClusterError",
     "OtherLoopError",
     "OtherTaskError",
     "OutboxMissingError",
@@ -161,6 +168,7 @@ __all__ = [
     "SeekRefusedError",
     "SequenceGapError",
     "SequenceReusedError",
+    "ServerTooOldError",
     "SessionUnknownError",
     "SinkMissingError",
     "SinkNewerError",
@@ -186,6 +194,7 @@ __all__ = [
     "TokenUnknownError",
     "UnauthenticatedError",
     "UnreachableError",
+    "UpgradeSkippedError",
     "WorkerCancelledError",
     "WrongBrokerError",
 ]

@@ -64,6 +64,7 @@ from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
 from ..protocol.text import refused_value
+from ..protocol.versions import VERSION, VERSION_HEADER, check_client
 from .access.guard import Guard
 from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
@@ -155,6 +156,10 @@ def _error_response(error: KeylaneError, status: int | None = None) -> web.Respo
         status=status or status_of(error),
         content_type="application/json",
     )
+
+
+async def _tell_version(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[VERSION_HEADER] = VERSION
 
 
 async def _read_body(request: web.Request, body_s: float) -> bytes:
@@ -290,6 +295,7 @@ class Server:
             middlewares=[self._answers_in_time, self._typed_errors, self._own_callers],
             client_max_size=CONTROL_BYTES_MAX,
         )
+        app.on_response_prepare.append(_tell_version)
         for route in routes:
             handler = _control_handler(route, self._limits.body_s, self._refuse, guard)
             app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
@@ -390,6 +396,8 @@ class Server:
         check_origins(origins, names, self.port, scheme="http" if self._tls is None else "https")
         if self._guard is not None:
             self._guard.check_url(request.path, request.query)
+        if (told := request.headers.get(VERSION_HEADER)) is not None:
+            check_client(told, VERSION)
         return await handler(request)
 
     async def start(self, host: str, port: int) -> None:

@@ -183,7 +183,7 @@ class HostsStage:
         await asyncio.gather(*(self.actors[name].kill() for name in self._programs(host)))
 
     async def bring_back(self, host: str, *, wrong_s: int) -> None:
-        """The host is there again, its clock so many seconds off."""
+        """The host is there again, its clock wrong by these seconds."""
         self._wall(host).write_bytes(SECONDS.pack(wrong_s))
         self.network.link(host, up=True)
         actors = [self.actors[name] for name in self._programs(host)]
