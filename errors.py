@@ -14,7 +14,6 @@ from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.parked import *
 from .protocol.errors.publications import *
-from .protocol.errors.ranges import *
 from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.reprocess import *

@@ -20,6 +20,7 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
+from ..protocol.membership.versions import VERSION
 from ..rpc.access.guard import Guard
 from ..rpc.access.settings import ON
 from ..rpc.access.token_file import TokenFile
@@ -198,7 +199,7 @@ async def serving_broker(
 
         def report() -> BrokerHeartbeat:
             taken, untold = not registration.problem, cleaning.untold
-            return _report(opened, address, untold=untold, taken=taken)
+            return _report(opened, settings, address, untold=untold, taken=taken)
 
         meta = MetaClient(network, settings.meta)
         guarding = _guarding(opened, settings, meta, clock=clock, address=lambda: address)
@@ -356,7 +357,7 @@ def _metrics(store: Store, files: Files, service: BrokerService, clock: Clock) -
 
 
 def _report(
-    opened: _Folder, address: str, *, untold: tuple[int, ...], taken: bool
+    opened: _Folder, settings: BrokerSettings, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
     """The report of a broker; `taken` leaves out earlier openings, as after an accepted report."""
     identity, store, opening, _ = opened
@@ -370,6 +371,8 @@ def _report(
         log_end=store.log.end,
         hosted=len(store.state.partitions),
         untold=untold,
+        version=VERSION,
+        cluster=settings.cluster,
     )
 
 

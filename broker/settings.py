@@ -11,7 +11,7 @@ from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
-from ..protocol.settings import range_problems, refuse, values_of
+from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
 from ..rpc.access.settings import OFF, access_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
@@ -31,6 +31,12 @@ class BrokerSettings(ServingSettings):
     )
     meta: tuple[str, ...] = field(metadata={"doc": "addresses of metaservers, host:port"})
     port: int = field(default=0, metadata={"doc": "0: any free port"})
+    cluster: str = field(
+        default="",
+        metadata={
+            "doc": "name of the cluster; programs and databases of another one are refused; empty: not checked"
+        },
+    )
     segment_bytes: int = field(
         default=1 << 30,
         metadata={
@@ -146,7 +152,9 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             problems.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
         problems.append(f"index must be {' or '.join(INDEX_KINDS)}, not {values['index']!r:.40}")
-    problems += serving_problems(values) + access_problems(values, "token_file")
+    problems += (
+        cluster_problems(values) + serving_problems(values) + access_problems(values, "token_file")
+    )
     return problems + log_problems(values)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
-from ..protocol.settings import range_problems, refuse, values_of
+from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
 from ..rpc.access.settings import OFF, access_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
@@ -39,6 +39,12 @@ class MetaserverSettings(ServingSettings):
         metadata={"doc": "postgresql+asyncpg://… where several metaservers share a database"},
     )
     port: int = field(default=7000, metadata={"doc": "0: any free one"})
+    cluster: str = field(
+        default="",
+        metadata={
+            "doc": "name of the cluster; programs and databases of another one are refused; empty: not checked"
+        },
+    )
     broker_heartbeat_ms: int = field(
         default=1_000, metadata={"doc": "how often a broker reports itself"}
     )
@@ -152,6 +158,7 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             "auto_create must be off, or a pattern of names: letters, digits, '.', '_', '-', and * or ? for others, "
             f"not {pattern!r:.40}"
         )
+    problems += cluster_problems(values)
     problems += serving_problems(values)
     problems += access_problems(values, "admin_token_file", "cluster_token_file")
     return problems + log_problems(values)

@@ -48,7 +48,7 @@ from ..protocol.limits import (
     IN_FLIGHT_PER_CONNECTION_MAX,
     PULLS_PER_CONNECTION_MAX,
 )
-from ..protocol.versions import VERSION, check_client
+from ..protocol.membership.versions import VERSION, check_client
 from .access.guard import ConnectionAccess, Guard
 from .answer_room import AnswerRoom, begin_answer
 from .http_network import HEARTBEAT_SECONDS

@@ -36,7 +36,7 @@ from ..protocol.frames import (
 from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
-from ..protocol.versions import VERSION, VERSION_HEADER, check_server
+from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
 from .access.credentials import Credentials, ShownCapability
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel

@@ -63,8 +63,8 @@ from ..protocol.http.endpoint import Endpoint
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
+from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
 from ..protocol.text import refused_value
-from ..protocol.versions import VERSION, VERSION_HEADER, check_client
 from .access.guard import Guard
 from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane

@@ -4,7 +4,6 @@
     ├── ConfigError                    settings impossible, all problems at once
     │   ├── HandlerTypeError           a handler whose body would never run; also a TypeError
     │   ├── CertificateFileError, CertificateKeyError      files of a certificate and its key
-    │   ├── OtherClusterError          a database or metaserver of another cluster
     │   ├── BackupFileError, DatabaseInUseError    a backup that cannot be made or restored
     │   └── TokenInvalidError          a token that cannot be one, or a file of it that cannot be read
     ├── WorkerCancelledError           a handler cancelled the task that runs it
@@ -15,6 +14,7 @@
     │   ├── AccessDeniedError, TokenIdUnknownError, AccessOffError
     │   ├── OriginError, ForeignHostError                  a web page of another site
     │   ├── ClientTooOldError, ServerTooOldError           more than one minor version apart
+    │   ├── OtherClusterError                              a database or metaserver of another cluster
     │   ├── UpgradeSkippedError, MemberTooOldError, FormatTooNewError    a server that the cluster's version does not allow
     │   ├── RequestTooSlowError                            the whole request did not arrive in time
     │   ├── BrokerAddressError                             a broker names an address that is not loopback
@@ -110,7 +110,6 @@ from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .parked import *  # noqa: F403 - the rest of the tree
 from .publications import *  # noqa: F403 - the rest of the tree
-from .ranges import *  # noqa: F403 - the rest of the tree
 from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError

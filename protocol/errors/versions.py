@@ -62,7 +62,7 @@ class FormatTooNewError(RefusedError):
     cluster = Detail(str)
 
 
-class OtherClusterError(ConfigError):
+class OtherClusterError(RefusedError):
     """A program and the database or metaserver that it was given are of two clusters; nothing was changed."""
 
     code = 1365
@@ -72,7 +72,7 @@ class OtherClusterError(ConfigError):
         "setting cluster has the cluster's name."
     )
     expected = Detail(str)
-    found = Detail(str)
+    actual = Detail(str)
 
 
 class BackupFileError(ConfigError):

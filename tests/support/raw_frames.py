@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 
 from keylane.protocol.frames import Hello, Welcome, decode_answer, encode_frame
-from keylane.protocol.versions import VERSION
+from keylane.protocol.membership.versions import VERSION
 
 
 async def greet(socket: aiohttp.ClientWebSocketResponse) -> None:

@@ -102,6 +102,7 @@ LAYERS: dict[str, set[str]] = {
         "protocol/reading",
         "protocol/reprocess",
     },
+    "protocol/membership": {"protocol/errors"},
     "protocol/parked": set(),
     "protocol/reading": {"protocol/errors", "protocol/groups"},
     "protocol/reprocess": {"protocol/errors", "protocol/groups"},

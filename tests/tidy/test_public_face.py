@@ -12,7 +12,7 @@ import pytest
 
 import keylane
 from keylane.protocol import errors
-from keylane.protocol.versions import VERSION
+from keylane.protocol.membership.versions import VERSION
 from tidy.tree import PROJECT, ROOT
 
 LOOK = """

@@ -32,6 +32,8 @@ class ClusterPlan:
     """Folder for stored data, on each host."""
     meta_port: int
     broker_port: int
+    name: str = ""
+    """The cluster's name, which keeps programs and databases of two clusters apart; "": it has none."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -69,6 +71,7 @@ class ClusterPlan:
         number = list(self.hosts).index(host) + 1
         broker = {
             "group": f"g{number}",
+            **self._named(),
             "data": f"{self.data}/broker-g{number}",
             "meta": self.metaservers,
             **_serving(host),
@@ -81,6 +84,7 @@ class ClusterPlan:
             )
             metaserver = {
                 "data": f"{self.data}/metaserver-{number}",
+                **self._named(),
                 **({"database_url": url} if url else {}),
                 **_serving(host),
                 "port": self.meta_port,
@@ -88,6 +92,9 @@ class ClusterPlan:
             tables.insert(0, _table("metaserver", metaserver))
         head = "# Paths of certificates are relative to this file.  SIGHUP has a running program read it again.\n\n"
         return head + "\n".join(tables)
+
+    def _named(self) -> dict[str, object]:
+        return {"cluster": self.name} if self.name else {}
 
     def units_of(self, host: str, keylane: str) -> dict[str, str]:
         """The systemd units of a host, by file name; `keylane` is the path of the command there."""

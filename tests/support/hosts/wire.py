@@ -43,7 +43,7 @@ class Rule:
     delay_ms: float = 0.0
 
 
-class Wire:
+class HostWire:
     """The ports, the rules, and the frames that are under way."""
 
     def __init__(self, hosts: dict[str, bytes], rng: random.Random) -> None:
@@ -137,7 +137,7 @@ def main() -> None:
     seed, *hosts = sys.argv[1:]
     pairs = (host.split("=") for host in hosts)
     macs = {name: bytes.fromhex(mac.replace(":", "")) for name, mac in pairs}
-    Wire(macs, random.Random(int(seed))).run()
+    HostWire(macs, random.Random(int(seed))).run()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from keylane.protocol.frames import (
     encode_frame,
 )
 from keylane.protocol.limits import FRAME_BYTES_MAX
-from keylane.protocol.versions import VERSION
+from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.listening import check_free, check_loopback
 from keylane.rpc.server import Server
 

@@ -15,7 +15,7 @@ from keylane.protocol.errors import (
     ServerTooOldError,
 )
 from keylane.protocol.frames import Append, Hello, Refused, decode_answer, encode_frame
-from keylane.protocol.versions import VERSION, VERSION_HEADER
+from keylane.protocol.membership.versions import VERSION, VERSION_HEADER
 from keylane.rpc import data_plane, http_network
 from keylane.rpc import server as rpc_server
 from keylane.rpc.server import ControlRoute

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from .errors import (
+from ..errors import (
     ClientTooOldError,
     FormatTooNewError,
     InvalidRequestError,
@@ -46,7 +46,7 @@ class Version(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-class Member(NamedTuple):
+class MemberVersion(NamedTuple):
     """A server of the cluster."""
 
     name: str
@@ -123,13 +123,13 @@ def check_member(told: str, cluster: Version, name: str) -> None:
         )
 
 
-def raised_version(cluster: Version, members: Iterable[Member]) -> Version:
+def raised_version(cluster: Version, members: Iterable[MemberVersion]) -> Version:
     """The cluster's version once these are all its members; a member that tells no version keeps it where it is."""
     versions = [parse_version(member.version) if member.version else cluster for member in members]
     return max(cluster, min(versions, default=cluster))
 
 
-def holding_back(cluster: Version, members: Iterable[Member]) -> list[str]:
+def holding_back(cluster: Version, members: Iterable[MemberVersion]) -> list[str]:
     """The members that keep the cluster from the version of the newest one."""
     told = [(member.name, parse_version(member.version or str(cluster))) for member in members]
     newest = max((version for _, version in told), default=cluster)

@@ -14,11 +14,11 @@ from keylane.protocol.errors import (
     ServerTooOldError,
     UpgradeSkippedError,
 )
-from keylane.protocol.versions import (
+from keylane.protocol.membership.versions import (
     FORMATS,
     OWN,
     VERSION,
-    Member,
+    MemberVersion,
     Version,
     check_client,
     check_format,
@@ -78,14 +78,14 @@ def test_cluster_has_the_version_of_its_oldest_member_and_never_falls(
     told: list[int], at: int
 ) -> None:
     cluster = Version(0, at)
-    members = [Member(f"m{number}", f"0.{minor}.1") for number, minor in enumerate(told)]
+    members = [MemberVersion(f"m{number}", f"0.{minor}.1") for number, minor in enumerate(told)]
     raised = raised_version(cluster, members)
     assert raised == Version(0, max(at, min(told)))
     assert raised_version(raised, members) == raised
 
 
 def test_member_that_tells_no_version_keeps_the_cluster_where_it_is() -> None:
-    members = [Member("broker g1", "0.2.0"), Member("broker g2", "")]
+    members = [MemberVersion("broker g1", "0.2.0"), MemberVersion("broker g2", "")]
     assert raised_version(Version(0, 1), members) == Version(0, 1)
     assert holding_back(Version(0, 1), members) == ["broker g2"]
     assert raised_version(Version(0, 1), []) == Version(0, 1)
