@@ -54,6 +54,7 @@ from .store.group_commit import RunBlocking
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
 from .store.store import Store
+from .takeover import wait_for_predecessor
 
 if TYPE_CHECKING:
     from .access.guarding import BrokerGuarding
@@ -119,6 +120,7 @@ async def running_broker(
     Raises:
         DataFolderError, CorruptLogError, AddressError, ConfigError: the broker cannot start.
     """
+    await wait_for_predecessor(settings)
     check_free(settings.host, settings.port, anywhere=settings.is_open)
     served = ServedNetwork(settings)
     async with contextlib.AsyncExitStack() as stack:

@@ -37,6 +37,12 @@ class BrokerSettings(ServingSettings):
             "doc": "name of the cluster; programs and databases of another one are refused; empty: not checked"
         },
     )
+    takeover_ms: int = field(
+        default=0,
+        metadata={
+            "doc": "how long a start waits for a broker that is stopping to leave the data folder and the port; 0: not at all"
+        },
+    )
     segment_bytes: int = field(
         default=1 << 30,
         metadata={
@@ -120,6 +126,7 @@ class BrokerSettings(ServingSettings):
 
 _RANGES = {
     "port": (0, (1 << 16) - 1),
+    "takeover_ms": (0, 3_600_000),
     "segment_bytes": (4096, 1 << 40),
     "retention_ms": (0, 1 << 50),
     "retention_bytes": (0, 1 << 60),

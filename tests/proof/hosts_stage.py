@@ -15,20 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from keylane.checker.events import Event, Stored
+from keylane.checker.events import Event
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
 from keylane.cli.connection import available_brokers
-from keylane.protocol.control import CreateSubject, PartitionStatus
+from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.protocol.routing import OrderStrategy
-from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from proof.actor import READY_S, Actor
+from proof.cluster_history import hosted, lag, stored_log
 from proof.recording import Timed, one_history, read_events, starts_placed
 from proof.stage import GROUP, SECONDS, SUBJECT
-from support.cluster import eventually, read_partition
+from support.cluster import eventually
 from support.hosts.namespaces import HostNetwork, inside, netem_is_here
 from support.postgres import Postgres, running_postgres
 from support.server_process import run_keylane
@@ -205,8 +206,8 @@ class HostsStage:
         async def look() -> bool:
             nonlocal drained
             with contextlib.suppress(KeylaneError):  # a broker whose connections have just broken
-                hosted = await self._hosted()
-                drained = bool(hosted) and not any(_lag(status) for status in hosted)
+                partitions = await hosted(self._network, self._brokers)
+                drained = bool(partitions) and not any(map(lag, partitions))
             return drained
 
         async with asyncio.timeout(seconds):
@@ -214,30 +215,9 @@ class HostsStage:
                 await asyncio.sleep(0.2)
         return drained
 
-    def _brokers(self) -> list[BrokerClient]:
-        places = [f"{self.network.address(host)}:{BROKER_PORT}" for host in SERVERS]
-        return [BrokerClient(self._network, place) for place in places]
-
-    async def _hosted(self) -> list[PartitionStatus]:
-        hosted: list[PartitionStatus] = []
-        for client in self._brokers():
-            hosted += (await client.partitions()).partitions
-            await client.close()
-        return hosted
-
-    async def _log(self) -> list[Stored]:
-        stored = []
-        for client in self._brokers():
-            for status in (await client.partitions()).partitions:
-                number = status.partition_id
-                messages = await read_partition(client, SUBJECT, number)
-                self.stamps_ns += [message.sent_at_ns for message in messages]
-                stored += [
-                    Stored(number, message.offset, message.key, message.value)
-                    for message in messages
-                ]
-            await client.close()
-        return stored
+    @property
+    def _brokers(self) -> list[str]:
+        return [f"{self.network.address(host)}:{BROKER_PORT}" for host in SERVERS]
 
     async def judge(self) -> tuple[Findings, list[Event]]:
         """Drain, and check the history; every program must still run."""
@@ -249,7 +229,8 @@ class HostsStage:
         timed: list[Timed] = list(noted_grants.read_grants(self.execute))
         for path in sorted(self.folder.glob("*.events")):
             timed += starts_placed(read_events(path), ())
-        events = one_history(timed, await self._log())
+        log = await stored_log(self._network, self._brokers, self.stamps_ns)
+        events = one_history(timed, log)
         return check_history(events), events
 
     def _all_are_there(self, names: Sequence[str]) -> None:
@@ -263,8 +244,3 @@ class HostsStage:
 
     def _written(self) -> int:
         return sum(os.path.getsize(path) for path in self.folder.glob("*.events"))
-
-
-def _lag(status: PartitionStatus) -> int:
-    (cursor,) = [group.cursor for group in status.groups if group.group == GROUP] or [0]
-    return status.next_offset - cursor
