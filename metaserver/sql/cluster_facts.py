@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -39,13 +40,20 @@ def read_facts(connection: Connection) -> ClusterFacts:
     return ClusterFacts(stored.get(CLUSTER, ""), parse_version(version) if version else FIRST)
 
 
-def open_cluster(connection: Connection, *, program: str, cluster: str) -> None:
+def open_cluster(
+    connection: Connection,
+    *,
+    program: str,
+    cluster: str,
+    before: Callable[[Connection], None] = lambda _connection: None,
+) -> None:
     """
     Check that a program may use the database, and bring its schema up to date.
 
     Args:
         program: the version of keylane that opens it.
         cluster: the name in its settings; "": it takes any.
+        before: checks a database that exists, before anything is changed.
 
     Raises:
         OtherClusterError: it is the database of another cluster.
@@ -58,6 +66,7 @@ def open_cluster(connection: Connection, *, program: str, cluster: str) -> None:
         known = read_facts(connection)
         check_cluster(cluster, known.name, "the database")
         check_member(program, known.version, "this program")
+        before(connection)
     migrate(connection)
     if new:
         raise_version(connection, parse_version(program))

@@ -159,6 +159,7 @@ async def open_database(
     broker_ttl_ms: int,
     cluster: str = "",
     program: str = VERSION,
+    before: Callable[[Connection], None] = lambda _connection: None,
 ) -> AsyncIterator[SqlDatabase]:
     """
     Open the database and migrate its schema.
@@ -169,8 +170,10 @@ async def open_database(
         boot: the id of the boot that this time belongs to.
         cluster: the name of the cluster that it has to be of; "": any.
         program: the version of keylane that opens it.
+        before: checks a database that exists, before anything is changed.
 
     Raises:
+        What `before` raises.
         ConfigError, DataFolderError, StorageError
         OtherClusterError, UpgradeSkippedError, MemberTooOldError: nothing was changed.
     """
@@ -183,7 +186,7 @@ async def open_database(
         if database.name == "sqlite":
             _set_private(Path(where.database or ""))
             await _set_write_ahead(where.database or "")
-        await database.write(open_cluster, program=program, cluster=cluster)
+        await database.write(open_cluster, program=program, cluster=cluster, before=before)
         if database.name == "sqlite":
             await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
         if isinstance(database, SqliteDatabase):

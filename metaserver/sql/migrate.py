@@ -48,6 +48,15 @@ def lock_schema(connection: Connection) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
 
 
+def check_revision(connection: Connection) -> None:
+    """Raises ConfigError if the schema is not at HEAD."""
+    revision = _revision(connection)
+    if revision != HEAD:
+        raise ConfigError(
+            f"the schema of the database is at {revision}, this keylane has {HEAD}; use the keylane that serves it"
+        )
+
+
 def alembic_config(connection: Connection) -> Config:
     """Alembic's configuration for the migrations, in the connection's transaction."""
     from alembic.config import Config

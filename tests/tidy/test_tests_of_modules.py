@@ -82,6 +82,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "cli/commands/meta": {
         "integration/rebuild/test_meta_rebuild.py": "app database verify",
+        "integration/metaserver/test_backup.py": "backup",
     },
     "cli/commands/outbox": {"integration/outbox/test_outbox.py": "app"},
     "cli/commands/parked": {
@@ -144,6 +145,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/brokers/test_accepted_copy.py": "accepted",
         "integration/metaserver/test_metaserver_calls.py": "service",
     },
+    "metaserver/backup": {"integration/metaserver/test_backup.py": "file rows service"},
     "metaserver/cluster": {
         "integration/metaserver/test_metaserver_database.py": "partitions",
         "integration/rebuild/test_rebuild_waits.py": "lost_database",
