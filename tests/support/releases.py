@@ -22,7 +22,7 @@ NUMBER = re.compile(r'^((?:__version__|VERSION|version) = )"[^"]+"$', re.MULTILI
 
 
 def minor_version(ahead: int) -> str:
-    """The version so many minor versions ahead of this tree's."""
+    """The version that is `ahead` minor versions above this tree's."""
     return f"{OWN.major}.{OWN.minor + ahead}.0"
 
 
