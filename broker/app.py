@@ -20,6 +20,7 @@ from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
 from ..protocol.http.audit import NOTE_AUDIT, AuditEvent, NoteAudit
+from ..protocol.membership.versions import VERSION
 from ..rpc.access.guard import Guard
 from ..rpc.access.token_file import TokenFile
 from ..rpc.client import MetaClient
@@ -53,6 +54,7 @@ from .store.group_commit import RunBlocking
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
 from .store.store import Store
+from .takeover import wait_for_predecessor
 
 if TYPE_CHECKING:
     from .access.guarding import BrokerGuarding
@@ -118,6 +120,7 @@ async def running_broker(
     Raises:
         DataFolderError, CorruptLogError, AddressError, ConfigError: the broker cannot start.
     """
+    await wait_for_predecessor(settings)
     check_free(settings.host, settings.port, anywhere=settings.is_open)
     served = ServedNetwork(settings)
     async with contextlib.AsyncExitStack() as stack:
@@ -198,7 +201,7 @@ async def serving_broker(
 
         def report() -> BrokerHeartbeat:
             taken, untold = not registration.problem, cleaning.untold
-            return _report(opened, address, untold=untold, taken=taken)
+            return _report(opened, settings, address, untold=untold, taken=taken)
 
         meta = MetaClient(network, settings.meta)
         guarding = _guarding(opened, settings, meta, clock=clock, address=lambda: address)
@@ -376,7 +379,7 @@ def _metrics(
 
 
 def _report(
-    opened: _Folder, address: str, *, untold: tuple[int, ...], taken: bool
+    opened: _Folder, settings: BrokerSettings, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
     """The report of a broker; `taken` leaves out earlier openings, as after an accepted report."""
     identity, store, opening, _ = opened
@@ -390,6 +393,8 @@ def _report(
         log_end=store.log.end,
         hosted=len(store.state.partitions),
         untold=untold,
+        version=VERSION,
+        cluster=settings.cluster,
     )
 
 

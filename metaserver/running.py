@@ -22,6 +22,7 @@ from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.race import Race
 from ..rpc.server import Server
 from .access.targets import MetaTargets
+from .membership import ClusterMember
 from .metrics import MetaserverMetrics
 from .services import services_of
 from .settings import MetaserverSettings, machine_boot, prepare_folder
@@ -84,27 +85,29 @@ async def running_metaserver(
     async with AsyncExitStack() as stack:
         opening = open_database(
             folder=folder, url=settings.database_url, clock=clock, boot=machine_boot(),
-            broker_ttl_ms=settings.broker_ttl_ms,
+            broker_ttl_ms=settings.broker_ttl_ms, cluster=settings.cluster,
         )  # fmt: skip
         opened = await stack.enter_async_context(opening)
         database = WatchedDatabase(opened, clock)
+        stack.push_async_callback(database.close)
         access = await _access(database, settings, clock)
-        if network is None:
-            network = own = served.outgoing(identity=access)
-            stack.push_async_callback(own.close)
+        network = network or _own_network(stack, served, access)
+        member = ClusterMember(database)
+        await member.learn()
         services = services_of(
             database, network, settings, rng=random.SystemRandom(), after_step=after_step, access=access,
+            member=member,
         )  # fmt: skip
-        limits = HttpLimits(connections_max=settings.http_connections_max)
         metrics = ServerMetrics("metaserver", clock.boot_ns)
         metrics.add(MetaserverMetrics(database, clock=clock).collect)
         metrics.add(served.collect)
         routes = [*services.routes, metrics_route(metrics)]
         server = Server(
-            routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls,
+            routes, limits=HttpLimits(connections_max=settings.http_connections_max), on_refusal=metrics.note_refusal, serving=settings, tls=served.tls,
             guard=_guard(access, database, clock, metrics),
         )  # fmt: skip
         await server.start(settings.host, settings.port)
+        await stack.enter_async_context(member.at_work(server.address))
         attending = asyncio.create_task(services.attendant.run())
         watching = [asyncio.create_task(metrics.watch_loop())]
         if access is not None:
@@ -118,7 +121,14 @@ async def running_metaserver(
                 task.cancel()
             await asyncio.wait([attending, *watching])
             await services.operations.stop()
-            await database.close()
+
+
+def _own_network(
+    stack: AsyncExitStack, served: ServedNetwork, access: AccessService | None
+) -> Network:
+    own = served.outgoing(identity=access)
+    stack.push_async_callback(own.close)
+    return own
 
 
 def _guard(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
-from ..protocol.settings import range_problems, refuse, values_of
+from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
 from ..rpc.access.issuer_settings import LEEWAY_S_MAX, IssuerSettings, issuer_problems
 from ..rpc.access.settings import access_problems, hash_problems
 from ..rpc.operating.log_lines import log_problems
@@ -40,6 +40,12 @@ class MetaserverSettings(ServingSettings):
         metadata={"doc": "postgresql+asyncpg://… where several metaservers share a database"},
     )
     port: int = field(default=7000, metadata={"doc": "0: any free one"})
+    cluster: str = field(
+        default="",
+        metadata={
+            "doc": "name of the cluster; programs and databases of another one are refused; empty: not checked"
+        },
+    )
     broker_heartbeat_ms: int = field(
         default=1_000, metadata={"doc": "how often a broker reports itself"}
     )
@@ -207,6 +213,7 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             "auto_create must be off, or a pattern of names: letters, digits, '.', '_', '-', and * or ? for others, "
             f"not {pattern!r:.40}"
         )
+    problems += cluster_problems(values)
     problems += serving_problems(values)
     problems += access_problems(
         values,

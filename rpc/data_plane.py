@@ -3,6 +3,7 @@
     frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order, one write at a time
 
 Invariants
+    The first frame is a Hello; a client whose version does not fit is refused, with advice, and served nothing.
     A bad frame ends its own connection, with a typed error, and no other.
     A pull may wait for seconds, so pulls have a limit of their own, beyond which they are refused: acks, acquires and
     releases are read however many pulls wait.
@@ -20,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from ..protocol.errors import (
+    ClientTooOldError,
     FrameError,
     InternalError,
     KeylaneError,
@@ -31,11 +33,13 @@ from ..protocol.frames import (
     Authenticate,
     Challenge,
     Challenged,
+    Hello,
     Pull,
     PullShared,
     Read,
     Request,
     Throttled,
+    Welcome,
     decode_request,
     encode_frame,
     refusal,
@@ -46,6 +50,7 @@ from ..protocol.limits import (
     IN_FLIGHT_PER_CONNECTION_MAX,
     PULLS_PER_CONNECTION_MAX,
 )
+from ..protocol.membership.versions import VERSION, check_client
 from .access.guard import FETCHING, ConnectionAccess, Guard
 from .access.pacing import HOLD_MS, Delay
 from .answer_room import AnswerRoom, begin_answer
@@ -85,6 +90,8 @@ class _Connection:
         self._taken = -1
         self._taken_at = 0.0
         self._refused = False
+        self.greeted = False
+        """True once the client has told its version, and it fits."""
 
     async def send(self, frame: bytes) -> None:
         """Write one frame, and wait until the socket has taken nearly all of it."""
@@ -191,6 +198,10 @@ class DataPlane:
             except FrameError as error:
                 await connection.refuse(error, WSCloseCode.PROTOCOL_ERROR)
                 return
+            if not connection.greeted or isinstance(asked, Hello):
+                if not await self._greet(connection, correlation_id, asked):
+                    return
+                continue
             if isinstance(asked, Challenge | Authenticate):
                 await self._introduce(connection, correlation_id, asked)
                 continue
@@ -211,6 +222,23 @@ class DataPlane:
             task = asyncio.create_task(answer)
             connection.tasks.add(task)
             task.add_done_callback(connection.tasks.discard)
+
+    async def _greet(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
+        """Take the first frame; False if the client is refused, and its connection is closed."""
+        try:
+            if not isinstance(asked, Hello):
+                raise ClientTooOldError(
+                    f"the client tells no version, the server is keylane {VERSION}", server=VERSION
+                )
+            check_client(asked.version, VERSION)
+        except KeylaneError as error:
+            self._on_refusal(error)
+            await self._write(connection, encode_frame(correlation_id, refusal(error)))
+            await connection.refuse(error, WSCloseCode.POLICY_VIOLATION)
+            return False
+        connection.greeted = True
+        await self._write(connection, encode_frame(correlation_id, Welcome(VERSION)))
+        return True
 
     async def _introduce(
         self, connection: _Connection, correlation_id: int, asked: Challenge | Authenticate

@@ -23,11 +23,20 @@ from ..protocol.errors import (
     MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
+    ServerTooOldError,
 )
-from ..protocol.frames import Authenticate, Authenticated, Challenge, Challenged
+from ..protocol.frames import (
+    Authenticate,
+    Authenticated,
+    Challenge,
+    Challenged,
+    Hello,
+    Welcome,
+)
 from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
+from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
 from .access.credentials import Credentials, ShownCapability
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
@@ -46,6 +55,8 @@ TLS_END_SECONDS = 0.02
 """TLS connections end some turns of the event loop after they are closed, which aiohttp does not wait for."""
 CAPABILITY_TIMEOUT_MS = 3_000
 RENEW_AGAIN_S = 1.0
+UNKNOWN_FRAME = "unreadable request"
+"""What a broker says of a frame that it does not know, as a Hello where it is older than versions."""
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -107,6 +118,7 @@ class HttpNetwork:
 
         Raises:
             NotSentError
+            ClientTooOldError, ServerTooOldError: more than one minor version lies between this client and the broker.
             UnauthenticatedError, TokenInvalidError: the token is refused, or cannot be read.
         """
         if self._identity is None:
@@ -179,9 +191,18 @@ class HttpNetwork:
                 address=address,
             ) from error
         self._answered.add(address)
-        return WebSocketChannel(
+        channel = WebSocketChannel(
             socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
         )
+        try:
+            await _greet(channel, address, timeout_ms)
+        except OutcomeUnknownError as error:
+            await channel.close()
+            raise NotSentError(error.message, address=address) from error
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
 
     async def control(
         self,
@@ -228,7 +249,7 @@ class HttpNetwork:
         timeout_ms: int,
         bearer: str | None = None,
     ) -> T:
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", VERSION_HEADER: VERSION}
         if bearer is not None:
             headers["authorization"] = f"Bearer {bearer}"
         packed = b"" if body is None else encode_json(body)
@@ -255,6 +276,7 @@ class HttpNetwork:
                 waited = response.headers.get(THROTTLED_HEADER, "")
                 if waited.isdecimal() and len(waited) < 8:
                     self.throttling.note(address, int(waited), "requests")
+                version = response.headers.get(VERSION_HEADER)
                 self._answered.add(address)
         except _NO_CONNECTION as error:
             raise tls_problem(address, error) or NotSentError(
@@ -266,6 +288,8 @@ class HttpNetwork:
             raise OutcomeUnknownError(
                 f"no answer from {address} to {method} {path}: {reason(error)}"
             ) from error
+        if version is not None and status == 200:  # a refusal says more
+            check_server(version, VERSION)
         try:
             if status == 200:
                 return msgspec.json.decode(data, type=answer)
@@ -343,6 +367,21 @@ def client_network(
     """
     chosen = tls or tls_of_environment()
     return HttpNetwork(chosen, token=token, by_certificate=bool(chosen and chosen.cert))
+
+
+async def _greet(channel: WebSocketChannel, address: str, timeout_ms: int) -> None:
+    """Tell this client's version, and check the broker's."""
+    try:
+        welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
+    except OutcomeUnknownError as error:
+        if UNKNOWN_FRAME not in error.message:
+            raise
+        raise ServerTooOldError(
+            f"the client is keylane {VERSION}, the broker at {address} tells no version: upgrade the server",
+            client=VERSION,
+        ) from error
+    assert isinstance(welcome, Welcome)
+    check_server(welcome.version, VERSION)
 
 
 async def _authenticate(

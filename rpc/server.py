@@ -67,6 +67,7 @@ from ..protocol.http.endpoint import Endpoint
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
+from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
 from ..protocol.text import refused_value
 from .access.guard import Guard, Passed
 from .access.peers import peer_of
@@ -167,6 +168,10 @@ def _error_response(error: KeylaneError, status: int | None = None) -> web.Respo
         content_type="application/json",
         headers=headers,
     )
+
+
+async def _tell_version(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[VERSION_HEADER] = VERSION
 
 
 async def _read_body(request: web.Request, body_s: float) -> bytes:
@@ -317,6 +322,7 @@ class Server:
             middlewares=[self._answers_in_time, self._typed_errors, self._own_callers],
             client_max_size=CONTROL_BYTES_MAX,
         )
+        app.on_response_prepare.append(_tell_version)
         for route in routes:
             handler = _control_handler(
                 route, self._limits.body_s, self._refuse, guard,
@@ -430,6 +436,8 @@ class Server:
         check_origins(origins, names, self.port, scheme="http" if self._tls is None else "https")
         if self._guard is not None:
             self._guard.check_url(request.path, request.query)
+        if (told := request.headers.get(VERSION_HEADER)) is not None:
+            check_client(told, VERSION)
         return await handler(request)
 
     async def start(self, host: str, port: int) -> None:

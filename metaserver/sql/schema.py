@@ -105,6 +105,23 @@ brokers = Table(
         server_default="0",
         comment="partitions that it said it hosts",
     ),
+    Column(
+        "version",
+        String(64),
+        nullable=False,
+        server_default="",
+        comment="of its program; empty: it told none",
+    ),
+)
+
+metaservers = Table(
+    "metaservers",
+    metadata,
+    Column("holder", String(64), primary_key=True, comment="random, of the running program"),
+    Column("address", String(512), nullable=False),
+    Column("version", String(64), nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    comment="the metaservers at work",
 )
 
 refused_brokers = Table(

@@ -17,6 +17,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/brokers/test_scheduled_ends.py": "scheduled",
         "integration/retention/test_holds.py": "holds",
         "integration/access/test_access.py": "access",
+        "integration/hosts/test_members.py": "members",
     },
     "broker/access": {
         "integration/access/test_access.py": "guarding",
@@ -88,6 +89,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "cli/commands/cluster": {
         "unit/rpc/tls/test_contexts.py": "certificates",
         "integration/hosts/test_tls_cluster.py": "app check init",
+        "integration/hosts/test_members.py": "versions",
     },
     "cli/commands/group": {
         "acceptance/test_cli.py": "app",
@@ -95,6 +97,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "cli/commands/meta": {
         "integration/rebuild/test_meta_rebuild.py": "app database verify",
+        "integration/metaserver/test_backup.py": "backup",
     },
     "cli/commands/outbox": {"integration/outbox/test_outbox.py": "app"},
     "cli/commands/parked": {
@@ -157,6 +160,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/brokers/test_accepted_copy.py": "accepted",
         "integration/metaserver/test_metaserver_calls.py": "service",
     },
+    "metaserver/backup": {"integration/metaserver/test_backup.py": "file rows service"},
     "metaserver/cluster": {
         "integration/metaserver/test_metaserver_database.py": "partitions",
         "integration/rebuild/test_rebuild_waits.py": "lost_database",
@@ -197,7 +201,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/metaserver/test_metaserver_database.py": "dialect transactions",
         "integration/metaserver/test_metaserver_group_write.py": "group_write",
         "integration/metaserver/test_metaserver_postgres.py": "postgres",
-        "integration/metaserver/test_migrations.py": "migrate schema",
+        "integration/metaserver/test_migrations.py": "schema",
         "integration/metaserver/test_unwritable_database.py": "write_watch",
         "unit/metaserver/operations/test_idle_operations.py": "clock_restart",
         "unit/metaserver/resets/test_rows.py": "duties",
@@ -230,9 +234,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "access consuming deletions failures groups homes outbox parked publications ranges reading refusals reprocess scheduled sink streaming testing transport",
+        "unit/protocol/test_errors.py": "access consuming deletions failures groups homes outbox parked publications reading refusals reprocess scheduled sink streaming testing transport versions",
     },
     "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
+    "protocol/membership": {"integration/hosts/test_members.py": "broker_views cluster_view"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "integration/access/test_access.py": "access",

@@ -33,6 +33,8 @@ class ClusterPlan:
     """Folder for stored data, on each host."""
     meta_port: int
     broker_port: int
+    name: str = ""
+    """The cluster's name, which keeps programs and databases of two clusters apart; "": it has none."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -74,6 +76,7 @@ class ClusterPlan:
         number = list(self.hosts).index(host) + 1
         broker = {
             "group": self.group_of(host),
+            **self._named(),
             "data": f"{self.data}/broker-g{number}",
             "meta": self.metaservers,
             **_serving(host),
@@ -87,6 +90,7 @@ class ClusterPlan:
             )
             metaserver = {
                 "data": f"{self.data}/metaserver-{number}",
+                **self._named(),
                 **({"database_url": url} if url else {}),
                 **_serving(host),
                 "port": self.meta_port,
@@ -95,6 +99,9 @@ class ClusterPlan:
             tables.insert(0, _table("metaserver", metaserver))
         head = "# Paths of certificates are relative to this file.  SIGHUP has a running program read it again.\n\n"
         return head + "\n".join(tables)
+
+    def _named(self) -> dict[str, object]:
+        return {"cluster": self.name} if self.name else {}
 
     def units_of(self, host: str, keylane: str) -> dict[str, str]:
         """The systemd units of a host, by file name; `keylane` is the path of the command there."""
