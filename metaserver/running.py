@@ -94,17 +94,16 @@ async def running_metaserver(
         network = network or _own_network(stack, served, access)
         member = ClusterMember(database)
         await member.learn()
+        rng = random.SystemRandom()
         services = services_of(
-            database, network, settings, rng=random.SystemRandom(), after_step=after_step, access=access,
-            member=member,
+            database, network, settings, rng=rng, after_step=after_step, access=access, member=member
         )  # fmt: skip
-        metrics = ServerMetrics("metaserver", clock.boot_ns)
-        metrics.add(MetaserverMetrics(database, clock=clock).collect)
-        metrics.add(served.collect)
+        metrics = _metrics(database, clock, served)
         routes = [*services.routes, metrics_route(metrics)]
+        limits = HttpLimits(connections_max=settings.http_connections_max)
+        guard = _guard(access, database, clock, metrics)
         server = Server(
-            routes, limits=HttpLimits(connections_max=settings.http_connections_max), on_refusal=metrics.note_refusal, serving=settings, tls=served.tls,
-            guard=_guard(access, database, clock, metrics),
+            routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls, guard=guard
         )  # fmt: skip
         await server.start(settings.host, settings.port)
         await stack.enter_async_context(member.at_work(server.address))
@@ -121,6 +120,13 @@ async def running_metaserver(
                 task.cancel()
             await asyncio.wait([attending, *watching])
             await services.operations.stop()
+
+
+def _metrics(database: Database, clock: Clock, served: ServedNetwork) -> ServerMetrics:
+    metrics = ServerMetrics("metaserver", clock.boot_ns)
+    metrics.add(MetaserverMetrics(database, clock=clock).collect)
+    metrics.add(served.collect)
+    return metrics
 
 
 def _own_network(

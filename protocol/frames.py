@@ -402,7 +402,7 @@ class ParkedEdited(Frame, frozen=True, array_like=True, tag=80):
     properties: bytes | None
 
 
-class Welcome(Frame, frozen=True, array_like=True, tag=85):
+class Welcome(Frame, frozen=True, array_like=True, tag=86):
     """The broker serves this client."""
 
     version: str

@@ -249,9 +249,6 @@ class HttpNetwork:
         timeout_ms: int,
         bearer: str | None = None,
     ) -> T:
-        headers = {"content-type": "application/json", VERSION_HEADER: VERSION}
-        if bearer is not None:
-            headers["authorization"] = f"Bearer {bearer}"
         packed = b"" if body is None else encode_json(body)
         if len(packed) > CONTROL_BYTES_MAX:
             raise MessageTooLargeError(
@@ -265,7 +262,7 @@ class HttpNetwork:
                 f"{self._scheme}://{address}{path}",
                 data=packed or None,
                 params=query,
-                headers=headers,
+                headers=_headers(bearer),
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(
                     total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS
@@ -367,6 +364,11 @@ def client_network(
     """
     chosen = tls or tls_of_environment()
     return HttpNetwork(chosen, token=token, by_certificate=bool(chosen and chosen.cert))
+
+
+def _headers(bearer: str | None) -> dict[str, str]:
+    headers = {"content-type": "application/json", VERSION_HEADER: VERSION}
+    return headers if bearer is None else headers | {"authorization": f"Bearer {bearer}"}
 
 
 async def _greet(channel: WebSocketChannel, address: str, timeout_ms: int) -> None:

@@ -62,7 +62,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (24, frames.Hello("0.1.0")),
     (22, frames.Challenge()),
     (23, frames.Authenticate("kc_AA", bytes(64), "127.0.0.1:7001")),
-    (85, frames.Welcome("0.1.0")),
+    (86, frames.Welcome("0.1.0")),
     (83, frames.Challenged(bytes(32))),
     (84, frames.Authenticated(300_000)),
     (85, frames.Throttled(1_500, "bytes of principal 'shop'")),

@@ -22,7 +22,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Authenticate, Challenge
 from keylane.rpc.access.wallet import Wallet
 from keylane.rpc.http_network import HttpNetwork
-from support.guarded import GuardedCluster, capabilities, figures_of, refusal_of
+from support.access.guarded import GuardedCluster, capabilities, figures_of, refusal_of
 
 
 @pytest.fixture(scope="module")

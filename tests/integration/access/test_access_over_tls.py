@@ -13,7 +13,7 @@ from keylane.cli.connection import available_brokers
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import metaserver_settings
 from keylane.protocol.errors import ConfigError, HostError, UnauthenticatedError
-from support.secured_cluster import NAME, SecuredCluster
+from support.access.secured_cluster import NAME, SecuredCluster
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from keylane import Producer, Reader
 from keylane.protocol.errors import AccessDeniedError
 from keylane.protocol.http.audit import AuditRow
-from support.guarded import GuardedCluster, figures_of, refusal_of
+from support.access.guarded import GuardedCluster, figures_of, refusal_of
 from support.server_process import run_keylane
 
 SECRET = "the-value-that-is-written-nowhere"

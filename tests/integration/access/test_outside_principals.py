@@ -22,9 +22,9 @@ from keylane.protocol.errors import (
     InvalidNameError,
     UnauthenticatedError,
 )
-from support.certificates import CertificateShelf
+from support.access.certificates import CertificateShelf
+from support.access.issuer import AUDIENCE, ISSUER, OutsideIssuer
 from support.cluster import Program
-from support.issuer import AUDIENCE, ISSUER, OutsideIssuer
 
 SUBJECT = "vouched"
 

@@ -18,7 +18,7 @@ from keylane.protocol.errors import (
     QuotaExceededError,
 )
 from keylane.rpc.http_network import HttpNetwork
-from support.guarded import GuardedCluster, capabilities, figures_of
+from support.access.guarded import GuardedCluster, capabilities, figures_of
 
 SUBJECT = "limited"
 VALUE = bytes(10_000)

@@ -27,7 +27,7 @@ from keylane.spark.source import KeylaneSource
 from keylane.spark.writing.job import parse_write_options
 from keylane.spark.writing.running import run_with_network
 from keylane.spark.writing.task import write_task
-from support.secured_cluster import SecuredCluster
+from support.access.secured_cluster import SecuredCluster
 
 COUNT = 300
 

@@ -15,7 +15,7 @@ from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import ConfigError, IssuerUnreachableError, UnauthenticatedError
 from keylane.rpc.access.issuer_settings import IssuerSettings
 from keylane.rpc.access.key_set import ASK_AGAIN_MS
-from support.issuer import AUDIENCE, ISSUER, OutsideIssuer
+from support.access.issuer import AUDIENCE, ISSUER, OutsideIssuer
 
 
 class Clock(SystemClock):

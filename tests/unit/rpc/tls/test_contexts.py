@@ -11,7 +11,7 @@ from keylane.protocol.errors import CertificateFileError, CertificateKeyError, C
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.tls.contexts import ServerTls, client_context, names_of, read_certificate
 from keylane.rpc.tls.settings import ServingSettings
-from support.certificates import NOW, CertificateShelf
+from support.access.certificates import NOW, CertificateShelf
 
 
 @pytest.fixture

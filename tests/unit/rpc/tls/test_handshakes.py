@@ -25,7 +25,7 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
 from keylane.rpc.tls.contexts import ServerTls
 from keylane.rpc.tls.settings import ServingSettings
-from support.certificates import NOW, CertificateShelf
+from support.access.certificates import NOW, CertificateShelf
 
 
 @pytest.fixture

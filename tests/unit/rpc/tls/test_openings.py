@@ -12,7 +12,7 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.server import ControlRoute, Server
 from keylane.rpc.tls.contexts import ServerTls
-from support.certificates import CertificateShelf
+from support.access.certificates import CertificateShelf
 
 MOST = 20
 
