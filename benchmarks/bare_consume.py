@@ -3,6 +3,9 @@
 The server of `bare.py` streams what is durable to a consumer, which checks each checksum, cuts keys and values out of the
 columns, awaits an `async` handler for each message, and acks each frame.  No lanes, no leases, no retries, no cursors.
 
+What its handler does is here too, for it and for `consumer_roles.py`: it reads key and value, and counts.  The bytes that were
+read are in the figures, so that a message that was counted and never made shows.
+
 Run as `python benchmarks/bare_consume.py serve FILE` and `python benchmarks/bare_consume.py consume ADDRESS COUNT`.
 """
 
@@ -15,9 +18,9 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import uvloop
 from bare import ACK, FRAME, BareServer, take_frames
@@ -26,6 +29,70 @@ CHUNK_BYTES = 1 << 20
 BUFFER_BYTES = 8 << 20
 CONSUMER = FRAME.pack(0, 0, 0, 0xFFFFFFFF)
 """A consumer's first frame."""
+Figures = dict[str, float]
+
+
+class Handled(Protocol):
+    """A message, of keylane or of the bare path."""
+
+    key: bytes
+    value: bytes
+
+
+class Clock:
+    """Wall clock and processor time from the first message to the last."""
+
+    def __init__(self) -> None:
+        self._began = (0.0, 0.0)
+        self.figures: Figures = {}
+        self.done = asyncio.Event()
+
+    def edge(self, size_bytes: int) -> None:
+        """Note the first message, and then the last one, with the bytes that were read until then."""
+        now, cpu = time.monotonic(), time.process_time()
+        if not self._began[0]:
+            self._began = now, cpu
+        elif not self.figures:
+            began, cpu_began = self._began
+            self.figures = {
+                "seconds": now - began,
+                "ended": now,
+                "cpu_seconds": cpu - cpu_began,
+                "read_bytes": size_bytes,
+            }
+            self.done.set()
+
+
+def handler_of(clock: Clock, count: int) -> Callable[[Handled], Awaitable[None]]:
+    """An `async` handler of `count` messages."""
+    left, size_bytes, last = count, 0, count - 1
+
+    async def handle(message: Handled) -> None:
+        nonlocal left, size_bytes
+        size_bytes += len(message.key) + len(message.value)
+        left -= 1
+        if not 0 < left < last:
+            clock.edge(size_bytes)
+
+    return handle
+
+
+def reader_of(clock: Clock, count: int) -> Callable[[Iterable[Handled]], None]:
+    """As the body of `handler_of`, of many messages in a loop."""
+    left, size_bytes, begun = count, 0, False
+
+    def read(messages: Iterable[Handled]) -> None:
+        nonlocal left, size_bytes, begun
+        if not begun:
+            begun = True
+            clock.edge(0)
+        for message in messages:
+            size_bytes += len(message.key) + len(message.value)
+            left -= 1
+        if left <= 0:
+            clock.edge(size_bytes)
+
+    return read
 
 
 class BareLog:
@@ -144,33 +211,23 @@ def messages_of(count: int, body: bytes, offset: int) -> Iterator[BareMessage]:
         key_at, value_at = key_end, value_end
 
 
-async def consume(address: str, count: int) -> dict[str, float]:
+async def consume(address: str, count: int) -> Figures:
     """Handle `count` messages; the clock runs from the first to the last."""
     host, _, port = address.partition(":")
     _, consumer = await asyncio.get_running_loop().create_connection(BareConsumer, host, int(port))
     print(json.dumps({"ready": True}), flush=True)
-    handled = 0
-
-    async def handle(_message: BareMessage) -> None:
-        nonlocal handled
-        handled += 1
-
-    number, body = await consumer.next_frame()
-    started, cpu = time.monotonic(), time.process_time()
+    clock = Clock()
+    handle = handler_of(clock, count)
+    offset = 0
     while True:
-        for message in messages_of(number, body, handled):
+        number, body = await consumer.next_frame()
+        for message in messages_of(number, body, offset):
             await handle(message)
         consumer.transport.write(ACK.pack(number))
-        if handled >= count:
-            break
+        offset += number
+        if offset >= count:
+            return clock.figures
         await asyncio.sleep(0)
-        number, body = await consumer.next_frame()
-    ended = time.monotonic()
-    return {
-        "seconds": ended - started,
-        "ended": ended,
-        "cpu_seconds": time.process_time() - cpu,
-    }
 
 
 async def serve(path: str) -> None:

@@ -16,7 +16,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pyarrow.compute as pc
 import uvloop
+from bare_consume import Clock, Figures, handler_of, reader_of
 from machine import peak_mb
 from roles import KEYS, VALUE
 
@@ -30,31 +32,22 @@ PACE_PER_SECOND = 5_000
 PACE_MS = 5
 """Paced messages are sent in groups, one in this time."""
 LANE_KEYS = 1_000
-Figures = dict[str, float]
 
 
-class Clock:
-    """Counts messages until `count` were handled; from the first on, wall clock and processor time."""
+class Countdown:
+    """Counts messages until `count` were handled, for handlers that do more than those of `bare_consume`."""
 
-    def __init__(self, count: int) -> None:
-        self._left = count
-        self._began = (0.0, 0.0)
-        self.figures: Figures = {}
-        self.done = asyncio.Event()
+    def __init__(self, clock: Clock, count: int) -> None:
+        self._clock = clock
+        self._left = self._count = count
 
-    def count(self, messages: int = 1) -> None:
-        """Note that messages were handled."""
-        if not self._began[0]:
-            self._began = time.monotonic(), time.process_time()
-        self._left -= messages
-        if self._left <= 0 and not self.figures:
-            ended, cpu = time.monotonic(), time.process_time()
-            self.figures = {
-                "seconds": ended - self._began[0],
-                "ended": ended,
-                "cpu_seconds": cpu - self._began[1],
-            }
-            self.done.set()
+    def count(self) -> None:
+        """Note that a message was handled."""
+        if self._left == self._count:
+            self._clock.edge(0)
+        self._left -= 1
+        if self._left <= 0:
+            self._clock.edge(0)
 
 
 def ready() -> None:
@@ -64,11 +57,8 @@ def ready() -> None:
 
 async def handled(meta: str, subject: str, count: int) -> Figures:
     """An `async` handler for each message."""
-    clock = Clock(count)
-
-    async def handle(_message: Message) -> None:
-        clock.count()
-
+    clock = Clock()
+    handle = handler_of(clock, count)
     async with Consumer(meta, subject=subject, group="handled", handler=handle):
         ready()
         await clock.done.wait()
@@ -77,10 +67,11 @@ async def handled(meta: str, subject: str, count: int) -> Figures:
 
 async def batch_handled(meta: str, subject: str, count: int) -> Figures:
     """An `async` handler for up to 500 messages."""
-    clock = Clock(count)
+    clock = Clock()
+    read = reader_of(clock, count)
 
     async def handle(messages: list[Message]) -> None:
-        clock.count(len(messages))
+        read(messages)
 
     async with Consumer(meta, subject=subject, group="batch-handled", batch_handler=handle):
         ready()
@@ -90,38 +81,49 @@ async def batch_handled(meta: str, subject: str, count: int) -> Figures:
 
 async def getmany(meta: str, subject: str, count: int) -> Figures:
     """`getmany` and `ack`, 1,000 messages at a time."""
-    clock = Clock(count)
+    clock = Clock()
+    read = reader_of(clock, count)
     async with Consumer(meta, subject=subject, group="getmany") as consumer:
         ready()
         while not clock.done.is_set():
             messages = await consumer.getmany(max_records=1_000)
+            read(messages)
             await consumer.ack(messages)
-            clock.count(len(messages))
     return clock.figures
 
 
 async def iterated(meta: str, subject: str, count: int) -> Figures:
     """`async for` and `ack`, each message."""
-    clock = Clock(count)
+    clock = Clock()
+    left, size_bytes, last = count, 0, count - 1
     async with Consumer(meta, subject=subject, group="iterated") as consumer:
         ready()
         async for message in consumer:
+            size_bytes += len(message.key) + len(message.value)
             await message.ack()
-            clock.count()
-            if clock.done.is_set():
-                break
+            left -= 1
+            if not 0 < left < last:
+                clock.edge(size_bytes)
+                if left <= 0:
+                    break
     return clock.figures
 
 
 async def arrow(meta: str, subject: str, count: int) -> Figures:
-    """Arrow batches, each acked."""
-    clock = Clock(count)
+    """Arrow batches, each acked; keys and values are read by column."""
+    clock = Clock()
+    left, size_bytes = count, 0
     async with Consumer(meta, subject=subject, group="arrow") as consumer:
         ready()
         async for batch in consumer.batches():
-            clock.count(len(batch))
+            if left == count:
+                clock.edge(0)
+            for name in ("key", "value"):
+                size_bytes += pc.sum(pc.binary_length(batch.record_batch.column(name))).as_py()
+            left -= len(batch)
             await batch.ack()
-            if clock.done.is_set():
+            if left <= 0:
+                clock.edge(size_bytes)
                 break
     return clock.figures
 
@@ -132,11 +134,12 @@ async def lanes(meta: str, subject: str, count: int) -> Figures:
         for index in range(count):
             producer.send(subject, VALUE, key=b"lane-%d" % (index % LANE_KEYS))
             await producer.drain()
-    clock = Clock(count)
+    clock = Clock()
+    countdown = Countdown(clock, count)
 
     async def handle(message: Message) -> None:
         await asyncio.sleep(message.offset * 7 % 51 / 10_000)
-        clock.count()
+        countdown.count()
 
     async with Consumer(meta, subject=subject, group="lanes", handler=handle, concurrency=100):
         ready()
@@ -146,12 +149,13 @@ async def lanes(meta: str, subject: str, count: int) -> Figures:
 
 async def healthy(meta: str, subject: str, count: int) -> Figures:
     """Handles `count` healthy messages beside those of poison keys, which are parked after two tries."""
-    clock = Clock(count)
+    clock = Clock()
+    countdown = Countdown(clock, count)
 
     async def handle(message: Message) -> None:
         if message.key.startswith(POISON):
             raise ValueError("poison")
-        clock.count()
+        countdown.count()
 
     async with parking(meta, subject, handle):
         ready()

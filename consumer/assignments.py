@@ -29,7 +29,6 @@ from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
 from .broadcast import Broadcast
 from .delivery.filter import MessageFilter
-from .delivery.pulled_batch import PulledBatch
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
@@ -200,9 +199,8 @@ class Assignments:
         """Give messages of one partition to handlers or the iteration."""
         self._dispatch.put(messages)
 
-    def hand_out_batch(self, batch: PulledBatch) -> None:
-        """Give a batch of one partition to the iteration."""
-        assert isinstance(self._dispatch, Stream)
+    def hand_out_batch(self, batch: Any) -> None:
+        """Give a batch of one partition, which is not opened, to handlers or the iteration."""
         self._dispatch.put_batch(batch)
 
     def nack(self, message: Message, after_s: float) -> list[Message]:

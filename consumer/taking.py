@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from threading import get_ident
 from typing import Any, Generic
 
 from ..protocol.codecs.codec import V
@@ -12,7 +13,7 @@ from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import range_problems, refuse
 from ..rpc.home import Home
 from .handling.arrow_batch import ArrowBatch, check_arrow
-from .handling.stream import Stream
+from .handling.stream import NEXTS, Stream
 from .handling.taken import ack_all, listed, nack_all
 from .handling.workers import Workers
 from .settings import RECORDS_MAX, ConsumerSettings, FailurePolicy
@@ -71,7 +72,9 @@ class Taking(Generic[V]):
             LeaseLostError: other consumers have some of the messages now; the others are acked.
             ClosedError: no consumer handed a message out.
         """
-        await ack_all(listed(messages), self._home)
+        acked = listed(messages)
+        if not (isinstance(self._dispatch, Stream) and self._dispatch.ack_hand(acked)):
+            await ack_all(acked, self._home)
 
     async def nack(self, messages: Iterable[Message[V]], *, after_s: float = 0) -> None:
         """
@@ -124,7 +127,7 @@ class Taking(Generic[V]):
         return self._dispatch
 
     def __aiter__(self) -> AsyncIterator[Message[V]]:
-        return self
+        return Iteration(self._home, lambda: self._stream)
 
     def __anext__(self) -> Coroutine[Any, Any, Message[V]]:
         """
@@ -140,3 +143,31 @@ class Taking(Generic[V]):
         self._home.check_thread()
         step: Coroutine[Any, Any, Message[Any]] = self._stream.next()
         return step
+
+
+class Iteration:
+    """
+    The messages of a consumer, one by one.
+
+    Args:
+        home: of the consumer.
+        stream: of the consumer; raises an error if there is none.
+    """
+
+    def __init__(self, home: Home, stream: Callable[[], Stream]) -> None:
+        self._home = home
+        self._stream = stream
+
+    def __aiter__(self) -> Iteration:
+        return self
+
+    async def __anext__(self) -> Message[Any]:
+        """As `Stream.next`."""
+        stream = self._stream()
+        if get_ident() == self._home.thread and (message := stream.take_alone()) is not None:
+            return message
+        self._home.check_thread()
+        return await stream.next()
+
+
+NEXTS.add(Iteration.__anext__.__code__)

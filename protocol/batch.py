@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise
 from struct import Struct
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import lz4.block  # type: ignore[import-untyped]
 import zstandard
@@ -286,24 +286,36 @@ def _decompress(compression: int, packed: bytes | memoryview, size: int) -> byte
     return data
 
 
-class Columns(NamedTuple):
+B = TypeVar("B", bound=bytes | memoryview)
+
+
+class Columns(NamedTuple, Generic[B]):
     """The columns of a batch: times, and for keys, values and properties `count + 1` edges into `blob`."""
 
     sent_at_ns: array[int]
     key_edges: Sequence[int]
     value_edges: Sequence[int]
     property_edges: Sequence[int]
-    blob: bytes
+    blob: B
     """The whole record, unpacked; an edge is an index of a byte in it."""
 
 
-def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns:
+def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[bytes]:
     """
     Cut the body of the batch at `start` into columns.
 
     Raises:
         CorruptBatchError: the lengths do not add up to the body, or it does not unpack.
     """
+    cut = column_views(data, header, start)
+    whole = cut.blob.obj
+    if isinstance(whole, bytes) and len(whole) == len(cut.blob):
+        return Columns(*cut[:4], whole)
+    return Columns(*cut[:4], cut.blob.tobytes())
+
+
+def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[memoryview]:
+    """As `columns`, without a copy of the record: for `slices`."""
     count = header.count
     if header.compression != Compression.NONE:
         data, start = unpacked(data, header, start), 0
@@ -320,14 +332,13 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
     properties = _edges(lengths[2 * step :], values[-1], count)
     if properties[-1] != len(view):
         raise CorruptBatchError("the lengths do not add up", length=len(view), found=properties[-1])
-    blob = view.tobytes() if not isinstance(data, bytes) or len(view) != len(data) else data
-    return Columns(times, keys, values, properties, blob)
+    return Columns(times, keys, values, properties, view)
 
 
 def _edges(lengths: memoryview, at: int, count: int) -> Sequence[int]:
     """The edges of a column that begins at `at`: a range where all lengths are the same, as of numbers or hashes."""
-    if count and lengths == bytes(lengths[:4]) * count:
-        size = int.from_bytes(lengths[:4], "little")
+    size = int.from_bytes(lengths[:4], "little")
+    if count and lengths.tobytes() == lengths[:4].tobytes() * count:  # a view compares byte by byte
         return range(at, at + size * count + 1, size) if size else [at] * (count + 1)
     sizes: array[int] = array("I")
     assert sizes.itemsize == 4
@@ -335,19 +346,21 @@ def _edges(lengths: memoryview, at: int, count: int) -> Sequence[int]:
     return list(accumulate(sizes, initial=at))
 
 
-def slices(blob: bytes, edges: Sequence[int]) -> list[bytes]:
+def slices(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
     """The values of a column: what lies in `blob` between each two of its edges."""
-    if edges[0] == edges[-1]:
+    start, end = edges[0], edges[-1]
+    if start == end:
         return [b""] * (len(edges) - 1)
     values: list[bytes] = []
     if isinstance(edges, range):  # a quarter of the time of a slice for each
         blocks = (len(edges) - 1) // SAME_SIZE_BLOCK
         block = _block(edges.step)
-        view = memoryview(blob)[edges[0] : edges[0] + blocks * block.size]
-        values += chain.from_iterable(block.iter_unpack(view))
-        edges = edges[len(values) :]
+        start += blocks * block.size
+        values += chain.from_iterable(block.iter_unpack(memoryview(blob)[edges[0] : start]))
+        blob, edges = bytes(memoryview(blob)[start:end]), range(0, end - start + 1, edges.step)
+    data = blob if isinstance(blob, bytes) else bytes(blob[:end])
     low = edges[0]
-    values += [blob[low : (low := high)] for high in islice(edges, 1, None)]
+    values += [data[low : (low := high)] for high in islice(edges, 1, None)]
     return values
 
 

@@ -50,7 +50,8 @@ class Home:
     def __init__(self, what: str) -> None:
         self._what = what
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = NO_THREAD
+        self.thread = NO_THREAD
+        """The thread of that event loop; a call from it needs no other check."""
         self._kept: object = None
         self.on_fork: Callable[[], None] = _nothing
         """Called in a child of the process in which the client is open."""
@@ -81,7 +82,7 @@ class Home:
         if self._loop is not None and not self._loop.is_closed():
             raise AlreadyOpenError(f"the {self._what} is open already")
         self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()
+        self.thread = get_ident()
         self._kept = kept
         self.on_fork = on_fork
         _OPEN.homes.add(self)
@@ -90,7 +91,7 @@ class Home:
         """Close the client."""
         self._loop = self._kept = None
         self.on_fork = _nothing
-        self._thread = NO_THREAD
+        self.thread = NO_THREAD
 
     def check(self) -> None:
         """
@@ -116,23 +117,23 @@ class Home:
 
     def check_thread(self) -> None:
         """As `check_not_elsewhere`, quicker: in the thread of the opening it does not ask for the event loop."""
-        if get_ident() != self._thread:
+        if get_ident() != self.thread:
             self.check_not_elsewhere()
 
     def _refuse_loop(self, loop: asyncio.AbstractEventLoop) -> NoReturn:
         if loop.is_closed():
             raise OtherLoopError(f"the event loop in which the {self._what} was opened has ended")
-        if self._thread != get_ident():
+        if self.thread != get_ident():
             raise OtherLoopError(f"the {self._what} was opened in another thread")
         raise OtherLoopError(f"the {self._what} was opened in another event loop")
 
     def forked(self) -> None:
         """Note that this process is a child of the one in which the client is open."""
-        if self._loop is not None and self._thread == get_ident() and self._loop.is_running():
+        if self._loop is not None and self.thread == get_ident() and self._loop.is_running():
             _end_on_return(self._loop, self._what)
         self._forked = True
         self._loop = None
-        self._thread = NO_THREAD
+        self.thread = NO_THREAD
         self.on_fork()
 
 

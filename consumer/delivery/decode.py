@@ -12,7 +12,7 @@ from ...protocol.record import Header
 
 
 def decode_messages(
-    batch: Columns,
+    batch: Columns[bytes] | Columns[memoryview],
     header: Header,
     subject: str,
     partition_id: int,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from ...protocol.batch import Columns
 from ...protocol.message import Message
 from ...protocol.offsets import Range
 from ...protocol.record import Header
@@ -53,10 +54,51 @@ class PulledBatch:
 
     def messages(self) -> list[Message[Any]]:
         """The messages to be handed out, by offset."""
-        messages = self.client.decode(self.record, self.header)
-        if self.count == len(messages):
-            return messages
-        base = self.header.base_offset
-        return [
-            message for start, end in self.ranges for message in messages[start - base : end - base]
-        ]
+        return _inside(self.client.decode(self.record, self.header), self.header, self.ranges)
+
+
+class CutOpener(Protocol):
+    """The pull client of a cut batch."""
+
+    def open_cut(self, batch: CutBatch) -> list[Message[Any]]:
+        """The messages of a batch to be handled now."""
+        ...
+
+
+class CutBatch:
+    """
+    A batch for handlers, whose columns are checked and whose messages are made when they are next.
+
+    Attributes:
+        is_plain: all its messages are first tries, once it is opened.
+    """
+
+    __slots__ = ("client", "columns", "count", "header", "is_plain", "ranges")
+
+    def __init__(
+        self, client: CutOpener, columns: Columns[memoryview], header: Header, ranges: list[Range]
+    ) -> None:
+        self.client = client
+        self.columns = columns
+        self.header = header
+        self.ranges = ranges
+        self.count = sum(end - start for start, end in ranges)
+        self.is_plain = False
+
+    def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
+        """Those of all messages of the batch that were neither pulled before nor acked."""
+        return _inside(messages, self.header, self.ranges)
+
+    def messages(self) -> list[Message[Any]]:
+        """The messages to be handled, by offset."""
+        return self.client.open_cut(self)
+
+
+def _inside(
+    messages: list[Message[Any]], header: Header, ranges: list[Range]
+) -> list[Message[Any]]:
+    """Those of all messages of a batch whose offsets are inside of the ranges."""
+    base = header.base_offset
+    if ranges == [(base, header.next_offset)]:
+        return messages
+    return [message for start, end in ranges for message in messages[start - base : end - base]]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...protocol.errors import InvalidRequestError
 from ...protocol.message import Message
+from .hand import Hand
 
 
 class UserAcks(ABC):
@@ -19,7 +20,7 @@ class UserAcks(ABC):
     """
 
     # A sink keeps what it knows of a delivery for as long as that lives.
-    __slots__ = ("__weakref__", "_given_back", "_taken")
+    __slots__ = ("__weakref__", "_given_back", "_taken", "hand")
 
     client: Any
     """The pull client whose messages end together."""
@@ -33,9 +34,11 @@ class UserAcks(ABC):
         """Offsets that iteration gave to the user and the user has not acked."""
         self._given_back: set[int] = set()
         """Offsets that the user gave back, and was not given again."""
+        self.hand: Hand | None = None
+        """May have messages that the user has and that are not in `_taken`."""
 
-    in_order: Any = None
-    """The queue of acks to which `done` of a pull client adds, for the hot path; None: `done` has to be called."""
+    runs = False
+    """It has `deadline_s`, and messages that are handled one after another may be told to `done_all` together."""
 
     @abstractmethod
     def done(self, offset: int) -> None:
@@ -59,8 +62,18 @@ class UserAcks(ABC):
         if self._given_back:
             self._given_back.difference_update(offsets)
 
+    @property
+    def takes_hand(self) -> bool:
+        """True if a message may be in a hand: it was not given back."""
+        return self.runs and not self._given_back
+
+    def _spread(self) -> None:
+        if self.hand is not None:
+            self.hand.spread()
+
     def has_taken(self, message: Message) -> bool:
         """True if the user has the message, neither acked nor given back."""
+        self._spread()
         return message.offset in self._taken
 
     async def ack(self, message: Message) -> None:
@@ -73,6 +86,13 @@ class UserAcks(ABC):
         """
         client, offset = self.client, message.offset
         client.check_takes_acks(offset)
+        hand = self.hand
+        if hand is not None:
+            if hand.message is message and not client.acks_each:
+                hand.message = None
+                self.done(offset)
+                return
+            hand.spread()
         if offset not in self._taken:
             self.check_not_given_back((message,))
             return
@@ -84,6 +104,7 @@ class UserAcks(ABC):
 
     def take_acks(self, messages: list[Message]) -> bool:
         """Take acks of messages that were not given back; False if all of them were acked before."""
+        self._spread()
         offsets = {message.offset for message in messages}
         taken = self._taken
         if len(offsets) < len(messages) or not taken.issuperset(offsets):
@@ -114,6 +135,7 @@ class UserAcks(ABC):
         """Hand a message out again that the user has.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
         client = self.client
         client.check_takes_acks(message.offset)
+        self._spread()
         if message.offset not in self._taken:
             raise InvalidRequestError(
                 f"message {message.offset} of partition {message.partition_id} is acked or given back already, or a "

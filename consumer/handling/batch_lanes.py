@@ -82,8 +82,8 @@ class BatchLanes:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.alone = self
-        self.is_idle = False
-        """As of `Lanes`, which it is never: workers take batches in no shorter way."""
+        self.may_run = self.may_be_alone = False
+        """As of `Lanes`, which they never do: workers take batches in no shorter way."""
         self._wake = wake
         self._max = max_records
         self._waits = waits
@@ -109,6 +109,11 @@ class BatchLanes:
     def arrived(self) -> bool:
         """True if a batch may be there to take."""
         return bool(self._again) or any(map(self._is_due, self._queues.values()))
+
+    @property
+    def has_waiting(self) -> bool:
+        """As `arrived`."""
+        return self.arrived
 
     def _is_due(self, queue: _Queue) -> bool:
         enough = queue.ripe or len(queue.ready) >= self._max

@@ -26,7 +26,7 @@ from .batch import Batch
 from .batch_lanes import BatchLanes
 from .failing import Failing
 from .handlers import BatchHandler
-from .lanes import Lanes
+from .lanes import Lanes, UnopenedBatch
 from .log_throttle import LogThrottle
 from .not_acked import Retry, only_retry
 from .workers import MESSAGES_PER_TURN, Workers
@@ -95,6 +95,10 @@ class BatchWorkers(Workers):
             loop.call_later(self._max_wait_s, self._ripen, messages[0], number)
         self._work.set()
 
+    def put_batch(self, batch: UnopenedBatch) -> None:
+        """Add the messages of a batch."""
+        self.put(batch.messages())
+
     def _ripen(self, message: Message, number: int) -> None:
         self._batch_lanes.ripen(message, number)
         self._work.set()
@@ -159,6 +163,6 @@ class BatchWorkers(Workers):
         for batch in batches:
             self._log_line(self._log_throttle.given_up(cast(Message, batch), now_ms))
         client.forget(count + sum(map(len, batches)))
-        if self._lanes.arrived:
+        if self._lanes.has_waiting:
             self._work.set()
         self._start_due()

@@ -16,12 +16,18 @@ import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice, repeat, starmap
 from operator import attrgetter
+from typing import Any
 
+from ...protocol.errors import LeaseLostError
 from ...protocol.message import Message
+from ..delivery.hand import Hand
 
 _Key = bytes | tuple[int, int]
 _by_offset = attrgetter("offset")
+_delivery = attrgetter("delivery")
+_consume = deque[object](maxlen=0).extend
 
 
 class _Lane:
@@ -39,16 +45,87 @@ class _Lane:
 class InHand:
     """The lanes of one consumer without a handler; every time is nanoseconds of the boot clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool = True) -> None:
         self._lanes: dict[_Key, _Lane | Message] = {}
         """A message stands for a lane of which it alone is in hand, and none waits: as most are."""
         self._due: list[tuple[int, int, _Key]] = []
         self._number = 0
         self.waiting = 0
         """Messages in the lanes that are not handed out."""
+        self.hand = Hand(self._note_all)
+        """Has what is in hand alone, without a lane; all else spreads it first."""
+        self._ordered = ordered
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
+
+    @property
+    def is_free(self) -> bool:
+        """True if nothing is in hand, and nothing waits to be handed out again."""
+        hand = self.hand
+        return not (self._lanes or self._due or hand.message is not None or hand.messages)
+
+    def take_alone(self, arrived: deque[Message], boot_ns: Callable[[], int]) -> Message | None:
+        """The first message that arrived, into the hand; None: something else is in hand, or it needs more than that."""
+        if not arrived or not self.is_free:
+            return None
+        message = arrived[0]
+        delivery: Any = message.delivery
+        if not delivery.takes_hand or boot_ns() >= delivery.deadline_ns:
+            return None
+        delivery.hand = self.hand
+        self.hand.message = arrived.popleft()
+        return message
+
+    def take_together(
+        self, arrived: deque[Message], count: int, now_ns: int
+    ) -> list[Message] | None:
+        """As `take_alone`, of up to `count` messages, which came by offset within each partition."""
+        if not arrived or not self.is_free:
+            return None
+        messages = list(islice(arrived, count))
+        runs: list[tuple[Any, list[Message]]] = [(messages[0].delivery, messages)]
+        if len(set(map(_delivery, messages))) > 1:
+            runs = _runs(messages)
+        if not all(each.takes_hand and now_ns < each.deadline_ns for each, _ in runs):
+            return None
+        if len(messages) == len(arrived):
+            arrived.clear()
+        else:
+            _consume(starmap(arrived.popleft, repeat((), len(messages))))
+        for delivery, _ in runs:
+            delivery.hand = self.hand
+        self.hand.messages, self.hand.runs = messages, runs
+        return messages.copy()
+
+    def ack_hand(self, messages: list[Message]) -> bool:
+        """Ack what was taken together, if it is these messages; False: they are to be acked in another way."""
+        hand = self.hand
+        if hand.messages is None or hand.messages != messages:
+            return False
+        try:
+            for delivery, run in hand.runs:
+                delivery.check_takes_acks(run[0].offset)
+        except LeaseLostError:
+            return False
+        if any(delivery.acks_each for delivery, _ in hand.runs):
+            return False
+        hand.messages = None
+        for delivery, run in hand.runs:
+            delivery.done_all(run)
+        return True
+
+    def _note_all(self, messages: list[Message]) -> None:
+        """Note what was in the hand, and with it nothing else, in lanes."""
+        lanes = self._lanes
+        for message in messages if self._ordered else ():
+            key = message.key
+            if not key:
+                continue
+            if key in lanes:
+                self._lane(key).out[id(message)] = message
+            else:
+                lanes[key] = message
 
     def _lane(self, key: _Key) -> _Lane:
         """The lane of a key, which is made if there is none."""
@@ -67,6 +144,7 @@ class InHand:
         Returns:
             The message, and the later ones of its key that are in hand, which are given back with it.
         """
+        self.hand.spread()
         key = _key(message)
         lane = self._lane(key)
         lane.out.pop(id(message), None)
@@ -88,6 +166,7 @@ class InHand:
         Returns:
             Those that are in hand, the failed one first, and those that wait.
         """
+        self.hand.spread()
         key = _key(failed)
         if key not in self._lanes:
             return [failed], []
@@ -107,6 +186,7 @@ class InHand:
 
     def take(self, now_ns: int) -> Message | None:
         """The next message that is due; None if there is none.  It counts as in hand until `acked` or `give_back`."""
+        self.hand.spread()
         while self._due and self._due[0][0] <= now_ns:
             key = heapq.heappop(self._due)[2]
             lane = self._lanes.get(key)
@@ -135,6 +215,7 @@ class InHand:
             arrived: by offset within each partition; what has to wait goes from here to its lane.
             ordered: keys have an order; False: only messages that were given back make others of their key wait.
         """
+        self.hand.spread()
         taken = self._collect_due(count, now_ns)
         together: set[bytes] | None = None
         """Keys of `taken`, from when a second message of a key comes."""
@@ -171,6 +252,7 @@ class InHand:
 
     def first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
         """As `collect` of one message; None if there is none."""
+        self.hand.spread()
         if self._due and self._due[0][0] <= now_ns and (message := self.take(now_ns)) is not None:
             return message
         lanes = self._lanes
@@ -196,6 +278,7 @@ class InHand:
 
     def acked(self, message: Message) -> bool:
         """Note that a message that was handed out is acked, or will not be; True if its lane has another one."""
+        self.hand.spread()
         key = message.key or (message.partition_id, message.offset)
         lane = self._lanes.get(key)
         if lane is message:
@@ -212,6 +295,7 @@ class InHand:
 
     def acked_all(self, messages: Iterable[Message]) -> bool:
         """As `acked`, of each; True if any lane has another message."""
+        self.hand.spread()
         lanes, more = self._lanes, False
         for message in messages:
             if lanes.get(message.key) is message:
@@ -222,6 +306,7 @@ class InHand:
 
     def in_the_way(self) -> Message | None:
         """The message in hand for whose ack the most others wait; None if none waits."""
+        self.hand.spread()
         lanes = [
             lane
             for lane in self._lanes.values()
@@ -232,6 +317,7 @@ class InHand:
 
     def drop(self, ours: Callable[[Message], bool]) -> int:
         """Forget the messages that are `ours`; returns how many of them waited in lanes."""
+        self.hand.spread()
         dropped = 0
         for key, lane in list(self._lanes.items()):
             if type(lane) is not _Lane:
@@ -259,6 +345,14 @@ class InHand:
     @staticmethod
     def _due_ns(lane: _Lane) -> int:
         return lane.due_ns.get(lane.messages[0].offset, 0)
+
+
+def _runs(messages: list[Message]) -> list[tuple[Any, list[Message]]]:
+    """The messages by delivery, each by offset."""
+    by_delivery: dict[Any, list[Message]] = {}
+    for message in messages:
+        by_delivery.setdefault(message.delivery, []).append(message)
+    return list(by_delivery.items())
 
 
 def _key(message: Message) -> _Key:

@@ -1,9 +1,14 @@
 """Lanes, one for each order key, decide which message may be handled next.  Pure.
 
-    put ─▶ arrived ──take──▶ running ──finish──▶ the next of its lane runs
-            ▲        │            ╰─ failed: waits in `Retries` for its next try, and blocks its lane ─▶ put_first
-            │        ╰─▶ lane of its key, if a message of that key runs or failed
-            ╰─ release, drop: the lane is free again
+    put_batch ─▶ stored, opened once nothing else waits
+                   ▼
+    put ───────▶ arrived ──take──▶ running ──finish──▶ the next of its lane runs
+                   ▲   │              ╰─ failed: waits in `Retries` for its next try, and blocks its lane ─▶ put_first
+                   │   ╰─▶ lane of its key, if a message of that key runs or failed
+                   ╰─ release, drop: the lane is free again
+
+    A batch is opened as late as that, because messages that were just made lie in the processor's cache: each that is made
+    early costs about as much again.
 
 Invariants
     At most one message of a key runs at a time, and messages of a key run in the order they were put: a message that
@@ -15,11 +20,64 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, repeat, starmap
 from operator import attrgetter
+from typing import Any, Protocol
 
 from ...protocol.message import Message
 
 _by_offset = attrgetter("offset")
+_key_of = attrgetter("key")
+_consume = deque[object](maxlen=0).extend
+
+
+class UnopenedBatch(Protocol):
+    """A batch of messages that is not opened."""
+
+    client: Any
+    count: int
+    is_plain: bool
+    """All its messages are first tries, once it is opened."""
+
+    def messages(self) -> list[Message]:
+        """The messages to be handled, by offset."""
+        ...
+
+
+class Run:
+    """
+    Messages of one pull client that a worker handles one after another: none of their handlers has waited yet.
+
+    No lane is noted for them, and nothing is told of those that were handled.  A call that looks at lanes ends the run, and
+    so does a handler that waits.
+
+    Args:
+        messages: the first of those that have arrived, with free keys.
+        holder: its `message` is the one that runs, once the run has ended with it.
+    """
+
+    __slots__ = ("client", "holder", "left", "messages")
+
+    def __init__(self, messages: list[Message], holder: Any) -> None:
+        self.messages = messages
+        self.left: Any = iter(messages)
+        self.client: Any = messages[0].delivery
+        self.holder = holder
+
+    @property
+    def begun(self) -> int:
+        """The number of messages whose handlers were begun."""
+        left: int = self.left.__length_hint__()
+        return len(self.messages) - left
+
+    def tell(self) -> Message:
+        """Tell the pull client what was handled; returns the message that runs."""
+        before = self.begun - 1
+        running: Message = self.messages[before]
+        self.holder.message = running
+        if before:
+            self.client.done_all(self.messages[:before])
+        return running
 
 
 class Lanes:
@@ -34,8 +92,13 @@ class Lanes:
         self._ordered = ordered
         self.arrived: deque[Message] = deque()
         """Messages that no worker has looked at yet, in the order they were put."""
-        self._due: set[int] = set()
-        """`id` of each message in `arrived` whose next try is due: its lane is its own."""
+        self._plain: Any = None
+        """The pull client whose first tries all of `arrived` are, by offset; None if they are of several kinds."""
+        self._stored: deque[UnopenedBatch] = deque()
+        """Pulled after all that has arrived."""
+        self.due: deque[Message] = deque()
+        """Messages whose next try is due: their lanes are their own, and they come before all others."""
+        self.run: Run | None = None
         self.alone: Message | None = None
         """
         A running message whose lane is not noted yet: nothing was taken since, so none can run beside it.  A call that looks
@@ -47,16 +110,84 @@ class Lanes:
         """By partition that is paused: its waiting messages, by offset."""
 
     @property
-    def is_idle(self) -> bool:
-        """True if messages have arrived, and none runs or waits for its next try."""
-        return self.alone is None and not self.busy and bool(self.arrived)
+    def has_waiting(self) -> bool:
+        """True if a message may be there to take."""
+        return bool(self.arrived or self.due or self._stored)
 
-    def put(self, messages: Iterable[Message]) -> None:
-        """Add messages of one partition, in the order of their offsets."""
+    @property
+    def may_be_alone(self) -> bool:
+        """True if a message has arrived, and none would be passed over if it is taken."""
+        return self.alone is None and self.run is None and not self.due and bool(self.arrived)
+
+    @property
+    def may_run(self) -> bool:
+        """True if `begin_run` may find messages."""
+        if self.alone is not None or self.run is not None or self.due:
+            return False
+        return self._plain is not None if self.arrived else bool(self._stored)
+
+    def put(self, messages: Sequence[Message]) -> None:
+        """Add messages of one partition, in the order of their offsets, before the batches that are stored."""
+        self._plain = None if self.arrived or self._paused else _plain_client(messages)
+        self._put(messages)
+
+    def put_batch(self, batch: UnopenedBatch) -> None:
+        """Add a batch of one partition."""
+        if batch.count:
+            self._stored.append(batch)
+
+    def _put(self, messages: Iterable[Message]) -> None:
         if self._paused:
             self._put_beside_paused(messages)
         else:
             self.arrived.extend(messages)
+
+    def _open(self) -> None:
+        """Open the next batch, while nothing else has arrived."""
+        batch = self._stored.popleft()
+        messages = batch.messages()
+        self._plain = batch.client if batch.is_plain and not self._paused else None
+        self._put(messages)
+
+    def begin_run(self, most: int, holder: Any) -> Run | None:
+        """Let up to `most` messages that have arrived, and whose keys are free, run; None if there are none."""
+        while not self.arrived and self._stored:
+            self._open()
+        if self._plain is None or not self.arrived:
+            return None
+        messages = list(islice(self.arrived, most))
+        if self.busy and self._ordered and not self.busy.keys().isdisjoint(map(_key_of, messages)):
+            self._drop_first(len(messages))
+            messages = [message for message in messages if not self._waits(message)]
+            self.arrived.extendleft(reversed(messages))
+            if not messages:
+                return None
+        self.run = Run(messages, holder)
+        return self.run
+
+    def end_run(self, run: Run, handled: int) -> None:
+        """End a run whose first messages were handled: none of the others was begun."""
+        self.run = None
+        self._drop_first(handled)
+
+    def _drop_first(self, count: int) -> None:
+        arrived = self.arrived
+        if count == len(arrived):
+            arrived.clear()
+        else:
+            _consume(starmap(arrived.popleft, repeat((), count)))
+
+    def _waits(self, message: Message) -> bool:
+        """Put a message into the lane of its key, if that is busy."""
+        key, lanes = message.key, self.busy
+        if key not in lanes:
+            return False
+        lane = lanes[key]
+        if lane is None:
+            lanes[key] = deque((message,))
+        else:
+            lane.append(message)
+        return True
 
     def _put_beside_paused(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -64,9 +195,7 @@ class Lanes:
 
     def put_first(self, messages: Sequence[Message]) -> None:
         """Put messages whose next try is due at the front; their lanes are blocked for others."""
-        self.arrived.extendleft(reversed(messages))
-        if self._ordered:
-            self._due.update(id(message) for message in messages if message.key)
+        self.due.extendleft(reversed(messages))
 
     def collect(self, failed: Message, ours: Callable[[Message], bool]) -> list[Message]:
         """Take out the messages that are `ours` and wait behind a failed one of their key, which is not tried again here."""
@@ -88,39 +217,42 @@ class Lanes:
         return sorted(waiting + arrived, key=_by_offset)
 
     def note_alone(self) -> None:
-        """Note the lane of the running message that was alone."""
+        """Note the lane of the running message that was alone, or the last one of a run."""
         message, self.alone = self.alone, None
+        run = self.run
+        if run is not None:
+            self.run = None
+            self._drop_first(run.begun)
+            message = run.tell()
         if message is not None and message.key and self._ordered:
             self.busy[message.key] = None
 
     def take(self) -> Message | None:
         """Take the next message that may run; it counts as running.  None if there is none."""
-        if self.alone is not None:
+        if self.alone is not None or self.run is not None:
             self.note_alone()
+        if self.due:
+            return self.due.popleft()
         arrived = self.arrived
         lanes = self.busy
-        while arrived:
-            message = arrived.popleft()
-            key = message.key
-            if not key or not self._ordered:
-                return message
-            if key in lanes:
-                if message.attempt != 1 and id(message) in self._due:
-                    self._due.discard(id(message))
+        while True:
+            while arrived:
+                message = arrived.popleft()
+                key = message.key
+                if not key or not self._ordered:
                     return message
-                lane = lanes[key]
-                if lane is None:
-                    lanes[key] = deque((message,))
-                else:
-                    lane.append(message)
-                continue
-            lanes[key] = None
-            return message
-        return None
+                if key in lanes:
+                    self._waits(message)
+                    continue
+                lanes[key] = None
+                return message
+            if not self._stored:
+                return None
+            self._open()
 
     def finish(self, key: bytes) -> Message | None:
         """Note that the running message of `key` ended; returns the next of its lane, if any, which counts as running."""
-        if self.alone is not None:
+        if self.alone is not None or self.run is not None:
             self.note_alone()
         if not key or not self._ordered:
             return None
@@ -135,21 +267,25 @@ class Lanes:
         self.note_alone()
         lane = self.busy.pop(message.key, None) if self._ordered else None
         if lane:
-            self.arrived.extendleft(reversed(lane))
+            self._put_back(lane)
+
+    def _put_back(self, messages: Sequence[Message]) -> None:
+        """Put messages that waited before those that have arrived."""
+        self.arrived.extendleft(reversed(messages))
+        self._plain = None
 
     def pause(self, partition_id: int) -> None:
         """Let no message of a partition run until `resume`, but for those that failed."""
         if partition_id in self._paused:
             return
         waiting = self._take_out(lambda message: message.partition_id == partition_id)
-        self.arrived.extendleft(reversed([each for each in waiting if id(each) in self._due]))
-        held = [message for message in waiting if id(message) not in self._due]
-        self._paused[partition_id] = sorted(held, key=_by_offset)
+        self._paused[partition_id] = sorted(waiting, key=_by_offset)
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; True if any waits."""
+        self.note_alone()
         held = self._paused.pop(partition_id, [])
-        self.arrived.extendleft(reversed(held))
+        self._put_back(held)
         return bool(held)
 
     def drop(self, partition_id: int, ours: Callable[[Message], bool]) -> list[Message]:
@@ -161,10 +297,16 @@ class Lanes:
         """
         held = self._paused.pop(partition_id, [])
         dropped = self._take_out(ours) + held
-        failed = [message for message in dropped if id(message) in self._due]
-        self._due.difference_update(map(id, failed))
+        failed = [message for message in self.due if ours(message)]
+        self.due = deque(message for message in self.due if not ours(message))
         for message in failed:
             self.release(message)
+        return failed + dropped
+
+    def drop_batches(self, client: Any) -> int:
+        """Forget the batches of a pull client that are not opened; returns how many messages they have."""
+        dropped = sum(batch.count for batch in self._stored if batch.client is client)
+        self._stored = deque(batch for batch in self._stored if batch.client is not client)
         return dropped
 
     def _take_out(self, ours: Callable[[Message], bool]) -> list[Message]:
@@ -181,4 +323,15 @@ class Lanes:
 
     def __len__(self) -> int:
         paused = sum(map(len, self._paused.values()))
-        return len(self.arrived) + paused + sum(len(lane) for lane in self.busy.values() if lane)
+        lanes = sum(len(lane) for lane in self.busy.values() if lane)
+        stored = sum(batch.count for batch in self._stored)
+        return len(self.arrived) + len(self.due) + paused + lanes + stored
+
+
+def _plain_client(messages: Sequence[Message]) -> Any:
+    """The pull client whose first tries all these messages are; None: they are not."""
+    client: Any = messages[0].delivery if messages else None
+    if not getattr(client, "runs", False):
+        return None
+    plain = all(message.delivery is client and message.attempt == 1 for message in messages)
+    return client if plain else None

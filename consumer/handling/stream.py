@@ -28,7 +28,12 @@ from operator import attrgetter
 from typing import Any
 
 from ...protocol.clock import Clock
-from ...protocol.errors import ConfigError, FilterError, MixedUseError, OtherTaskError
+from ...protocol.errors import (
+    ConfigError,
+    FilterError,
+    MixedUseError,
+    OtherTaskError,
+)
 from ...protocol.message import Message
 from ...protocol.parked import Failure
 from ...protocol.text import counted
@@ -41,17 +46,13 @@ from .arrow_stream import ArrowStream
 from .failing import Failing
 from .filtered import Filtering
 from .in_hand import InHand
-from .log_throttle import LogLine, LogThrottle, name_of
+from .log_throttle import LogLine, LogThrottle
 from .not_acked import wait_ms_of
+from .taken import StreamWatch
 
 log = logging.getLogger("keylane.consumer")
 
 MESSAGES_PER_TURN = 256
-NOT_ITERATED_MS = 10_000
-"""Log a warning if messages wait for this long and the consumer, which has no handler, is never iterated."""
-NOT_ITERATED_REPEAT_MS = 600_000
-NOT_ACKED_MS = 10_000
-"""Log a warning if the user waits for messages for this long, and there are none because others are not acked."""
 HANDOVER_WARN_MS = 5_000
 """Log a warning if the loop body delays a hand-over by more than this after `handover_ms`."""
 
@@ -98,7 +99,9 @@ class Stream:
         """Pulled after what is in `_waiting`."""
         self._paused: dict[int, list[Message]] = {}
         """By partition: waiting messages that the user does not want now."""
-        self._in_hand = InHand()
+        self._in_hand = InHand(ordered=ordered)
+        self._sorted = True
+        """What waits came by offset within each partition, as batches have it."""
         self._boot_ns = clock.boot_ns
         self._handover_ms = handover_ms
         self._work = asyncio.Event()
@@ -115,11 +118,8 @@ class Stream:
         self._seen: Message | None = None
         """`_current` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
-        self._idle_since_ms: int | None = None
-        """The boot milliseconds since which messages wait and no iteration takes them; None while none wait so."""
+        self._watch = StreamWatch()
         self._iterated = False
-        self._stuck_since_ms: int | None = None
-        """The boot milliseconds since which the user waits for messages that wait for acks."""
         self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()
 
@@ -132,6 +132,7 @@ class Stream:
         if messages:
             self._clients.add(messages[0].delivery.client)  # type: ignore[union-attr]
             self._waiting.extend(messages)
+            self._sorted = False
         self._work.set()
 
     def put_batch(self, batch: PulledBatch) -> None:
@@ -261,6 +262,22 @@ class Stream:
         if self._closed:
             raise StopAsyncIteration
 
+    def take_alone(self) -> Message | None:
+        """The next message for the task that took the last one, if that is acked; None: `next` decides."""
+        left = self._turn_left - 1
+        if not (left and self._quick) or self._paused or self._filtering is not None:
+            return None
+        if asyncio.current_task(self._loop) is not self._task:
+            return None
+        message = self._in_hand.take_alone(self._waiting, self._boot_ns)
+        if message is not None:
+            self._turn_left, self._current = left, message
+        return message
+
+    def ack_hand(self, messages: list[Message]) -> bool:
+        """As of `InHand`."""
+        return self._in_hand.ack_hand(messages)
+
     def _take_one(self) -> Message | None:
         """A message that the user may have now; None: what was looked at has to wait."""
         if not self._waiting and self._stored:
@@ -279,6 +296,7 @@ class Stream:
 
     def _open_stored(self) -> None:
         """Open the next batch; messages whose key was parked meanwhile are parked too."""
+        self._sorted = self._sorted or not self._waiting
         batch = self._stored.popleft()
         messages = batch.messages()
         if self._failing.policy is FailurePolicy.PARK:
@@ -291,6 +309,10 @@ class Stream:
         while self._stored and len(self._waiting) < count:
             self._open_stored()
         now_ns = self._boot_ns()
+        if self._sorted and not self._paused and self._filtering is None:
+            together = self._in_hand.take_together(self._waiting, count, now_ns)
+            if together is not None:
+                return together
         messages = self._in_hand.collect(self._waiting, count, now_ns, ordered=self._ordered)
         taken: list[Message] = []
         for _, run in groupby(messages, _delivery):
@@ -443,6 +465,7 @@ class Stream:
         """Hand messages of a partition out again."""
         held = sorted(self._paused.pop(partition_id, ()), key=_by_offset)
         self._waiting.extendleft(reversed(held))
+        self._sorted = False
         self._work.set()
 
     def _take_over(self, task: asyncio.Task[Any] | None) -> None:
@@ -459,7 +482,7 @@ class Stream:
         if self._asked.is_set():
             raise OtherTaskError("another task waits for the next message of this consumer")
         if self._task is not None and not self._task.done():
-            if task is not None and getattr(task.get_coro(), "cr_code", None) is _NEXT:
+            if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXTS:
                 return
             unacked = sum(client.outstanding for client in self._clients) - self._here
             if unacked:
@@ -532,6 +555,7 @@ class Stream:
         """Log a loop body that runs for long, or a consumer that is never iterated.  Call it every second or so."""
         now_ms = self._boot_ns() // 1_000_000
         if self._current is not None and self._current is self._seen:
+            self._in_hand.hand.spread()  # its ack is to be logged
             line = self._log_throttle.running(self._seen, self._seen_ms, now_ms)
         else:
             line = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
@@ -539,37 +563,10 @@ class Stream:
         _warn(line)
         _warn(self._log_throttle.summary(now_ms))
         if not self._iterated and (self._waiting or self._stored):
-            self._warn_not_iterated(now_ms)
-        self._warn_not_acked(now_ms)
-
-    def _warn_not_acked(self, now_ms: int) -> None:
-        """Log that the user waits in vain, because messages that wait are behind some that are not acked."""
-        stuck = self._in_hand.in_the_way() if self._asked.is_set() and not self._waiting else None
-        if stuck is None:
-            self._stuck_since_ms = None
-        elif self._stuck_since_ms is None:
-            self._stuck_since_ms = now_ms
-        elif now_ms - self._stuck_since_ms >= NOT_ACKED_MS:
-            self._stuck_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
-            log.warning(
-                "%s waits for acks: %s until earlier ones of their keys are acked or given back, as %s; to have several "
-                "messages of a key at once, use getmany()",
-                self._manner, counted(self._in_hand.waiting, "message waits", "messages wait"), name_of(stuck),
-            )  # fmt: skip
-
-    def _warn_not_iterated(self, now_ms: int) -> None:
-        if self._idle_since_ms is None:
-            self._idle_since_ms = now_ms
-        elif now_ms - self._idle_since_ms >= NOT_ITERATED_MS:
-            self._idle_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
-            log.warning(
-                "a consumer has no handler and is not iterated: %s of %s wait, and no other consumer gets "
-                "its partitions; give it handler=, or use: async for message in consumer",
-                counted(self._here, "message"), self._subject(),
-            )  # fmt: skip
-
-    def _subject(self) -> str:
-        return (self._waiting or self._stored[0].messages())[0].subject
+            first = (self._waiting or self._stored[0].messages())[0]
+            self._watch.not_iterated(first, self._here, now_ms)
+        waits = self._asked.is_set() and not self._waiting
+        self._watch.not_acked(self._in_hand if waits else None, self._manner, now_ms)
 
     def leave(self) -> None:
         """The consumer closes: no hand-over waits for taken messages any more."""
@@ -597,4 +594,5 @@ def _warn(line: LogLine | None) -> None:
 
 _by_offset = attrgetter("offset")
 _delivery = attrgetter("delivery")
-_NEXT = Stream.next.__code__
+NEXTS = {Stream.next.__code__}
+"""Of coroutines that take a message for the task that awaits them."""

@@ -1,8 +1,9 @@
-"""Acks, and returns, of many messages that a program has in hand."""
+"""Acks, and returns, of many messages that a program has in hand; warnings about those that it does not take or ack."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
@@ -10,8 +11,56 @@ from typing import Any
 
 from ...protocol.errors import ClosedError, InvalidRequestError, LeaseLostError
 from ...protocol.message import Message
+from ...protocol.text import counted
 from ...rpc.home import Home
 from ..pulling.pull_client import PullClient
+from .in_hand import InHand
+from .log_throttle import name_of
+
+log = logging.getLogger("keylane.consumer")
+
+NOT_ITERATED_MS = 10_000
+"""Log a warning if messages wait for this long and the consumer, which has no handler, is never iterated."""
+NOT_ITERATED_REPEAT_MS = 600_000
+NOT_ACKED_MS = 10_000
+"""Log a warning if the user waits for messages for this long, and there are none because others are not acked."""
+
+
+class StreamWatch:
+    """Warns of a consumer without a handler whose program takes nothing, or acks nothing."""
+
+    def __init__(self) -> None:
+        self._idle_since_ms: int | None = None
+        """The boot milliseconds since which messages wait and no iteration takes them; None while none wait so."""
+        self._stuck_since_ms: int | None = None
+        """The boot milliseconds since which the user waits for messages that wait for acks."""
+
+    def not_acked(self, in_hand: InHand | None, manner: str, now_ms: int) -> None:
+        """Log that the user waits in vain by `manner`, because messages that wait are behind some that are not acked."""
+        stuck = None if in_hand is None else in_hand.in_the_way()
+        if in_hand is None or stuck is None:
+            self._stuck_since_ms = None
+        elif self._stuck_since_ms is None:
+            self._stuck_since_ms = now_ms
+        elif now_ms - self._stuck_since_ms >= NOT_ACKED_MS:
+            self._stuck_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
+            log.warning(
+                "%s waits for acks: %s until earlier ones of their keys are acked or given back, as %s; to have several "
+                "messages of a key at once, use getmany()",
+                manner, counted(in_hand.waiting, "message waits", "messages wait"), name_of(stuck),
+            )  # fmt: skip
+
+    def not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
+        """Log that messages wait, `first` before others, and that the consumer was never iterated."""
+        if self._idle_since_ms is None:
+            self._idle_since_ms = now_ms
+        elif now_ms - self._idle_since_ms >= NOT_ITERATED_MS:
+            self._idle_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
+            log.warning(
+                "a consumer has no handler and is not iterated: %s of %s wait, and no other consumer gets "
+                "its partitions; give it handler=, or use: async for message in consumer",
+                counted(waiting, "message"), first.subject,
+            )  # fmt: skip
 
 
 async def ack_all(messages: list[Message[Any]], home: Home) -> None:

@@ -6,6 +6,9 @@ import asyncio
 
 from ...protocol.message import Message
 
+_IGNORED = "coroutine ignored GeneratorExit"
+"""Python's message for a coroutine that was closed and awaited something nevertheless."""
+
 
 class WorkerTask:
     """A worker; `Workers` says how its requests to end are counted."""
@@ -45,3 +48,17 @@ class WorkerTask:
         """True if the worker itself is to end: there is a request that is not for a handler."""
         assert self.task is not None
         return self.task.cancelling() > (self.cancelled_message is not None)
+
+
+def closes_coroutines(error: BaseException) -> bool:
+    """True for the error of a closed coroutine: neither it nor its callers may await anything any more."""
+    ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED,)
+    return ignored or isinstance(error, GeneratorExit)
+
+
+def current_task() -> asyncio.Task[object] | None:
+    """The task that runs; None if no event loop does."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

@@ -19,24 +19,25 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import random
 from collections.abc import Callable
 from typing import Any
 
 from ...protocol.backoff import Backoff
-from ...protocol.clock import Clock
+from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
 from ..pulling.pull_client import PullClient, are_parked_together, client_of
 from ..settings import ConsumerSettings
 from .failing import Failing
 from .handlers import Handler, await_result, is_async
-from .lanes import Lanes
+from .lanes import Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import Retry, only_retry
 from .retries import Retries
-from .worker_task import WorkerTask
+from .worker_task import WorkerTask, closes_coroutines, current_task
 
 log = logging.getLogger("keylane.consumer")
 
@@ -44,11 +45,24 @@ CANCEL_WARN_MS = 5_000
 """Log a warning if a cancelled handler takes longer to end than this, and than the time it had before."""
 MESSAGES_PER_TURN = 256
 """Messages after which a worker lets the event loop turn, for heartbeats and pulls."""
+RUN_MAX = 1_024
+"""As many of a run, whose handlers do not wait, if they take less than RUN_S together."""
+RUN_MIN = 16
+"""Messages of the first run after a handler that waited; each that ends without a wait is followed by one of twice as many."""
+RUN_S = 0.005
 CANCELLED_WAIT_S = 1.0
 """A worker cancelled from outside ends the consumer after this, unless the whole program has ended by then."""
 TIMER_MIN_NS = 1_000_000
-_IGNORED = "coroutine ignored GeneratorExit"
-"""Python's message for a coroutine that was closed and awaited something nevertheless."""
+
+
+class _Then(enum.Enum):
+    """What a worker does after a run."""
+
+    RUN = enum.auto()
+    TAKE = enum.auto()
+    """It takes messages one at a time."""
+    TURN = enum.auto()
+    """It lets the event loop turn."""
 
 
 class Workers:
@@ -89,6 +103,8 @@ class Workers:
         self._handover_ms = handover_ms
         self._backoff = backoff
         self._boot_ns = clock.boot_ns
+        self._readings = boot_seconds(clock)
+        self._run_size = RUN_MIN
         self._rng = rng
         self._on_crash = on_crash
         self._log_throttle = LogThrottle()
@@ -110,6 +126,11 @@ class Workers:
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
         self._lanes.put(messages)
+        self._work.set()
+
+    def put_batch(self, batch: UnopenedBatch) -> None:
+        """Add a batch of one partition, which is opened when its messages are next."""
+        self._lanes.put_batch(batch)
         self._work.set()
 
     def pause(self, partition_id: int) -> None:
@@ -158,8 +179,8 @@ class Workers:
             BaseException: `error`, if it is another one, or the worker's own coroutine is being closed.
         """
         message = worker.message
-        ends = self._closed or message is None or _current_task() is not worker.task
-        if ends or not _closes_coroutines(error):
+        ends = self._closed or message is None or current_task() is not worker.task
+        if ends or not closes_coroutines(error):
             raise error
         assert message is not None
         if self._tried_again_later(message, error):
@@ -187,16 +208,16 @@ class Workers:
         acks_each = self._acks_each
         while True:
             left = self._per_turn
-            if message is None and lanes.is_idle and not acks_each:
-                message, ran = await self._run_alone(worker)
-                left -= ran
+            if (
+                message is None
+                and lanes.may_run
+                and not acks_each
+                and not self._runs_beside(worker)
+            ):
+                message, left = await self._run_alone(worker)
             for _ in range(left):
                 if message is None:
-                    if (
-                        lanes.alone is None
-                        and lanes.arrived
-                        and lanes.arrived[0].key not in lanes.busy
-                    ):
+                    if lanes.may_be_alone and lanes.arrived[0].key not in lanes.busy:
                         message = lanes.alone = lanes.arrived.popleft()
                     elif (message := take()) is None:
                         break
@@ -228,76 +249,76 @@ class Workers:
                     message = finish(message.key)
             worker.message = None
             worker.take_back_cancel()
-            if message is None and not self._lanes.arrived and not self._start_due():
+            if message is None and not lanes.has_waiting and not self._start_due():
                 self._work.clear()
                 await self._work.wait()
             else:
                 await asyncio.sleep(0)
 
+    def _runs_beside(self, worker: WorkerTask) -> bool:
+        """True if the handler of another worker runs, which waits."""
+        return any(other.message is not None for other in self._workers if other is not worker)
+
     async def _run_alone(self, worker: WorkerTask) -> tuple[Message | None, int]:
         """
-        Handle messages of one pull client while nothing else runs, waits or failed, for at most a turn.
+        Handle messages of one pull client after another, while no other handler runs, for at most a turn.
 
-        A handler that does not wait costs no lane.  What was handled is told when one waits, or at the end of the turn:
+        A handler that does not wait costs no lane.  What was handled is told when one waits, or at the end of the run:
         nothing else can look before.
 
         Returns:
-            The next message of the last one's lane, which counts as running, and the number of messages that were handled.
+            The next message of the last one's lane, which counts as running, and how many more messages are for this turn.
         """
-        lanes, boot_ns, handler, awaited = self._lanes, self._boot_ns, self._handler, self._is_async
-        arrived = lanes.arrived
-        client: PullClient = arrived[0].delivery  # type: ignore[assignment]
-        if (handled := client.in_order) is None:
-            return None, 0
-        worker.ran = ran = 0
-        waits = asyncio.get_running_loop().call_soon(self._interrupt, worker, client)
-        try:
-            for ran in range(min(self._per_turn, len(arrived))):
-                worker.ran = ran
-                message = arrived.popleft()
-                if (
-                    message.delivery is not client
-                    or message.attempt != 1
-                    or boot_ns() >= client.deadline_ns
-                ):
-                    arrived.appendleft(message)
-                    break
-                lanes.alone = worker.message = message
-                try:
-                    result = await handler(message) if awaited else handler(message)
-                    if result is not None:
-                        await await_result(result)
-                except BaseException as error:  # noqa: BLE001 - decided there
-                    lanes.note_alone()
-                    again = self._failed(worker, message, error)
-                    return None if again else lanes.finish(message.key), ran
-                offset = message.offset
-                if offset == handled.end:
-                    handled.end = offset + 1
-                else:
-                    handled.done(offset)
-                if lanes.alone is not message:  # it waited
-                    worker.ran += 1
-                    return lanes.finish(message.key), ran + 1
-            else:
-                worker.ran = ran = ran + 1
-            lanes.alone = None
-        finally:
-            waits.cancel()
-            self._tell_handled(worker, client)
-        return None, ran
+        lanes, left, until_s = self._lanes, RUN_MAX, next(self._readings) + RUN_S
+        while left > 0 and (run := lanes.begin_run(min(left, self._run_size), worker)):
+            worker.message = None
+            waits = asyncio.get_running_loop().call_soon(self._interrupt, run)
+            try:
+                message, then = await self._handle_run(worker, run, until_s)
+            finally:
+                waits.cancel()
+            if then is _Then.TURN:
+                return None, 0
+            left -= run.begun + 1
+            if then is _Then.TAKE:
+                return message, max(0, min(left, self._per_turn))
+        return None, max(0, min(left, self._per_turn))
 
-    def _interrupt(self, worker: WorkerTask, client: PullClient) -> None:
-        """End a run of `_run_alone` with the message whose handler waits: others may run beside it."""
-        self._lanes.note_alone()
-        self._tell_handled(worker, client)
+    async def _handle_run(
+        self, worker: WorkerTask, run: Run, until_s: float
+    ) -> tuple[Message | None, _Then]:
+        """Handle the messages of a run; returns the next of the last one's lane, and what comes then."""
+        lanes, client, handler, awaited = self._lanes, run.client, self._handler, self._is_async
+        then = _Then.RUN
+        for message, now_s in zip(run.left, self._readings):  # noqa: B905 - readings have no end
+            if now_s >= client.deadline_s or now_s >= until_s:
+                then = _Then.TAKE if now_s >= client.deadline_s else _Then.TURN
+                break
+            try:
+                result = await handler(message) if awaited else handler(message)
+                if result is not None:
+                    await await_result(result)
+            except BaseException as error:  # noqa: BLE001 - decided there
+                then = _Then.RUN if lanes.run is run else _Then.TAKE
+                lanes.note_alone()
+                if self._failed(worker, message, error):
+                    return None, then
+                return lanes.finish(message.key), _Then.TAKE
+            if lanes.run is not run:  # it waited
+                client.done(message.offset)
+                self._run_size = RUN_MIN
+                return lanes.finish(message.key), _Then.TAKE
+        handled = run.begun - (then is not _Then.RUN)
+        lanes.end_run(run, handled)
+        if handled:
+            client.done_all(run.messages[:handled])
+        self._run_size = min(2 * self._run_size, RUN_MAX)
+        return None, then
 
-    @staticmethod
-    def _tell_handled(worker: WorkerTask, client: PullClient) -> None:
-        """Do what `PullClient.done` does beside noting offsets, for the messages of a run."""
-        if worker.ran:
-            client.note_handled(worker.ran)
-            worker.ran = 0
+    def _interrupt(self, run: Run) -> None:
+        """End a run with the message whose handler waits: others may run beside it."""
+        if self._lanes.run is run:
+            self._lanes.note_alone()
 
     async def _try_again(self, worker: WorkerTask, message: Message) -> Message | None:
         """Run the next try of a failed message; returns the next message of its lane, if this one is over."""
@@ -341,7 +362,7 @@ class Workers:
                 worker.take_back_cancel()
                 self._give_up(message)
                 return False
-        if _closes_coroutines(error) or not isinstance(error, Exception | asyncio.CancelledError):
+        if closes_coroutines(error) or not isinstance(error, Exception | asyncio.CancelledError):
             raise error  # the worker's outermost coroutine decides
         return self._tried_again_later(message, error)
 
@@ -415,7 +436,7 @@ class Workers:
             return False
         waiting = self._lanes.collect(message, lambda other: are_parked_together(failed, other))
         client.park(failed, failure, waiting)
-        if self._lanes.arrived:
+        if self._lanes.has_waiting:
             self._work.set()
         return True
 
@@ -433,7 +454,7 @@ class Workers:
         if not self._retries:
             return False
         now_ns = self._boot_ns()
-        others_wait = bool(self._lanes.arrived)
+        others_wait = self._lanes.has_waiting
         due = self._retries.take(now_ns, others_wait=others_wait)
         for message in due:
             message.attempt += 1
@@ -464,6 +485,7 @@ class Workers:
     def look(self) -> None:
         """Log handlers that run for long, and the summary of failing messages.  Call it every second or so."""
         now_ms = self._now_ms()
+        self._lanes.note_alone()
         for worker in self._workers:
             message, seen = worker.message, worker.seen
             if message is seen is None:
@@ -521,8 +543,8 @@ class Workers:
             if message.attempt != 1:
                 self._retries.end(message, self._boot_ns())
                 self._log_line(self._log_throttle.given_up(message, now_ms))
-        client.forget(len(failed) + len(waiting))
-        if self._lanes.arrived:
+        client.forget(len(failed) + len(waiting) + self._lanes.drop_batches(client))
+        if self._lanes.has_waiting:
             self._work.set()
         self._start_due()
 
@@ -565,16 +587,3 @@ class Workers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _closes_coroutines(error: BaseException) -> bool:
-    """True for the error of a closed coroutine: neither it nor its callers may await anything any more."""
-    ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED,)
-    return ignored or isinstance(error, GeneratorExit)
-
-
-def _current_task() -> asyncio.Task[object] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no event loop runs
-        return None

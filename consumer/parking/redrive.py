@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from ...protocol.batch import batch_starts, columns
+from ...protocol.batch import batch_starts, column_views
 from ...protocol.errors import (
     FencedError,
     KeylaneError,
@@ -334,7 +334,7 @@ class Redrives:
             if not wanted:
                 continue
             here = decode_messages(
-                columns(payload, header, at),
+                column_views(payload, header, at),
                 header,
                 self._context.subject,
                 source,

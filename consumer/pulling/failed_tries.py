@@ -46,6 +46,11 @@ class FailedTries:
         """True if the broker was not told of some."""
         return bool(self._untold)
 
+    @property
+    def has_earlier(self) -> bool:
+        """True if messages that are not pulled yet may have failed under earlier grants."""
+        return bool(self._earlier)
+
     def begin(self, earlier: Iterable[tuple[int, int]]) -> None:
         """Note what the broker knows when the partition is acquired."""
         self._earlier = dict(earlier)

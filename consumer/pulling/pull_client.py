@@ -18,8 +18,8 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from ...protocol.batch import batch_starts, columns
-from ...protocol.clock import Clock
+from ...protocol.batch import batch_starts, column_views
+from ...protocol.clock import Clock, deadline_seconds
 from ...protocol.control import Grant
 from ...protocol.errors import (
     FencedError,
@@ -37,7 +37,7 @@ from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ...rpc.home import Home
 from ..delivery.decode import decode_messages
-from ..delivery.pulled_batch import PulledBatch
+from ..delivery.pulled_batch import CutBatch, PulledBatch
 from ..delivery.user_acks import UserAcks
 from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
@@ -66,6 +66,7 @@ class PullClient(UserAcks, PullViews):
         owner: gets the messages, and is told of changes of the partition.
     """
 
+    runs = True
     token_is_single_use = True
     """Only one pull client is made for a token, so that no message is handled twice under it."""
     respects_range_limit = True
@@ -99,9 +100,7 @@ class PullClient(UserAcks, PullViews):
         self.client = self
         """As a delivery of messages: the pull client whose messages end together."""
         self.life = Lifetime(deadline_ms)
-        self.deadline_ns = self.life.deadline_ns
-        """`life.deadline_ns`, kept here because it is read before every handler."""
-        self._acks_until_ns = self.life.acks_until_ns
+        self._note_deadlines()
         self.waiting_for = "the fence"
         """For people: what pulling waits for."""
         self._subject = subject
@@ -136,8 +135,6 @@ class PullClient(UserAcks, PullViews):
         )
         sender = self._new_sender()
         self._acks, self._handled, self._tries = sender, sender.handled, sender.tries
-        if type(self).done is PullClient.done:
-            self.in_order = self._handled
         self.acks_each = sender.each
         """The next message of a key waits for the ack of the one before."""
         self.acked = sender.durable
@@ -178,6 +175,8 @@ class PullClient(UserAcks, PullViews):
 
     def _note_deadlines(self) -> None:
         self.deadline_ns = self.life.deadline_ns
+        """`life.deadline_ns`, kept here because it is read before every handler."""
+        self.deadline_s = deadline_seconds(self.deadline_ns)
         self._acks_until_ns = self.life.acks_until_ns
 
     def _on(self, event: PullEvent) -> None:
@@ -265,23 +264,15 @@ class PullClient(UserAcks, PullViews):
         if in_flight.count <= in_flight.wake_at:
             in_flight.wake()
 
-    def note_handled(self, count: int) -> None:
-        """As `done`, of `count` messages whose offsets were noted in `in_order`."""
-        if not self._acks.is_due:
-            self._acks.send_soon()
-        self._in_flight.remove(count)
-
     def done_all(self, messages: list[Message]) -> None:
         """Note that the messages, which are sorted by offset, are handled."""
         start, end = messages[0].offset, messages[-1].offset + 1
         if end - start == len(messages):
             self.done_range(start, end)
             return
-        done = self._handled.done
-        for message in messages:
-            done(message.offset)
-        self._acks.send_soon()
-        self._in_flight.remove(len(messages))
+        middle = len(messages) // 2
+        self.done_all(messages[:middle])
+        self.done_all(messages[middle:])
 
     def done_range(self, start: int, end: int) -> None:
         """As `done_all`, of `[start, end)`."""
@@ -510,15 +501,28 @@ class PullClient(UserAcks, PullViews):
             else:
                 self.owner.hand_out_batch(batch)
             return
-        messages = self._offsets.unseen(self._decode(payload, start, header, self), header)
-        self._tries.count_on(messages)
         if self._careful is not None and not self._careful.is_over:
+            messages = self._offsets.unseen(self._decode(payload, start, header, self), header)
+            self._tries.count_on(messages)
             self._in_flight.count += len(messages)
             self._careful.put(messages)
             return
-        if self.parking.keys:
-            messages = self._divert(messages)
-        self.hand_out(messages)
+        cut = column_views(payload, header, start)  # raises here if it does not unpack
+        opened = CutBatch(self, cut, header, self._offsets.unseen_ranges(header))
+        self._in_flight.count += opened.count
+        self.owner.hand_out_batch(opened)
+
+    def open_cut(self, batch: CutBatch) -> list[Message]:
+        """The messages of a batch to be handled now, without those of parked keys, which are parked."""
+        who = (self._subject, self.partition_id, self.token)
+        messages = batch.wanted(decode_messages(batch.columns, batch.header, *who, self))
+        batch.is_plain = not self._tries.has_earlier
+        self._tries.count_on(messages)
+        if not self.parking.keys:
+            return messages
+        left = self._divert(messages)
+        self.forget(len(messages) - len(left))
+        return left
 
     def _without_parked(
         self, payload: memoryview, start: int, header: Header, ranges: Sequence[Range]
@@ -558,7 +562,7 @@ class PullClient(UserAcks, PullViews):
         self, payload: memoryview, start: int, header: Header, delivery: Delivery
     ) -> list[Message]:
         who = (self._subject, self.partition_id, self.token)
-        return decode_messages(columns(payload, header, start), header, *who, delivery)
+        return decode_messages(column_views(payload, header, start), header, *who, delivery)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:

@@ -9,7 +9,6 @@ from ...protocol.codecs.codec import Codec
 from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
 from ..delivery.filter import MessageFilter
-from ..delivery.pulled_batch import PulledBatch
 
 
 class PullOwner(Protocol):
@@ -35,8 +34,8 @@ class PullOwner(Protocol):
         """Whether keys become dead letters where the group can park no more."""
         ...
 
-    def hand_out_batch(self, batch: PulledBatch) -> None:
-        """Take a batch that is not opened, if it `keeps_batches`."""
+    def hand_out_batch(self, batch: Any) -> None:
+        """Take a batch that is not opened: a PulledBatch if it `keeps_batches`, a CutBatch if not."""
         ...
 
     def hand_out(self, messages: list[Message]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from keylane.consumer.handling.workers import Handler, Workers
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.clock import Clock, SystemClock
+from keylane.protocol.clock import Clock, SystemClock, deadline_seconds
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure
 from keylane.testing.machines.loop import SimLoop
@@ -21,18 +21,6 @@ T = TypeVar("T")
 
 class Crash(BaseException):
     """Not an Exception: the program is to end."""
-
-
-class NotedOffsets:
-    """The offsets that workers note without a call of `Client.done`."""
-
-    end = -1
-
-    def __init__(self, handled: list[int]) -> None:
-        self._handled = handled
-
-    def done(self, offset: int) -> None:
-        self._handled.append(offset)
 
 
 class Client:
@@ -47,13 +35,17 @@ class Client:
         self.in_flight = MessagesInFlight(retrying_max=retrying_max)
         self.set_aside: list[tuple[str, int, list[int], Failure]] = []
         self.is_loose = self.is_apart = False
-        self.in_order = NotedOffsets(self.handled)
 
     def is_of(self, message: Message) -> bool:
         """True if the message is of this client."""
         return message.delivery is self
 
     sealed = False
+    runs = True
+
+    @property
+    def deadline_s(self) -> float:
+        return deadline_seconds(self.deadline_ns)
 
     def note_failed(self, message: Message, failure: Failure) -> None:
         """Take a failed try."""
@@ -74,9 +66,6 @@ class Client:
     def done(self, offset: int) -> None:
         self.handled.append(offset)
         self.in_flight.remove(1)
-
-    def note_handled(self, count: int) -> None:
-        self.in_flight.remove(count)
 
     def done_all(self, messages: list[Message]) -> None:
         self.handled += [message.offset for message in messages]

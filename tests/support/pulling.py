@@ -104,6 +104,9 @@ class NotingOwner:
     def hand_out(self, messages: list[Message]) -> None:
         self.messages += messages
 
+    def hand_out_batch(self, batch: Any) -> None:
+        self.messages += batch.messages()
+
     def end(self, _client: PullClient) -> None:
         self.ended += 1
 

@@ -336,7 +336,7 @@ class ConsumerHost(Host):
         if consumer is None or not self.running or self.process.paused:
             return False
         workers = consumer._dispatch
-        if not isinstance(workers, Workers) or not workers._lanes.arrived:
+        if not isinstance(workers, Workers) or not workers._lanes.has_waiting:
             return False
         return self.inside < self._settings.concurrency
 

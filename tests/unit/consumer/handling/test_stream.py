@@ -31,6 +31,7 @@ class StreamClient:
     """What a stream needs of a pull client."""
 
     deadline_ns = 2**62
+    takes_hand = False
 
     def __init__(self, left_ms: int = 60_000) -> None:
         self.partition_id = 1

@@ -8,6 +8,7 @@ import pytest
 
 from keylane.consumer.handling.workers import MESSAGES_PER_TURN
 from keylane.protocol.message import Message
+from sim.machines.clock import ManualClock
 from support.cluster import eventually
 from support.handling import Client, workers_of
 
@@ -100,4 +101,101 @@ async def test_lease_that_ends_during_a_turn_starts_no_further_handler():
     client.give(workers, b"a", b"b", b"a", b"c")
     await eventually(lambda: client.in_flight.count == 0)
     assert client.handled == [0, 1]
+    await workers.close()
+
+
+class BatchOf:
+    """A batch of a client that notes when it is opened."""
+
+    is_plain = True
+
+    def __init__(self, client: Client, opened: list[int], *keys: bytes, start: int) -> None:
+        self.client, self.count = client, len(keys)
+        self._messages = client.messages(*keys, start=start)
+        self._opened = opened
+        client.in_flight.count += len(keys)
+
+    def messages(self) -> list[Message]:
+        self._opened.append(self._messages[0].offset)
+        return self._messages
+
+
+async def test_batch_is_opened_when_what_came_before_it_was_handled():
+    """Its messages count as with handlers from the start."""
+    client, going = Client(), asyncio.Event()
+    opened: list[int] = []
+
+    async def handle(message: Message) -> None:
+        if message.offset == 1:
+            await going.wait()
+
+    workers = workers_of(handle)
+    for start in (0, 2, 4):
+        workers.put_batch(BatchOf(client, opened, b"a", b"b", start=start))
+    await eventually(lambda: client.handled == [0])
+    assert opened == [0]
+    assert client.in_flight.count == 5
+    going.set()
+    await eventually(lambda: client.in_flight.count == 0)
+    assert client.handled == list(range(6))
+    await workers.close()
+
+
+async def test_batches_that_were_not_opened_are_forgotten_at_a_hand_over():
+    client, other, going = Client(1), Client(2), asyncio.Event()
+    opened: list[int] = []
+
+    async def handle(message: Message) -> None:
+        if message.partition_id == 1:
+            await going.wait()
+
+    workers = workers_of(handle)
+    workers.put_batch(BatchOf(client, opened, b"a", b"b", start=0))
+    workers.put_batch(BatchOf(client, opened, b"a", b"b", start=2))
+    workers.put_batch(BatchOf(other, opened, b"c", start=9))
+    await eventually(lambda: opened == [0])
+    ending = asyncio.create_task(workers.quiesce(client))
+    await asyncio.sleep(0)
+    going.set()
+    await ending
+    await eventually(lambda: other.handled == [9])
+    assert 2 not in opened
+    assert client.in_flight.count == 0
+    await workers.close()
+
+
+async def test_messages_of_a_key_that_waits_for_its_next_try_are_passed_over_by_a_run():
+    """Those of other keys go on, and those of the key come in order once it is handled."""
+    client = Client()
+    tried: list[int] = []
+
+    async def handle(message: Message) -> None:
+        tried.append(message.offset)
+        if message.key == b"bad" and tried.count(message.offset) < 3 and message.offset == 1:
+            raise ValueError("not yet")
+
+    workers = workers_of(handle, first_ms=20, max_ms=20)
+    client.give(workers, b"a", b"bad", b"b", b"bad", b"a", b"bad", b"c")
+    await eventually(lambda: client.in_flight.count == 0)
+    assert tried == [0, 1, 2, 4, 6, 1, 1, 3, 5]
+    assert sorted(client.handled) == list(range(7))
+    await workers.close()
+
+
+@pytest.mark.parametrize("blocking_ms", [1, 100])
+async def test_handler_that_blocks_past_the_lease_is_the_last_one(blocking_ms: int):
+    """However quick the handlers of a run were before it."""
+    client, clock = Client(), ManualClock()
+    client.deadline_ns = clock.boot_ns() + 1_000_000
+    begun: list[int] = []
+
+    async def handle(message: Message) -> None:
+        begun.append(message.offset)
+        if message.offset == 40:
+            clock.now_ms += blocking_ms
+
+    workers = workers_of(handle, clock=clock)
+    client.give(workers, *[b"k%d" % number for number in range(100)])
+    await eventually(lambda: client.in_flight.count == 0)
+    assert begun == client.handled == list(range(41))
     await workers.close()
