@@ -590,15 +590,6 @@ class PullClient(UserAcks, PullViews):
             await self._broker.call(Release(*self._who))
 
 
-def are_parked_together(failed: Message, other: Message) -> bool:
-    """True if `other`, of the same key, is set aside with a failed message: it was handed out in the same way."""
-    first: UserAcks = failed.delivery  # type: ignore[assignment]
-    second: UserAcks = other.delivery  # type: ignore[assignment]
-    if first is second:
-        return True
-    return first.client is second.client and not (first.is_apart or second.is_apart)
-
-
 def client_of(message: Message) -> PullClient:
     """The pull client that handed `message` out."""
     client: PullClient = message.delivery.client  # type: ignore[union-attr]

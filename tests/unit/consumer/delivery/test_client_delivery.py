@@ -47,7 +47,7 @@ def test_delivery_says_what_its_client_says():
     message = Message("s", b"k", b"", 5, 7, 0, delivery=delivery)
     assert (message.group, message.queue, message.logic_offset) == ("g", 2, 105)
     assert (delivery.leased_id, delivery.exclusive, delivery.codec) == (7, True, None)
-    assert (delivery.deadline_ns, delivery.cursor, delivery.in_order) == (70, 4, None)
+    assert (delivery.deadline_ns, delivery.cursor) == (70, 4)
     client.deadline_ns, client.cursor = 0, 9
     assert (delivery.deadline_ns, delivery.cursor) == (0, 9)
 
