@@ -24,7 +24,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-store bench-order bench-spark spark-versions lock wheel clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-store bench-order bench-spark spark-versions spark-connect lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -108,7 +108,7 @@ bench-spark: $(STAMP) ## measure the Spark side beside Parquet and Kafka, print 
 
 # Each version gets an environment under build/, with its own PySpark and everything else of .venv behind it.
 # PySpark 4.0 leaves sockets to the garbage collector, hence the warnings that are passed over.
-spark-versions: $(STAMP) ## run the tests of the Spark reader with older PySpark (VERSIONS="4.0.1 4.1.1")
+spark-versions: $(STAMP) ## run the tests of reads, streams and writes with older PySpark (VERSIONS="4.0.1 4.1.1")
 	@for version in $(or $(VERSIONS),4.0.1 4.1.1); do \
 	    home=build/pyspark-$$version; \
 	    test -x $$home/bin/python || $(BIN)/python -m venv $$home; \
@@ -117,8 +117,17 @@ spark-versions: $(STAMP) ## run the tests of the Spark reader with older PySpark
 	    echo "import site; site.addsitedir('$$ours')" > $$($$home/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth; \
 	    echo "PySpark $$version"; \
 	    $$home/bin/python -m pytest -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning \
-	        tests/spark/test_source_local.py $(ARGS) || exit 1; \
+	        $(addprefix tests/spark/test_,source_local.py ranges_local.py stream_local.py writing_local.py) $(ARGS) || exit 1; \
 	done
+
+# A client of Spark Connect needs grpcio, which neither keylane nor its tests need otherwise.
+spark-connect: $(STAMP) ## run the test of Spark Connect, with a client and a server on loopback
+	@home=build/spark-connect; \
+	test -x $$home/bin/python || $(BIN)/python -m venv $$home; \
+	$$home/bin/python -m pip install -q --disable-pip-version-check 'grpcio>=1.76' 'grpcio-status>=1.76' googleapis-common-protos || exit 1; \
+	ours=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$ours')" > $$($$home/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth; \
+	$$home/bin/python -m pytest --whole tests/spark/test_connect.py $(ARGS)
 
 lock: $(STAMP) ## renew requirements.lock (UPGRADE=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \

@@ -14,7 +14,6 @@ from .protocol.errors.homes import *
 from .protocol.errors.outbox import *
 from .protocol.errors.parked import *
 from .protocol.errors.publications import *
-from .protocol.errors.ranges import *
 from .protocol.errors.reading import *
 from .protocol.errors.refusals import *
 from .protocol.errors.reprocess import *
@@ -23,6 +22,7 @@ from .protocol.errors.sink import *
 from .protocol.errors.streaming import *
 from .protocol.errors.testing import *
 from .protocol.errors.transport import *
+from .protocol.errors.versions import *
 
 __all__ = [
     "AcceptedAsLostError",
@@ -30,6 +30,7 @@ __all__ = [
     "AccessOffError",
     "AddressError",
     "AlreadyOpenError",
+    "BackupFileError",
     "BrokerAddressError",
     "BrokerCordonedError",
     "BrokerGroupTakenError",
@@ -44,12 +45,14 @@ __all__ = [
     "CertificateUnknownError",
     "CheckpointMismatchError",
     "ClientCertificateError",
+    "ClientTooOldError",
     "ClosedError",
     "ClusterFolderError",
     "CodecError",
     "CommitUnknownError",
     "ConditionNotMetError",
     "ConfigError",
+    "ConnectionQuotaError",
     "CorruptBatchError",
     "CorruptIndexError",
     "CorruptLogError",
@@ -59,6 +62,7 @@ __all__ = [
     "DataFolderError",
     "DataLossError",
     "DatabaseEmptyError",
+    "DatabaseInUseError",
     "DeliverAtError",
     "DeliverAtKeyError",
     "DeliveryError",
@@ -77,6 +81,7 @@ __all__ = [
     "ForeignServerError",
     "ForkReturnedError",
     "ForkedError",
+    "FormatTooNewError",
     "FrameError",
     "GivenUpError",
     "GroupBusyError",
@@ -95,6 +100,7 @@ __all__ = [
     "InternalError",
     "InvalidNameError",
     "InvalidRequestError",
+    "IssuerUnreachableError",
     "JavaMissingError",
     "JobChangedError",
     "JobFailedError",
@@ -103,6 +109,7 @@ __all__ = [
     "KeylaneError",
     "LeaseLostError",
     "ManifestError",
+    "MemberTooOldError",
     "MessageTooLargeError",
     "MixedUseError",
     "NoPartitionError",
@@ -115,6 +122,7 @@ __all__ = [
     "OperationRunningError",
     "OperationUnknownError",
     "OriginError",
+    "OtherClusterError",
     "OtherLoopError",
     "OtherTaskError",
     "OutboxMissingError",
@@ -126,6 +134,7 @@ __all__ = [
     "OverloadedError",
     "ParkFullError",
     "ParkMovedError",
+    "ParkedKeyAmbiguousError",
     "ParkedKeyUnknownError",
     "ParkedMessageUnknownError",
     "ParkedRedrivenError",
@@ -136,11 +145,13 @@ __all__ = [
     "PolicyInvalidError",
     "ProducerFencedError",
     "ProgramFailedError",
+    "PublishBehindError",
     "PublishGroupsError",
     "PublishOutdatedError",
     "PublishTargetError",
     "QueueFullError",
     "QueueUnknownError",
+    "QuotaExceededError",
     "RangeUnreadableError",
     "ReadFilterError",
     "RealWorldError",
@@ -161,6 +172,7 @@ __all__ = [
     "SeekRefusedError",
     "SequenceGapError",
     "SequenceReusedError",
+    "ServerTooOldError",
     "SessionUnknownError",
     "SinkMissingError",
     "SinkNewerError",
@@ -186,6 +198,7 @@ __all__ = [
     "TokenUnknownError",
     "UnauthenticatedError",
     "UnreachableError",
+    "UpgradeSkippedError",
     "WorkerCancelledError",
     "WrongBrokerError",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from ..protocol.access.principals import check_principal
+from ..protocol.access.quota import Quota, check_quota
 from ..protocol.access.rights import ANY, AccessGrant, Rights, check_grant
 from ..protocol.errors import InvalidRequestError
 from ..protocol.http import access as calls
@@ -16,6 +18,16 @@ from ..protocol.http.access import (
     MadeToken,
     TokenList,
     TokenView,
+)
+from ..protocol.http.audit import AUDIT, AuditPage
+from ..protocol.http.quotas import (
+    QUOTAS,
+    SET_QUOTA,
+    UNSET_QUOTA,
+    QuotaKind,
+    QuotaList,
+    SetQuota,
+    UnsetQuota,
 )
 from ..protocol.ids import check_name
 from .arguments import checked
@@ -60,7 +72,7 @@ class AccessCalls(ClusterCalls):
 
     async def list_tokens(self, principal: str | None = None) -> TokenList:
         """All tokens by id, or those of a principal; revoked and ended ones too."""
-        return await self._meta.access(calls.TOKENS, principal=_known(principal))
+        return await self._meta.access(calls.TOKENS, query=_known(principal))
 
     async def revoke_token(self, token_id: int) -> TokenView:
         """
@@ -94,7 +106,7 @@ class AccessCalls(ClusterCalls):
 
     async def list_grants(self, principal: str | None = None) -> GrantList:
         """All rights, or those of a principal."""
-        return await self._meta.access(calls.GRANTS, principal=_known(principal))
+        return await self._meta.access(calls.GRANTS, query=_known(principal))
 
     async def check_access(
         self, principal: str, right: Rights | str, *, subject: str = "", group: str = ""
@@ -103,15 +115,80 @@ class AccessCalls(ClusterCalls):
         fields = {"principal": principal, "right": right, "subject": subject, "group": group}
         return await self._meta.access(calls.CHECK_ACCESS, checked(CheckAccess, fields))
 
+    async def set_quota(
+        self,
+        name: str,
+        *,
+        bytes_per_s: int = 0,
+        requests_per_s: int = 0,
+        connections: int = 0,
+        kind: QuotaKind = "principal",
+    ) -> None:
+        """
+        Limit a principal at each server, or each subject that a pattern means, in place of the limits before.
+
+        Who is over a limit waits, and hears for how long; a connection above `connections` is refused.
+
+        Args:
+            name: a principal, `*` for all without a quota of their own; with kind="subject" a subject or pattern.
+            bytes_per_s: of messages, sent and received; 0: no limit.  Of a subject: of messages stored at each broker.
+
+        Raises:
+            OverloadedError: there are too many quotas.
+        """
+        quota = {
+            "bytes_per_s": bytes_per_s,
+            "requests_per_s": requests_per_s,
+            "connections": connections,
+        }
+        for limit, value in quota.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InvalidRequestError(f"{limit} must be a whole number, not {value!r:.40}")
+        limits = check_quota(Quota(**quota))
+        body = checked(SetQuota, {"kind": kind, "name": name, "quota": limits})
+        await self._meta.access(SET_QUOTA, body)
+
+    async def unset_quota(self, name: str, *, kind: QuotaKind = "principal") -> None:
+        """End the limits of a principal or of subjects; a repeat changes nothing."""
+        await self._meta.access(UNSET_QUOTA, checked(UnsetQuota, {"kind": kind, "name": name}))
+
+    async def list_quotas(self) -> QuotaList:
+        """The limits of principals and subjects."""
+        return await self._meta.access(QUOTAS)
+
+    async def list_audit(
+        self,
+        *,
+        who: str | None = None,
+        subject: str | None = None,
+        outcome: str | None = None,
+        since: datetime | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> AuditPage:
+        """
+        Who did what to subjects, groups, rights and messages, and who was refused; the newest first.
+
+        Args:
+            outcome: "done" or "refused".
+            since: with a time zone.
+            before: `before` of the page with newer ones.
+            limit: events in the page, 1 to 500.
+        """
+        query = {"limit": str(limit), "since_ms": str(_instant("since", since))}
+        given = {"who": who, "subject": subject, "outcome": outcome, "before": before}
+        query |= {name: str(value) for name, value in given.items() if value is not None}
+        return await self._meta.access(AUDIT, query=query)
+
 
 def _change(principal: str, right: Rights | str, subject: str, group: str) -> ChangeGrant:
-    check_name("principal", principal)
+    check_principal(principal)
     fields = {"right": right, "subject": subject, "group": group}
     return ChangeGrant(principal=principal, grant=check_grant(checked(AccessGrant, fields)))
 
 
-def _known(principal: str | None) -> str | None:
-    return None if principal is None else check_name("principal", principal)
+def _known(principal: str | None) -> dict[str, str] | None:
+    return None if principal is None else {"principal": check_principal(principal)}
 
 
 def _instant(name: str, at: datetime | None) -> int:

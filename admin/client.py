@@ -51,6 +51,7 @@ from .arguments import checked
 from .group_resets import reset_group
 from .groups import GroupCalls
 from .holds import HoldCalls
+from .members import MemberCalls
 from .parked import ParkedCalls
 from .publications import PublicationCalls
 from .scheduled import ScheduledCalls
@@ -61,10 +62,9 @@ POLL_MS = 100
 
 
 class Admin(
-    AccessCalls, GroupCalls, HoldCalls, ParkedCalls, PublicationCalls, ScheduledCalls, UndrainedCalls
+    AccessCalls, GroupCalls, HoldCalls, MemberCalls, ParkedCalls, PublicationCalls, ScheduledCalls, UndrainedCalls
 ):  # fmt: skip
-    """
-    Administers a cluster.
+    """Administers a cluster.
 
         async with Admin("127.0.0.1:7000") as admin:
             await admin.create_subject("orders", partitions=4)

@@ -33,8 +33,15 @@ from ..protocol.routing import Partition
 from ..protocol.settings import is_within
 from ..rpc.client import BrokerClient
 from .calls import ClusterCalls
-from .parked_reading import ParkedReader
-from .parked_views import AnyKey, ParkedKeyView, ParkedMessage, WantedKeys, view_of
+from .parked_reading import ParkedReader, ParkedRow, rows_of, view_of_rows, views_by_error
+from .parked_views import (
+    AnyKey,
+    ParkedKeyView,
+    ParkedMessage,
+    WantedKeys,
+    first_in_lineage,
+    view_of,
+)
 
 Row = tuple[int, int, int]
 PASSES_MAX = 3
@@ -57,6 +64,7 @@ class ParkedCalls(ClusterCalls):
         older_than_ms: int | None = None,
         error: str | None = None,
         retrying: bool = False,
+        by_error: bool = False,
     ) -> AsyncIterator[ParkedKeyView]:
         """
         The keys that a consumer group has parked on the partitions of a subject; a key may be on two of them for a moment.
@@ -65,9 +73,11 @@ class ParkedCalls(ClusterCalls):
             key: this key; b"": messages without a key; None: dead letters of any key; `...`: all of these.
             dead: True: dead letters alone; with a key also those of it among dead letters of any key, which are read to
                 find them; False: all but dead letters.
-            older_than_ms: parked for at least this time.
-            error: a text in the type or the text of the last failure; dead letters of any key have one for each partition.
+            older_than_ms: parked for at least this time; dead letters of any key, and messages without one, each for itself.
+            error: a text in the type or the text of the last failure, in the same way.
             retrying: with what waits for retry: see `ParkedKeyView.tries`.
+            by_error: of dead letters of any key, messages without a key, and what waits for retry, a view for each type and
+                text of their failures, the most messages first.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -79,14 +89,15 @@ class ParkedCalls(ClusterCalls):
             for view in await self._parked_on(partition, group, retrying=retrying):
                 if not wanted.matches(view):
                     continue
-                if wanted.inside(view) is None:
+                if not (wanted.picks(view) or (by_error and view.is_loose)):
                     yield view
                     continue
-                selected = await self._selected(subject, group, view, wanted)
-                if selected:
-                    (first, _), count = selected[0], len(selected)
-                    place = {"first_source": first[0], "first_offset": first[1]}
-                    yield replace(view, messages=count, **place)
+                rows = await self._selected(subject, group, view, wanted)
+                if rows:
+                    for each in (
+                        views_by_error(view, rows) if by_error else [view_of_rows(view, rows)]
+                    ):
+                        yield each
 
     async def parked_messages(
         self,
@@ -116,7 +127,7 @@ class ParkedCalls(ClusterCalls):
         wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._views(subject, group, key, partition_id, **asked):
             left = most
-            async for _, read in self._messages_of(subject, group, view, wanted):
+            async for read in self._messages_of(subject, group, view, wanted):
                 if not left:
                     break
                 left -= 1
@@ -184,10 +195,11 @@ class ParkedCalls(ClusterCalls):
     ) -> ParkedKeyView | None:
         """Have a broker redrive what is wanted of a key; None if it was skipped, or redriven and handled, since."""
         bodies = [ChangeParkedKey(group=group, key_hex=_hex(view.key))]
-        if wanted.inside(view) is not None:
-            rows = [row for row, _ in await self._selected(subject, group, view, wanted)]
+        if wanted.picks(view):
+            rows = await self._selected(subject, group, view, wanted)
             bodies = [
-                ChangeParkedKey(group=group, key_hex=None, retry=some) for some in _in_parts(rows)
+                ChangeParkedKey(group=group, key_hex=_hex(view.key), retry=some)
+                for some in _in_parts([row[:3] for row in rows])
             ]
         try:
             for body in bodies:
@@ -231,21 +243,11 @@ class ParkedCalls(ClusterCalls):
         for view in await self._views(subject, group, key, partition_id, **asked):
             (partition,) = await self._partitions(subject, group, view.partition_id)
             broker = self._broker(partition)
-            if view.key is None and view.messages > 1 and (older_than_ms, error) != (None, None):
-                raise InvalidRequestError(
-                    "dead letters of a partition have one age and one last failure together: "
-                    "choose those to skip by key, or all"
-                )
             left, rows = most, list[Row]()
-            if wanted.inside(view) is not None:
-                selected = await self._selected(subject, group, view, wanted)
-                rows = [row for row, _ in selected[:left]]
-                left -= len(rows)
-            else:
-                async for source, start, end, _ in _rows(broker, group, view):
-                    if left > 0:
-                        rows.append((source, start, min(end, start + left)))
-                    left -= min(end - start, left)
+            for row in await self._selected(subject, group, view, wanted):
+                if left > 0:
+                    rows.append((row.source, row.start, min(row.end, row.start + left)))
+                left -= min(row.messages, left)
             for some in _in_parts(rows):
                 body = ChangeParkedKey(group=group, key_hex=_hex(view.key), skip=some)
                 await broker.change_parked(view.partition_id, body)
@@ -253,24 +255,38 @@ class ParkedCalls(ClusterCalls):
         return skipped
 
     async def parked_message(
-        self, subject: str, group: str, partition_id: int, offset: int
+        self,
+        subject: str,
+        group: str,
+        partition_id: int | None = None,
+        offset: int | None = None,
+        *,
+        key: bytes | None = None,
+        dead: bool | None = None,
     ) -> ParkedMessage:
         """
         A parked message or dead letter, as consumers will get it.
 
+        Args:
+            partition_id, offset, key, dead: as of `edit_parked`.
+
         Raises:
             ParkedMessageUnknownError: it is not parked, or not stored any more.
+            ParkedKeyUnknownError, ParkedKeyAmbiguousError: as of `edit_parked`.
             As `parked`.
         """
-        return (await self._one_parked(subject, group, partition_id, offset))[0]
+        place = await self._place(subject, group, partition_id, offset, key=key, dead=dead)
+        return (await self._one_parked(subject, group, *place))[0]
 
     async def edit_parked(
         self,
         subject: str,
         group: str,
-        partition_id: int,
-        offset: int,
+        partition_id: int | None = None,
+        offset: int | None = None,
         *,
+        key: bytes | None = None,
+        dead: bool | None = None,
         value: bytes | None = None,
         properties: Mapping[str, str | bytes] | None = None,
     ) -> ParkedMessage:
@@ -281,6 +297,10 @@ class ParkedCalls(ClusterCalls):
 
         Args:
             partition_id, offset: of the message, as `parked_messages` says.
+            key: in their place: the oldest parked message of this order key, the one that fails.  It may be parked on a
+                partition and on one that continues it; then the former has the oldest.  With `partition_id`: of those
+                that this partition has parked.
+            dead: with a key: as of `parked`.
             value: None: it stays.
             properties: in place of all of them; None: they stay.
 
@@ -289,6 +309,8 @@ class ParkedCalls(ClusterCalls):
 
         Raises:
             ParkedMessageUnknownError: it is not parked, or not stored any more.
+            ParkedKeyUnknownError: nothing of `key` is parked.
+            ParkedKeyAmbiguousError: partitions that do not follow each other have it: say `partition_id`.
             ParkedRedrivenError: messages of its key are being handled.
             MessageTooLargeError: it would be over the limit of the subject.
             EditsFullError: the group has too many edited messages.
@@ -300,7 +322,8 @@ class ParkedCalls(ClusterCalls):
         if not (value is None or isinstance(value, bytes)):
             raise InvalidRequestError(f"a value is bytes, not {value!r:.80}")
         packed = None if properties is None else pack_properties(properties)
-        read, view = await self._one_parked(subject, group, partition_id, offset)
+        source, offset = await self._place(subject, group, partition_id, offset, key=key, dead=dead)
+        read, view = await self._one_parked(subject, group, source, offset)
         message = read.message
         assert message is not None
         value = message.value if value is None else value
@@ -308,12 +331,40 @@ class ParkedCalls(ClusterCalls):
         limit = (await self._meta.subject(subject)).message_bytes_max
         check_message_size(len(message.key), len(value), len(packed), limit)
         (holder,) = await self._partitions(subject, group, view.partition_id)
-        ask = EditParked(view.partition_id, group, view.key, partition_id, offset, packed)
+        ask = EditParked(view.partition_id, group, view.key, source, offset, packed)
         answer, _ = await self._broker(holder).call(ask, value)
         assert isinstance(answer, ParkedEdited)
         return _edited(read, value, answer.properties or b"")
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────
+    async def _place(
+        self,
+        subject: str,
+        group: str,
+        partition_id: int | None,
+        offset: int | None,
+        *,
+        key: bytes | None,
+        dead: bool | None,
+    ) -> tuple[int, int]:
+        """The partition and the offset of a message that is named by them, or by its key."""
+        if key is None:
+            if partition_id is None or offset is None:
+                raise InvalidRequestError(
+                    "name a message by its partition and its offset, or its key"
+                )
+            return partition_id, offset
+        if offset is not None or not key:
+            raise InvalidRequestError(
+                "an offset names a message by itself" if key
+                else "messages without a key have no order: name one by its partition and its offset"
+            )  # fmt: skip
+        views = await self._views(subject, group, key, partition_id, dead=dead)
+        partitions = await self._partitions(subject, group, None)
+        parents = {int(each.partition_id): [*map(int, each.parents)] for each in partitions}
+        first = first_in_lineage(views, parents)
+        return first.first_source, first.first_offset
+
     async def _partitions(
         self, subject: str, group: str, partition_id: int | None
     ) -> Sequence[Partition]:
@@ -402,45 +453,49 @@ class ParkedCalls(ClusterCalls):
 
     async def _messages_of(
         self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
-    ) -> AsyncIterator[tuple[Row, ParkedMessage]]:
-        """The messages of a view that are asked for, each with its place as a row."""
+    ) -> AsyncIterator[ParkedMessage]:
+        """The messages of a view that are asked for."""
+        broker, reader = await self._reader(subject, group, view)
+        async for row in _chosen(broker, reader, group, view, wanted):
+            for offset in range(row.start, row.end):
+                read = await reader.read(row.source, offset)
+                if (row.source, offset) in row.edited:
+                    read = await _with_edit(broker, group, view, read)
+                yield replace(read, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms)
+
+    async def _selected(
+        self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
+    ) -> list[ParkedRow]:
+        """Where the messages of a view are that are asked for."""
+        broker, reader = await self._reader(subject, group, view)
+        return [row async for row in _chosen(broker, reader, group, view, wanted)]
+
+    async def _reader(
+        self, subject: str, group: str, view: ParkedKeyView
+    ) -> tuple[BrokerClient, ParkedReader]:
+        """The broker that has a view, and what reads its messages."""
         served: dict[int, Partition] = {
             partition.partition_id: partition
             for partition in await self._partitions(subject, group, None)
         }
-        broker, inside = self._broker(served[view.partition_id]), wanted.inside(view)
-        reader = ParkedReader(subject, served, self._broker)
-        async for source, start, end, edited in _rows(broker, group, view):
-            for offset in range(start, end):
-                read = await reader.read(source, offset)
-                if inside is not None and (read.message is None or read.message.key != inside):
-                    continue
-                if (source, offset) in edited:
-                    read = await _with_edit(broker, group, view, read)
-                yield (source, offset, offset + 1), read
-
-    async def _selected(
-        self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
-    ) -> list[tuple[Row, ParkedMessage]]:
-        """The dead letters of the key that is asked for, among those of any key."""
-        messages = self._messages_of(subject, group, view, wanted)
-        return [(row, replace(read, message=None)) async for row, read in messages]
+        broker = self._broker(served[view.partition_id])
+        return broker, ParkedReader(subject, served, self._broker)
 
 
-async def _rows(
-    broker: BrokerClient, group: str, view: ParkedKeyView
-) -> AsyncIterator[tuple[int, int, int, frozenset[tuple[int, int]]]]:
-    """Where the messages of a key are, the oldest first: source, start, end, and which are edited."""
-    first, more = 0, view.messages > 0
-    while more:
-        page = await broker.parked_offsets(
-            view.partition_id, group, key_hex=_hex(view.key), first=first
-        )
-        first += len(page.rows)
-        more = len(page.rows) == PARKED_ROWS_MAX
-        edited = frozenset(page.edited)
-        for source, start, end in page.rows:
-            yield source, start, end, edited
+async def _chosen(
+    broker: BrokerClient, reader: ParkedReader, group: str, view: ParkedKeyView, wanted: WantedKeys
+) -> AsyncIterator[ParkedRow]:
+    inside = wanted.inside(view)
+    async for row in rows_of(broker, group, view):
+        if view.is_loose and not wanted.chooses(row.since_ms, row.failure):
+            continue
+        if inside is None:
+            yield row
+            continue
+        for offset in range(row.start, row.end):
+            message = (await reader.read(row.source, offset)).message
+            if message is not None and message.key == inside:
+                yield row._replace(start=offset, end=offset + 1)
 
 
 async def _with_edit(

@@ -2,17 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ..protocol.batch import batch_starts, columns
 from ..protocol.errors import KeylaneError
 from ..protocol.frames import Batches, Read
 from ..protocol.message import Message
+from ..protocol.parked import Failure, ParkedOffsets, ParkState
 from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
-from .parked_views import ParkedMessage
+from .parked_views import ParkedKeyView, ParkedMessage
 
 READ_BYTES = 1 << 16
+
+
+class ParkedRow(NamedTuple):
+    """Messages that are parked side by side, and failed in the same way."""
+
+    source: int
+    start: int
+    end: int
+    since_ms: int | None = None
+    """When they were set aside; None: that of their key, or not known."""
+    failure: Failure | None = None
+    next_ms: int | None = None
+    edited: frozenset[tuple[int, int]] = frozenset()
+    """Sources and offsets of messages that were edited: these, and others."""
+
+    @property
+    def messages(self) -> int:
+        """Their number."""
+        return self.end - self.start
+
+
+async def rows_of(
+    broker: BrokerClient, group: str, view: ParkedKeyView
+) -> AsyncIterator[ParkedRow]:
+    """Where the messages of a key are, the oldest first, and how they failed if they are without an order."""
+    asked = {} if view.key is None else {"key": view.key.hex()}
+    if view.tries is not None:
+        begun = view.tries > 0 and view.state is ParkState.REDRIVING
+        asked = {"tries": str(-view.tries - 1 if begun else view.tries)}
+    after, more = "0:0", view.messages > 0
+    while more:
+        page = await broker.parked_offsets(view.partition_id, group, after=after, **asked)
+        for row in _rows(page):
+            yield row
+            after = f"{row.source}:{row.end}"
+        more = page.more
+
+
+def view_of_rows(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> ParkedKeyView:
+    """A view of some of the messages of a key, with the last failure of these."""
+    failures = [row.failure for row in rows if row.failure is not None]
+    tries = [row.next_ms for row in rows if row.next_ms is not None]
+    return replace(
+        view,
+        messages=_count(rows),
+        since_ms=min(view.since_ms if row.since_ms is None else row.since_ms for row in rows),
+        failure=max(failures, key=lambda failure: failure.at_ms, default=None),
+        first_source=rows[0].source,
+        first_offset=rows[0].start,
+        next_ms=min(tries, default=None),
+    )
+
+
+def views_by_error(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> list[ParkedKeyView]:
+    """A view for each type and text of failures, the most messages first; those whose failure is not known come last."""
+    by_error: dict[tuple[str, str] | None, list[ParkedRow]] = {}
+    for row in rows:
+        known = row.failure
+        by_error.setdefault(None if known is None else (known.kind, known.text), []).append(row)
+    unknown = by_error.pop(None, [])
+    if not by_error:
+        return [view_of_rows(view, unknown) if view.messages > _count(unknown) else view]
+    views = [view_of_rows(view, some) for some in by_error.values()]
+    views.sort(key=lambda each: -each.messages)
+    return views + ([view_of_rows(view, unknown)] if unknown else [])
+
+
+def _count(rows: Sequence[ParkedRow]) -> int:
+    return sum(row.messages for row in rows)
+
+
+def _rows(page: ParkedOffsets) -> list[ParkedRow]:
+    edited = frozenset(page.edited)
+    if not page.details:
+        return [ParkedRow(*row, edited=edited) for row in page.rows]
+    rows = []
+    for row, (since_ms, at_ms, place, next_ms) in zip(page.rows, page.details, strict=True):
+        failure = None
+        if place >= 0:
+            fault = page.faults[place]
+            failure = Failure(fault.kind, fault.text, fault.client, at_ms, fault.attempts)
+        rows.append(ParkedRow(*row, since_ms or None, failure, next_ms or None, edited))
+    return rows
 
 
 class ParkedReader:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import EllipsisType
 
 from msgspec import Struct
 
-from ..protocol.errors import InvalidRequestError
+from ..protocol.errors import (
+    InvalidRequestError,
+    ParkedKeyAmbiguousError,
+    ParkedKeyUnknownError,
+)
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import Message
@@ -27,7 +33,7 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
     since_ms: int
     """When its first message was parked, by the broker's calendar."""
     failure: Failure | None
-    """The last one: type, text, consumer, time and number of tries."""
+    """The last one: type, text, consumer, time and number of tries; of messages without an order that were chosen, theirs."""
     first_source: int
     """The partition that has the first message: this one, or an ancestor of it."""
     first_offset: int
@@ -37,6 +43,11 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
     0: dead letters that were chosen to be handled again."""
     next_ms: int | None = None
     """When the next of them is tried again, milliseconds since 1970, as its consumer said; None: not known."""
+
+    @property
+    def is_loose(self) -> bool:
+        """True for messages without an order: each has a failure of its own."""
+        return not self.key
 
     @property
     def is_dead(self) -> bool:
@@ -54,6 +65,12 @@ class ParkedMessage(Struct, frozen=True, kw_only=True):
     """Why there is no message, as when retention has removed it."""
     edited: bool = False
     """An operator has edited it: value and properties are the new ones."""
+    failure: Failure | None = None
+    """Its own last failure, of a dead letter or a message without a key; None: not known, or it waits behind one of its key."""
+    since_ms: int | None = None
+    """When it was set aside, by the broker's calendar, in the same way."""
+    next_ms: int | None = None
+    """When it is tried again, if it waits for retry, as its consumer said."""
 
 
 class WantedKeys:
@@ -63,8 +80,8 @@ class WantedKeys:
     Args:
         key: this key; None: dead letters; `...`: any.
         dead: True: dead letters alone, also those of `key` among dead letters of any key; False: all others.
-        older_than_ms: parked for at least this time.
-        error: a text in the type or in the text of the last failure.
+        older_than_ms: parked for at least this time; of messages without an order each for itself.
+        error: a text in the type or in the text of the last failure, in the same way.
         now_ms: the calendar, in milliseconds since 1970.
 
     Raises:
@@ -99,9 +116,21 @@ class WantedKeys:
             return False
         if self._key is not ... and self._key != view.key and self.inside(view) is None:
             return False
-        failure = view.failure
+        if view.is_loose:  # the oldest of them is asked for, or none; their failures are their own
+            return view.since_ms <= self._until_ms
+        return self.chooses(view.since_ms, view.failure)
+
+    def chooses(self, since_ms: int | None, failure: Failure | None) -> bool:
+        """True if a key, or a message without an order, is asked for that failed so; what is not known is not chosen by it."""
         text = "" if failure is None else f"{failure.kind}: {failure.text}"
-        return (self._error is None or self._error in text) and view.since_ms <= self._until_ms
+        if self._error is not None and (failure is None or self._error not in text):
+            return False
+        return self._until_ms == MAX_I64 or (since_ms is not None and since_ms <= self._until_ms)
+
+    def picks(self, view: ParkedKeyView) -> bool:
+        """True if only some messages of a view may be asked for, each for itself."""
+        by_failure = self._error is not None or self._until_ms < MAX_I64
+        return (view.is_loose and by_failure) or self.inside(view) is not None
 
     def inside(self, view: ParkedKeyView) -> bytes | None:
         """The key of the messages that are asked for among dead letters of any key; None: all messages of the view."""
@@ -123,6 +152,44 @@ def view_of(partition_id: int, view: ParkedView) -> ParkedKeyView:
         tries=view.tries,
         next_ms=view.next_ms,
     )
+
+
+def first_in_lineage(
+    views: Sequence[ParkedKeyView], parents: Mapping[int, Sequence[int]]
+) -> ParkedKeyView:
+    """
+    Of views of one key, the one with its oldest message: each other is on the same partition, or on one that continues it.
+
+    Args:
+        parents: of each partition that has data.
+
+    Raises:
+        ParkedKeyUnknownError: no message of the key is left.
+        ParkedKeyAmbiguousError: partitions that do not follow each other have it, as of a best_tried subject.
+    """
+    left = [view for view in views if view.first_offset >= 0]
+    if not left:
+        raise ParkedKeyUnknownError
+    holders = sorted({view.partition_id for view in left})
+    for earlier, later in pairwise(holders):
+        if earlier not in _ancestors(later, parents):
+            ids = ", ".join(map(str, holders))
+            raise ParkedKeyAmbiguousError(
+                f"the key is parked on partitions {ids}, and none of them comes first",
+                partition_ids=ids,
+            )
+    return min(left, key=lambda view: (view.first_source, view.first_offset))
+
+
+def _ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[int]:
+    ancestors: set[int] = set()
+    left = list(parents.get(partition_id, ()))
+    while left:
+        each = left.pop()
+        if each not in ancestors:
+            ancestors.add(each)
+            left += parents.get(each, ())
+    return ancestors
 
 
 def checked_key(key: object) -> None:

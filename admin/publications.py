@@ -26,6 +26,7 @@ class PublicationCalls(ClusterCalls):
         partitions: int = 0,
         static: bool = False,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        cut: bool = False,
     ) -> SubjectView:
         """
         Make a hidden subject, to be published in `subject`; again changes nothing.
@@ -35,17 +36,21 @@ class PublicationCalls(ClusterCalls):
         Args:
             partitions: of a `subject` that does not exist; `static` and `message_bytes_max` are of it as well.  A hidden
                 subject beside an existing one has that one's ranges and settings.  0: `subject` must exist.
+            cut: also seal the open partitions of `subject` and continue them by others, behind those of the hidden subject:
+                it can then take the place of all that was stored before.  Returns before the cut is done.
 
         Raises:
             SubjectUnknownError, SubjectDeletedError, NotEnoughBrokersError
             PublishTargetError: `hidden` exists and is another subject, or was published.
             OperationRunningError: the partitions of `subject` are being changed.
+            PublishOutdatedError: they have changed since the hidden subject was made, and are to be cut.
         """
         check_name("subject", subject)
         fields = {
             "partitions": partitions,
             "static": static,
             "message_bytes_max": message_bytes_max,
+            "cut": cut,
         }
         body = checked(HideSubject, {"hidden": hidden, **fields})
         return await self._meta.hide_subject(subject, body)
@@ -57,6 +62,7 @@ class PublicationCalls(ClusterCalls):
         *,
         replace: bool = False,
         starts: Mapping[str, Mapping[int, int]] | None = None,
+        ends: Mapping[int, int] | None = None,
         wait: bool = True,
     ) -> Publication:
         """
@@ -68,6 +74,8 @@ class PublicationCalls(ClusterCalls):
             replace: delete what is stored in `subject`: the hidden subject takes its name.
             starts: with `replace`, for each consumer group of `subject` the first offset that it has not handled in each
                 partition of the hidden subject, by partition id.
+            ends: with `replace`, for each partition of `subject` before the cut the end of those messages that the hidden
+                subject has the rows of.  None: what is deleted is not looked at.
             wait: return when the route has changed, not at once.
 
         Raises:
@@ -75,10 +83,15 @@ class PublicationCalls(ClusterCalls):
             PublishOutdatedError: the partitions of `subject` have changed since the hidden subject was made.
             OperationRunningError: they are being changed.
             PublishGroupsError, GroupBusyError: a group of a subject that is replaced has no position, or live consumers.
+            PublishBehindError: a subject that is replaced has messages behind `ends`; nothing is changed.
         """
         check_name("subject", hidden)
         placed = {group: dict(offsets) for group, offsets in (starts or {}).items()}
-        body = checked(PublishSubject, {"target": subject, "replace": replace, "starts": placed})
+        known = None if ends is None else dict(ends)
+        body = checked(
+            PublishSubject,
+            {"target": subject, "replace": replace, "starts": placed, "ends": known},
+        )
         answer = await self._meta.publish_subject(hidden, body)
         while wait and answer.state not in ROUTE_FINAL:
             await asyncio.sleep(POLL_MS / 1000)

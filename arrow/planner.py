@@ -113,6 +113,10 @@ def check_batch(options: ReadOptions) -> None:
             "start: manifest:DIR is where a stream or a consumer group begins; a batch begins at offsets, times or a "
             "group's cursor"
         )
+    if options.commit_group is not None:
+        raise ConfigError(
+            "commitGroup: a group follows a stream; a batch of Spark says nothing of its sink"
+        )
 
 
 def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[SelectedPartition]:

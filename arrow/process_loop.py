@@ -19,8 +19,10 @@ from typing import Any, ClassVar, TypeVar
 
 from ..rpc.client import BrokerClient
 from ..rpc.home import Home
-from ..rpc.http_network import HttpNetwork, client_network
+from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
+from .opening import open_network
+from .secured import Secured
 
 T = TypeVar("T")
 CLOSE_S = 3.0
@@ -35,13 +37,14 @@ class ProcessLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._brokers: dict[str, BrokerClient] = {}
+        self._networks: dict[Secured, HttpNetwork] = {}
+        self._brokers: dict[tuple[Secured, str], BrokerClient] = {}
         self._home = Home("reader")
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="keylane reader", daemon=True
         )
         self._thread.start()
-        self.network: Network = self.run(self._open())
+        self.run(self._open())
 
     @classmethod
     def current(cls) -> ProcessLoop:
@@ -58,16 +61,22 @@ class ProcessLoop:
         cls._current = None
         cls._starting = threading.Lock()
 
-    async def _open(self) -> HttpNetwork:
-        network = client_network()
-        self._home.enter((network, self._brokers, self._loop), ProcessLoop._in_child)
+    async def _open(self) -> None:
+        self._home.enter((self._networks, self._brokers, self._loop), ProcessLoop._in_child)
+
+    def network(self, secured: Secured) -> Network:
+        """The network of all readers that are secured in this way; call it in the loop.  Raises ConfigError."""
+        network = self._networks.get(secured)
+        if network is None:
+            network = self._networks[secured] = open_network(secured)
         return network
 
-    def broker(self, address: str) -> BrokerClient:
-        """The client of a broker; call it in the loop."""
-        client = self._brokers.get(address)
+    def broker(self, secured: Secured, address: str) -> BrokerClient:
+        """The client of a broker; call it in the loop.  Raises ConfigError."""
+        client = self._brokers.get((secured, address))
         if client is None:
-            client = self._brokers[address] = BrokerClient(self.network, address)
+            client = BrokerClient(self.network(secured), address)
+            self._brokers[secured, address] = client
         return client
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -109,5 +118,6 @@ class ProcessLoop:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        await self.network.close()
+        for network in self._networks.values():
+            await network.close()
         self._home.leave()

@@ -104,7 +104,7 @@ class RangeStream:
         self._ranges = ranges
         self._rng = random.Random()
         self._addresses = {planned.partition_id: planned.address for planned in ranges}
-        self._meta = MetaClient(loop.network, options.meta)
+        self._meta: MetaClient | None = None
         self._answers: SimpleQueue[Answered | BaseException] = SimpleQueue()
         self._room = asyncio.Semaphore(FRAMES_AHEAD)
         self._pace = Pace(options.bytes_per_second)
@@ -159,7 +159,8 @@ class RangeStream:
     async def _read(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
         bytes_max = min(PULL_BYTES_MAX, self._pace.bytes_max)
         request = Read(planned.partition_id, offset, bytes_max, background=True)
-        broker = self._loop.broker(self._addresses[planned.partition_id])
+        address = self._addresses[planned.partition_id]
+        broker = self._loop.broker(self._options.secured, address)
         try:
             answer, payload = await broker.call(request)
         except OffsetOutOfRangeError as error:
@@ -172,6 +173,9 @@ class RangeStream:
 
     async def _look_up(self, planned: PlannedRange) -> None:
         """Ask where the partition is now; without an answer the address stays."""
+        if self._meta is None:
+            network = self._loop.network(self._options.secured)
+            self._meta = MetaClient(network, self._options.meta)
         try:
             route = await self._meta.route(planned.subject)
         except KeylaneError:

@@ -12,12 +12,16 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from ..protocol.access.tokens import check_token
 from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError
+from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import Subject, check_name, check_offset
 from .json_values import json_values
+from .planner import PlannedRange
 from .process_loop import ProcessLoop
 from .schema import COLUMNS, EVERY_COLUMN, arrow_schema
+from .secured import Secured
 from .selection import (
     BATCH_ROWS_DEFAULT,
     CursorOf,
@@ -49,28 +53,29 @@ def read(
     bytes_per_second: int | None = None,
     schema: str | pa.Schema | None = None,
     bad_values: str = "fail",
+    tls: TlsSettings | None = None,
+    token: str | None = None,
 ) -> pa.RecordBatchReader:
     """
     Read what a subject has now; the end is fixed by this call, the rows are read as the reader is.
 
-    Rows come by partition and offset.  Reading takes no lock and moves no group's cursor.  A generator behind the reader
-    receives ahead by two frames; dropping the reader ends that.
+    Rows come by partition and offset.  No lock is taken, no group's cursor moves.  Two frames are received ahead, until the
+    reader is dropped.
 
     Args:
         meta: "host:port" of a metaserver, several by comma.
         partitions: ids; None: all that have data.
         keys: only messages of these order keys; None: all.
         columns: in this order; `arrow/schema.py` describes them.
-        batch_rows: rows of a batch, about.
-        bytes_per_second: received at most; None: as fast as it goes.
+        batch_rows, bytes_per_second: rows of a batch, about; what is received at most, None: as fast as it goes.
         schema: of values that are JSON, as "carrier STRING, delay INT" or an Arrow schema: `value` is then a struct.
         bad_values: what a value that does not fit becomes: "fail", an error; "null", a null.
+        tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
+        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
 
     Raises:
         ConfigError: an argument cannot be.
-        RefusedError: the subject, a partition or an offset does not exist.
-        UnreachableError: the metaserver or a broker does not answer.
-
+        RefusedError, UnreachableError: what is asked for does not exist; a server does not answer.
     The reader raises
         DataLossError: rows of the range are no longer stored.
         RangeUnreadableError: a broker was away for a minute.
@@ -85,17 +90,26 @@ def read(
         end=_bound("end", end, Edge.LATEST),
         columns=_columns(columns),
         batch_rows=_positive("batch_rows", batch_rows),
-        bytes_per_second=(
-            None if bytes_per_second is None else _positive("bytes_per_second", bytes_per_second)
-        ),
+        bytes_per_second=_pace(bytes_per_second),
         json_schema=schema,
         bad_values=bad_values,
+        secured=_secured(tls, token),
     )
     values = json_values(options)
     loop = ProcessLoop.current()
-    ranges = loop.run(ask_cluster(loop.network, options))
+    ranges = loop.run(_plan(loop, options))
     made = arrow_schema(options.columns, None if values is None else values.type)
     return pa.RecordBatchReader.from_batches(made, read_task(options, ranges))
+
+
+async def _plan(loop: ProcessLoop, options: ReadOptions) -> list[PlannedRange]:
+    return await ask_cluster(loop.network(options.secured), options)
+
+
+def _secured(tls: TlsSettings | None, token: str | None) -> Secured:
+    if tls is not None and not isinstance(tls, TlsSettings):
+        raise ConfigError(f"tls must be a TlsSettings, not {tls!r:.40}")
+    return Secured(tls=tls, token="" if token is None else check_token(token, "token="))
 
 
 def _bound(name: str, given: Place, default: Edge) -> ReadBound:
@@ -137,6 +151,10 @@ def _keys(keys: Iterable[bytes]) -> list[bytes]:
     if not all(isinstance(key, bytes) for key in given):
         raise ConfigError("keys: a list of bytes is wanted")
     return given
+
+
+def _pace(given: int | None) -> int | None:
+    return None if given is None else _positive("bytes_per_second", given)
 
 
 def _positive(name: str, given: int) -> int:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ..protocol.ids import Subject
 from .schema import COLUMNS
+from .secured import PLAIN, Secured
 
 BATCH_ROWS_DEFAULT = 16_384
 """From 10,000 rows on, the cost of a batch itself no longer shows; see docs/PERFORMANCE.md."""
@@ -92,8 +93,13 @@ class ReadOptions:
     bad_values: str = "fail"
     """What a value that does not fit `json_schema` becomes: "fail", an error; "null", a null."""
     gc_freeze: bool = True
+    secured: Secured = PLAIN
+    """TLS and token of every connection, on the driver and in tasks."""
     max_rows_per_trigger: int | None = None
     """The most rows in a batch of a stream; None: no limit."""
+
+    commit_group: str | None = None
+    """A consumer group whose cursors follow what the sink of a stream has committed; None: no cursor moves."""
 
     def groups(self) -> list[str]:
         """The consumer groups whose cursors are bounds."""

@@ -20,8 +20,8 @@ from ..protocol.reading.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList,
 from ..protocol.routing import Route
 from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.http_network import client_network
 from ..rpc.network import Network
+from .opening import open_network
 from .planner import (
     PlannedRange,
     SelectedPartition,
@@ -50,7 +50,7 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
 
 
 async def _ask(options: ReadOptions) -> list[PlannedRange]:
-    network = client_network()
+    network = open_network(options.secured)
     try:
         return await ask_cluster(network, options)
     finally:

@@ -79,18 +79,20 @@ def _behind_loss(
         raise error
     lost_from = planned.start if error.offset is None else max(planned.start, error.offset)
     end = min(first, planned.end)
-    loss = loss_error(planned.subject, _bounds_now(planned, error), lost_from, end)
+    loss = loss_error(planned.subject, _bounds_now(options, planned, error), lost_from, end)
     if options.fail_on_data_loss:
         raise loss from error
     _LOG.warning("%s", loss.message)
     return [*ranges[:index], replace(planned, start=end), *ranges[index + 1 :]]
 
 
-def _bounds_now(planned: PlannedRange, error: OffsetOutOfRangeError) -> PartitionBounds:
+def _bounds_now(
+    options: ReadOptions, planned: PlannedRange, error: OffsetOutOfRangeError
+) -> PartitionBounds:
     """The bounds of the partition: what its broker says of them, or what the error does."""
     try:
         loop = ProcessLoop.current()
-        return loop.run(_ask(loop, planned))
+        return loop.run(_ask(loop, options, planned))
     except KeylaneError:
         return PartitionBounds(
             partition_id=planned.partition_id,
@@ -99,9 +101,9 @@ def _bounds_now(planned: PlannedRange, error: OffsetOutOfRangeError) -> Partitio
         )
 
 
-async def _ask(loop: ProcessLoop, planned: PlannedRange) -> PartitionBounds:
+async def _ask(loop: ProcessLoop, options: ReadOptions, planned: PlannedRange) -> PartitionBounds:
     body = AskBounds(partitions=[BoundsOf(partition_id=planned.partition_id)])
-    answers = await loop.broker(planned.address).bounds(body)
+    answers = await loop.broker(options.secured, planned.address).bounds(body)
     if not answers.partitions:
         raise KeylaneError
     return answers.partitions[0]

@@ -8,20 +8,20 @@ import gc
 import logging
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
+from ..protocol.http.audit import NOTE_AUDIT, AuditEvent, NoteAudit
+from ..protocol.membership.versions import VERSION
 from ..rpc.access.guard import Guard
-from ..rpc.access.settings import ON
 from ..rpc.access.token_file import TokenFile
 from ..rpc.client import MetaClient
 from ..rpc.data_plane import DataHandler
@@ -29,6 +29,7 @@ from ..rpc.identity import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.operating.access_figures import access_figures
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
@@ -53,6 +54,7 @@ from .store.group_commit import RunBlocking
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
 from .store.store import Store
+from .takeover import wait_for_predecessor
 
 if TYPE_CHECKING:
     from .access.guarding import BrokerGuarding
@@ -118,6 +120,7 @@ async def running_broker(
     Raises:
         DataFolderError, CorruptLogError, AddressError, ConfigError: the broker cannot start.
     """
+    await wait_for_predecessor(settings)
     check_free(settings.host, settings.port, anywhere=settings.is_open)
     served = ServedNetwork(settings)
     async with contextlib.AsyncExitStack() as stack:
@@ -198,7 +201,7 @@ async def serving_broker(
 
         def report() -> BrokerHeartbeat:
             taken, untold = not registration.problem, cleaning.untold
-            return _report(opened, address, untold=untold, taken=taken)
+            return _report(opened, settings, address, untold=untold, taken=taken)
 
         meta = MetaClient(network, settings.meta)
         guarding = _guarding(opened, settings, meta, clock=clock, address=lambda: address)
@@ -222,14 +225,20 @@ async def serving_broker(
             opened, service, peers, registration, clock=clock, draw=names.getrandbits
         )
         parking = Parking(store, service, clock=clock, standing=registration)
-        metrics = _metrics(store, files, service, clock)
+        metrics = _metrics(store, files, service, clock, guarding)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
         stack.callback(service.close)
-        for loop in (registration.run(), cleaning.run(), scheduler.run(posting, registration)):
-            stack.push_async_callback(_end, asyncio.create_task(loop))
+        loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration)]
+        _begin(stack, loops if guarding is None else [*loops, guarding.audit.run()])
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
+
+
+def _begin(stack: contextlib.AsyncExitStack, loops: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run loops until the stack ends."""
+    for loop in loops:
+        stack.push_async_callback(_end, asyncio.create_task(loop))
 
 
 def _open(
@@ -272,8 +281,9 @@ def _guarding(
     address: Callable[[], str],
 ) -> BrokerGuarding | None:
     """The access control of the broker; None: it has none."""
-    if settings.access != ON:
+    if not settings.is_guarded:
         return None
+    from .access.audit_sending import AuditSending
     from .access.guarding import BrokerGuarding  # with a library that the others need not load
     from .access.judge import CapabilityJudge
 
@@ -283,7 +293,12 @@ def _guarding(
         opened.scheduler,
         clock=clock,
         address=address,
+        audit=AuditSending(opened.identity.broker_group, partial(_store_audit, meta)),
     )
+
+
+async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
+    await meta.access(NOTE_AUDIT, NoteAudit(events=events))
 
 
 def _control(
@@ -348,15 +363,23 @@ def _routes(
     ]
 
 
-def _metrics(store: Store, files: Files, service: BrokerService, clock: Clock) -> ServerMetrics:
+def _metrics(
+    store: Store,
+    files: Files,
+    service: BrokerService,
+    clock: Clock,
+    guarding: BrokerGuarding | None,
+) -> ServerMetrics:
     metrics = ServerMetrics("broker", clock.boot_ns)
     figures = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
     metrics.add(figures.collect)
+    if guarding is not None:
+        metrics.add(access_figures(guarding.guard, guarding.audit.buffer))
     return metrics
 
 
 def _report(
-    opened: _Folder, address: str, *, untold: tuple[int, ...], taken: bool
+    opened: _Folder, settings: BrokerSettings, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
     """The report of a broker; `taken` leaves out earlier openings, as after an accepted report."""
     identity, store, opening, _ = opened
@@ -370,6 +393,8 @@ def _report(
         log_end=store.log.end,
         hosted=len(store.state.partitions),
         untold=untold,
+        version=VERSION,
+        cluster=settings.cluster,
     )
 
 
@@ -377,7 +402,7 @@ def _own_network(
     stack: contextlib.AsyncExitStack, settings: BrokerSettings, served: ServedNetwork
 ) -> Network:
     """A network with the broker's token that the stack closes."""
-    token = TokenFile(Path(settings.token_file)) if settings.token_file else None
+    token = TokenFile(settings.token_file) if settings.token_file else None
     network = served.outgoing(token)
     stack.push_async_callback(network.close)
     return network

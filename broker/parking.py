@@ -40,6 +40,7 @@ from ..protocol.frames import (
     ReadParked,
     TakeParked,
 )
+from ..protocol.groups import TRIES_MAX_MAX
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
 from ..protocol.message import (
@@ -69,7 +70,16 @@ from ..protocol.routing import logical_partition
 from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import key_digest
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
-from .partition.park_views import key_of, listed_keys, operators_change
+from .partition.park_views import (
+    adopted_page,
+    detailed_offsets,
+    key_of,
+    listed_keys,
+    operators_change,
+    parked_keys,
+    parked_offsets,
+)
+from .partition.parked import NextTry
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService, Handled
 from .standing import Standing, check_standing
@@ -117,24 +127,29 @@ class Parking:
             raise InvalidRequestError(f"unreadable changes: {error}") from error
         if any(isinstance(change, _NOT_OF_OWNERS) for change in changes):
             raise InvalidRequestError("no change of an owner")
-        await self._changed(partition, group, changes)
-        if request.next_tries:
-            group.parked_on(partition.partition_id).note_next_tries(request.next_tries)
+        await self._changed(partition, group, changes, request.next_tries)
         if group.in_flight is not None and group.in_flight.acked_since(group.acked):
             self._store.wake(partition.partition_id)  # for what waits to be handled alone
         return ParkedChanged(group.parked_version), b""
 
     def _changed(
-        self, partition: HostedPartition, group: Group, changes: Sequence[AskedChange]
+        self,
+        partition: HostedPartition,
+        group: Group,
+        changes: Sequence[AskedChange],
+        next_tries: Sequence[NextTry] = (),
     ) -> Awaitable[object]:
-        return change_parked(self._store, partition, group, changes, at_ms=self._clock.wall_ms())
+        now_ms = self._clock.wall_ms()
+        return change_parked(
+            self._store, partition, group, changes, at_ms=now_ms, next_tries=next_tries
+        )
 
     async def _list(self, request: ListParked, _payload: memoryview) -> Handled:
         _, group = self._service.owned(request)
         if request.first < 0:
             raise InvalidRequestError(f"no key {request.first}")
         parked = group.parked
-        rows = [] if parked is None else parked.key_rows(request.first)
+        rows = [] if parked is None else parked_keys(parked, request.first)
         following = request.first + len(rows)
         more = parked is not None and following < len(parked)
         unneeded = () if parked is None else parked.unneeded()
@@ -147,8 +162,8 @@ class Parking:
             raise InvalidRequestError("count is from 1 on, first from 0")
         if group.parked is None:
             return ParkedRows((), 0), b""
-        offsets = group.parked.offsets(request.key, count=request.count, first=request.first)
-        return ParkedRows(tuple(offsets.rows), offsets.messages, tuple(offsets.edited)), b""
+        places = parked_offsets(group.parked, request.key, count=request.count, first=request.first)
+        return ParkedRows(tuple(places.rows), places.messages, tuple(places.edited)), b""
 
     async def _take(self, request: TakeParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
@@ -171,8 +186,8 @@ class Parking:
                 return loose
             return request.start <= logical_partition(key) < request.end
 
-        page, following = group.parked.page(wanted, first=request.first)
-        return ParkedTaken(following, tuple(sorted(group.parked.sources))), encode_parked(page)
+        keys, following = adopted_page(group.parked, wanted, first=request.first)
+        return ParkedTaken(following, tuple(sorted(group.parked.sources))), encode_parked(keys)
 
     async def _leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
@@ -202,7 +217,14 @@ class Parking:
                 more=False,
             )
         retrying = whole_number(params, "retrying", 0, low=0, high=1) == 1
-        return listed_keys(group.parked, group.name, first, count, retrying=retrying)
+        tries = self._is_owned(group)
+        return listed_keys(
+            group.parked, group.name, first, count, retrying=retrying, next_tries=tries
+        )
+
+    def _is_owned(self, group: Group) -> bool:
+        """True while the owner is there who said when messages are tried again; any other one tries them at once."""
+        return group.lock.holder(self._clock.boot_ms()) is not None
 
     async def offsets(self, _body: object, params: Params) -> ParkedOffsets:
         """Where the parked messages of a key are."""
@@ -210,10 +232,18 @@ class Parking:
         first = whole_number(params, "first", 0, low=0)
         count = whole_number(params, "count", PARKED_ROWS_MAX, low=1)
         partition, group = self._known(params, params.get("group", ""))
-        key = key_of(params.get("key"))
+        key: ParkKey = key_of(params.get("key"))
+        if "tries" in params:
+            key = whole_number(params, "tries", 0, low=-TRIES_MAX_MAX, high=TRIES_MAX_MAX)
         if group.parked is None or group.parked.get(key) is None:
             raise ParkedKeyUnknownError(partition_id=partition.partition_id)
-        return group.parked.offsets(key, count=count, first=first)
+        after = params.get("after")
+        if after is None:
+            return parked_offsets(group.parked, key, count=count, first=first)
+        tries = self._is_owned(group)
+        return detailed_offsets(
+            group.parked, key, after=_place(after), count=count, next_tries=tries
+        )
 
     async def changed(self, body: ChangeParkedKey, params: Params) -> ParkedList:
         """Redrive a parked key, or skip some of its messages, durably; a repeat changes nothing."""
@@ -277,3 +307,11 @@ class Parking:
         if group is None:
             raise GroupUnknownError(f"group {name!r} never read partition {text}", group=name)
         return partition, group
+
+
+def _place(text: str) -> tuple[int, int]:
+    """A partition and an offset, as "7:42".  Raises InvalidRequestError."""
+    source, _, offset = text.partition(":")
+    if not all(each.isascii() and each.isdecimal() and len(each) < 20 for each in (source, offset)):
+        raise InvalidRequestError(f"a partition and an offset, as 7:42, not {text!r:.80}")
+    return int(source), int(offset)

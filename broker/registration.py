@@ -87,6 +87,8 @@ class Registration:
         """Why the metaserver refuses this broker and sends no client to it; "" if it does not, or does not answer."""
         self.set_aside = ""
         """Why the broker group belongs to another data folder; "" unless the metaserver says so."""
+        self.cluster_version = ""
+        """The lowest version of all members, by the last answer; "": not known.  See `versions.check_format`."""
         self._asked = asyncio.Event()
 
     @property
@@ -147,6 +149,7 @@ class Registration:
                 if welcome.groups_missed and self._on_missed is not None:
                     self._on_missed()
                 self.set_aside = ""
+                self.cluster_version = welcome.cluster_version
                 self._asked.set()
                 self._accepted.set()
                 if not self._reported and self._on_accepted is not None:

@@ -162,8 +162,6 @@ class BrokerService:
                 group.changed()
         else:
             durable = self._store.commit.flushed()
-        if group.parked is not None:
-            group.parked.forget_next_tries()
         group.skip_to(partition.first_offset)
         take(group.lock, ttl_ms=request.ttl_ms, now_ms=self._clock.boot_ms())
         answer = Acquired(

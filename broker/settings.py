@@ -11,8 +11,8 @@ from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
-from ..protocol.settings import range_problems, refuse, values_of
-from ..rpc.access.settings import OFF, access_problems
+from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
+from ..rpc.access.settings import access_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
@@ -31,6 +31,18 @@ class BrokerSettings(ServingSettings):
     )
     meta: tuple[str, ...] = field(metadata={"doc": "addresses of metaservers, host:port"})
     port: int = field(default=0, metadata={"doc": "0: any free port"})
+    cluster: str = field(
+        default="",
+        metadata={
+            "doc": "name of the cluster; programs and databases of another one are refused; empty: not checked"
+        },
+    )
+    takeover_ms: int = field(
+        default=0,
+        metadata={
+            "doc": "how long a start waits for a broker that is stopping to leave the data folder and the port; 0: not at all"
+        },
+    )
     segment_bytes: int = field(
         default=1 << 30,
         metadata={
@@ -94,11 +106,8 @@ class BrokerSettings(ServingSettings):
         default=HTTP_CONNECTIONS_MAX,
         metadata={"doc": "plain HTTP connections at a time, those of the data plane apart"},
     )
-    access: str = field(
-        default=OFF, metadata={"doc": "on: callers need a right; off: everybody may do everything"}
-    )
-    token_file: str = field(
-        default="",
+    token_file: Path | None = field(
+        default=None,
         metadata={
             "doc": "file with the token of this broker, whose principal has the right cluster"
         },
@@ -114,6 +123,7 @@ class BrokerSettings(ServingSettings):
 
 _RANGES = {
     "port": (0, (1 << 16) - 1),
+    "takeover_ms": (0, 3_600_000),
     "segment_bytes": (4096, 1 << 40),
     "retention_ms": (0, 1 << 50),
     "retention_bytes": (0, 1 << 60),
@@ -146,7 +156,8 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             problems.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
         problems.append(f"index must be {' or '.join(INDEX_KINDS)}, not {values['index']!r:.40}")
-    problems += serving_problems(values) + access_problems(values, "token_file")
+    problems += cluster_problems(values) + serving_problems(values)
+    problems += access_problems(values, ("token_file",))
     return problems + log_problems(values)
 
 

@@ -12,8 +12,8 @@ from ..protocol.message import Message
 from .screen import json_text
 
 
-def message_json(message: Message) -> str:
-    """A message as one line of JSON, its fields named as everywhere else in JSON."""
+def message_json(message: Message, more: Mapping[str, object] | None = None) -> str:
+    """A message as one line of JSON, its fields named as everywhere else in JSON, with `more` behind them."""
     facts: dict[str, object] = {
         "subject": message.subject,
         "partition_id": message.partition_id,
@@ -26,7 +26,7 @@ def message_json(message: Message) -> str:
     }
     facts |= msgspec.to_builtins(properties_fields(message.packed_properties))
     facts |= {"queue": message.queue, "logic_offset": message.logic_offset}
-    return json_text(facts)
+    return json_text(facts | dict(more or {}))
 
 
 def shown_properties(properties: Mapping[str, str | bytes]) -> dict[str, str]:

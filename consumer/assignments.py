@@ -44,6 +44,11 @@ log = logging.getLogger("keylane.consumer")
 
 CHECK_MS_MAX = 1_000
 """The longest time between two checks for lapsed leases, long-running handlers and a blocked event loop."""
+IDLE_CHECKS_PER_TTL = 10
+"""
+Checks in a ttl while no message is with a handler, if that is longer than CHECK_MS_MAX: many idle consumers cost little.
+A stall may then be measured too short by that time.
+"""
 
 
 class Assignments:
@@ -349,12 +354,18 @@ class Assignments:
                     if client.lapsed:
                         self.end(client)
                 left_ms = self._settings.margin_ms
-            sleep_ms = min(left_ms, CHECK_MS_MAX)
+            sleep_ms = min(left_ms, self._check_ms)
             self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
             await asyncio.sleep(sleep_ms / 1000)
             self._log_stall()
             self._log_losses()
             self._dispatch.look()
+
+    @property
+    def _check_ms(self) -> int:
+        if self._ending or any(client.has_messages_out for client in self._clients.values()):
+            return CHECK_MS_MAX
+        return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
     def _note_loss(self, client: PullClient) -> bool:
         """Note the reason for the end of `client`, unless the metaserver or the user asked for it: then False."""

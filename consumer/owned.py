@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import NoReturn
 
 from ..protocol.errors import PartitionUnknownError, SeekRefusedError
+from ..rpc.connections import Connections
 from ..rpc.home import Home
 from .assignments import Assignments
 from .handling.stream import Stream
@@ -54,6 +55,7 @@ class Owned:
     _dispatch: Workers | Stream | None
     _assignments: Assignments | None
     _several: Several | None
+    _connections: Connections
 
     @property
     def _parts(self) -> list[Owned]:
@@ -165,6 +167,11 @@ class Owned:
             sum(position.lag_messages for position in positions),
             max((position.lag_s for position in positions), default=0.0),
         )
+
+    @property
+    def throttled_ms(self) -> int:
+        """For how long servers have let its calls wait for a quota; waits at the same time count together."""
+        return sum(part._connections.throttled_ms for part in self._parts)
 
     def seek(self, *_where: object, **_to: object) -> NoReturn:
         """

@@ -6,22 +6,23 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..protocol.access.tokens import check_own_token, token_hash
 from ..protocol.clock import Clock, SystemClock
 from ..rpc.access.guard import Guard
-from ..rpc.access.settings import ON
 from ..rpc.access.token_file import token_in_file
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.operating.access_figures import access_figures
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.race import Race
 from ..rpc.server import Server
 from .access.targets import MetaTargets
+from .membership import ClusterMember
 from .metrics import MetaserverMetrics
 from .services import services_of
 from .settings import MetaserverSettings, machine_boot, prepare_folder
@@ -84,31 +85,32 @@ async def running_metaserver(
     async with AsyncExitStack() as stack:
         opening = open_database(
             folder=folder, url=settings.database_url, clock=clock, boot=machine_boot(),
-            broker_ttl_ms=settings.broker_ttl_ms,
+            broker_ttl_ms=settings.broker_ttl_ms, cluster=settings.cluster,
         )  # fmt: skip
         opened = await stack.enter_async_context(opening)
         database = WatchedDatabase(opened, clock)
+        stack.push_async_callback(database.close)
         access = await _access(database, settings, clock)
-        if network is None:
-            network = own = served.outgoing(identity=access)
-            stack.push_async_callback(own.close)
+        network = network or _own_network(stack, served, access)
+        member = ClusterMember(database)
+        await member.learn()
+        rng = random.SystemRandom()
         services = services_of(
-            database, network, settings, rng=random.SystemRandom(), after_step=after_step, access=access,
+            database, network, settings, rng=rng, after_step=after_step, access=access, member=member
         )  # fmt: skip
-        limits = HttpLimits(connections_max=settings.http_connections_max)
-        metrics = ServerMetrics("metaserver", clock.boot_ns)
-        metrics.add(MetaserverMetrics(database, clock=clock).collect)
-        metrics.add(served.collect)
+        metrics = _metrics(database, clock, served)
         routes = [*services.routes, metrics_route(metrics)]
+        limits = HttpLimits(connections_max=settings.http_connections_max)
+        guard = _guard(access, database, clock, metrics)
         server = Server(
-            routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls,
-            guard=_guard(access, database, clock),
+            routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls, guard=guard
         )  # fmt: skip
         await server.start(settings.host, settings.port)
+        await stack.enter_async_context(member.at_work(server.address))
         attending = asyncio.create_task(services.attendant.run())
         watching = [asyncio.create_task(metrics.watch_loop())]
         if access is not None:
-            watching.append(asyncio.create_task(access.run()))
+            watching += [asyncio.create_task(run()) for run in (access.run, access.audit.run)]
         try:
             yield RunningMetaserver(server, attending, served)
         finally:
@@ -118,13 +120,34 @@ async def running_metaserver(
                 task.cancel()
             await asyncio.wait([attending, *watching])
             await services.operations.stop()
-            await database.close()
 
 
-def _guard(access: AccessService | None, database: Database, clock: Clock) -> Guard | None:
+def _metrics(database: Database, clock: Clock, served: ServedNetwork) -> ServerMetrics:
+    metrics = ServerMetrics("metaserver", clock.boot_ns)
+    metrics.add(MetaserverMetrics(database, clock=clock).collect)
+    metrics.add(served.collect)
+    return metrics
+
+
+def _own_network(
+    stack: AsyncExitStack, served: ServedNetwork, access: AccessService | None
+) -> Network:
+    own = served.outgoing(identity=access)
+    stack.push_async_callback(own.close)
+    return own
+
+
+def _guard(
+    access: AccessService | None, database: Database, clock: Clock, metrics: ServerMetrics
+) -> Guard | None:
     if access is None:
         return None
-    return Guard(access.identify, MetaTargets(database), clock=clock, version=access.version)
+    guard = Guard(
+        access.identify, MetaTargets(database), clock=clock, version=access.version,
+        on_audit=access.audit.buffer.add, certified=access.certified,
+    )  # fmt: skip
+    metrics.add(access_figures(guard, access.audit.buffer))
+    return guard
 
 
 async def _access(
@@ -137,12 +160,41 @@ async def _access(
         TokenInvalidError: a file has no token.
         StorageError
     """
-    if settings.access != ON:
+    if not settings.is_guarded:
         return None
-    from .access.service import ADMIN, CLUSTER, AccessService
+    from .access.audit_log import AuditLog
+    from .access.service import AccessService
 
-    files = {ADMIN: settings.admin_token_file, CLUSTER: settings.cluster_token_file}
-    tokens = {principal: token_in_file(Path(path)) for principal, path in files.items()}
-    access = AccessService(database, clock=clock, files=tokens)
+    audit = AuditLog(
+        database, clock=clock, retention_ms=settings.audit_retention_ms,
+        rows_max=settings.audit_rows_max,
+    )  # fmt: skip
+    issuer = None
+    if settings.outside_issuer is not None:
+        from .access.issuer import Issuer  # with a library that the others need not load
+
+        issuer = Issuer(settings.outside_issuer, clock=clock)
+    access = AccessService(
+        database, clock=clock, known=_known_tokens(settings), audit=audit, issuer=issuer
+    )
     await access.start()
     return access
+
+
+def _known_tokens(settings: MetaserverSettings) -> dict[str, str]:
+    """Hash → principal, of the tokens of the settings.  Raises TokenInvalidError."""
+    from .access.service import ADMIN, BROKER, CLUSTER
+
+    known = {}
+    for path, principal in (
+        (settings.admin_token_file, ADMIN),
+        (settings.cluster_token_file, CLUSTER),
+    ):
+        if path is not None:
+            known[token_hash(check_own_token(token_in_file(path), path))] = principal
+    if settings.admin_token_hash:
+        known[settings.admin_token_hash] = ADMIN
+    for text in settings.broker_token_hashes:
+        name, _, hashed = text.partition(":")
+        known[hashed] = BROKER + name
+    return known

@@ -20,6 +20,7 @@ from .attendant import Attendant
 from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
+from .membership import ClusterMember, cluster_view
 from .operations.driver import OperationDriver
 from .publications.service import PublicationService
 from .removals.service import RemovalService
@@ -75,6 +76,7 @@ def services_of(
     rng: random.Random,
     after_step: Callable[[str], None] = lambda _step: None,
     access: AccessService | None = None,
+    member: ClusterMember | None = None,
 ) -> Services:
     """
     The services of one metaserver, under an id that no other metaserver has.
@@ -84,9 +86,11 @@ def services_of(
         rng: draws the id, and pauses between tries.
         after_step: called with the name of each step of an operation on partitions and of a reset that was done.
         access: access control; None: every caller may do everything.
+        member: checks the versions of brokers; None: all are of one.
     """
     driver = f"{rng.getrandbits(128):032x}"
-    catalogue = Catalogue(database, network, settings, news=None if access is None else access.news)
+    news = None if access is None else access.news
+    catalogue = Catalogue(database, network, settings, news=news, member=member)
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
@@ -98,9 +102,7 @@ def services_of(
     publications = PublicationService(
         database, settings, catalogue=catalogue, operations=operations, after_step=after_step
     )
-    removals = RemovalService(
-        database, network, catalogue=catalogue, groups=groups, after_step=after_step
-    )
+    removals = RemovalService(database, network, catalogue=catalogue, groups=groups, after_step=after_step)  # fmt: skip
     reset_service = ResetService(database, network, settings, holder=driver, after_step=after_step)
     resets = LiveResets(database, reset_service, groups.settle)
     group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
@@ -115,7 +117,7 @@ def services_of(
     )  # fmt: skip
     verify, rights = VerifyService(database, network), access or AccessOff()
     routes = control_routes(
-        catalogue, groups, partial(_health, database, catalogue), operations, verify, resets,
+        catalogue, groups, partial(_health, database, catalogue, member), operations, verify, resets,
         removals=removals, starts=starts, publications=publications,
     )  # fmt: skip
     routes += rights.routes()
@@ -128,9 +130,14 @@ def services_of(
     )
 
 
-async def _health(database: HealthyDatabase, catalogue: Catalogue) -> Health:
+async def _health(
+    database: HealthyDatabase, catalogue: Catalogue, member: ClusterMember | None
+) -> Health:
     problem = await database.problem()
+    cluster = None
     try:
+        if member is not None:
+            cluster = await member.state()
         brokers = await catalogue.brokers()
         refused = await catalogue.refused()
         lost = await catalogue.lost()
@@ -141,7 +148,11 @@ async def _health(database: HealthyDatabase, catalogue: Catalogue) -> Health:
         "brokers": to_builtins(brokers),
         "refused": to_builtins(refused),
     }
+    if cluster is not None:
+        details["cluster"] = to_builtins(cluster_view(cluster))
     reason = f"the database cannot be written: {problem}" if problem else ""
+    if member is not None:
+        reason = reason or member.problem
     if lost is not None:
         reason = reason or f"{lost.message}; {lost.hint}"
     return Health(program="metaserver", ready=not reason, reason=reason, details=details)

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
-from ..protocol.settings import range_problems, refuse, values_of
-from ..rpc.access.settings import OFF, access_problems
+from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
+from ..rpc.access.issuer_settings import LEEWAY_S_MAX, IssuerSettings, issuer_problems
+from ..rpc.access.settings import access_problems, hash_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
@@ -39,6 +40,12 @@ class MetaserverSettings(ServingSettings):
         metadata={"doc": "postgresql+asyncpg://… where several metaservers share a database"},
     )
     port: int = field(default=7000, metadata={"doc": "0: any free one"})
+    cluster: str = field(
+        default="",
+        metadata={
+            "doc": "name of the cluster; programs and databases of another one are refused; empty: not checked"
+        },
+    )
     broker_heartbeat_ms: int = field(
         default=1_000, metadata={"doc": "how often a broker reports itself"}
     )
@@ -93,16 +100,51 @@ class MetaserverSettings(ServingSettings):
         default=CONNECTIONS_MAX,
         metadata={"doc": "HTTP connections at once: each consumer and producer has one or two"},
     )
-    access: str = field(
-        default=OFF, metadata={"doc": "on: callers need a right; off: everybody may do everything"}
-    )
-    admin_token_file: str = field(
-        default="",
+    admin_token_file: Path | None = field(
+        default=None,
         metadata={"doc": "file with the token of the principal admin, who may do everything"},
     )
-    cluster_token_file: str = field(
-        default="",
+    admin_token_hash: str = field(
+        default="", metadata={"doc": "SHA-256 of that token, in place of the file"}
+    )
+    cluster_token_file: Path | None = field(
+        default=None,
         metadata={"doc": "file with the token of the brokers, the principal cluster"},
+    )
+    broker_token_hashes: tuple[str, ...] = field(
+        default=(),
+        metadata={"doc": "NAME:SHA-256 of each broker's token, in place of the file"},
+    )
+    jwt_issuer: str = field(
+        default="", metadata={"doc": "claim iss of tokens (JWT) of an outside issuer"}
+    )
+    jwt_audience: str = field(default="", metadata={"doc": "claim aud of these tokens"})
+    jwt_jwks: str = field(
+        default="", metadata={"doc": "the issuer's public keys (JWKS): a path or an https URL"}
+    )
+    jwt_jwks_ca: Path | None = field(
+        default=None,
+        metadata={"doc": "PEM file of the authority of that URL; without it those of the machine"},
+    )
+    jwt_algorithms: tuple[str, ...] = field(
+        default=("RS256", "ES256"),
+        metadata={"doc": "signatures that are believed; none and HS* never are"},
+    )
+    jwt_principal_claim: str = field(
+        default="sub", metadata={"doc": "claim with the name of the principal jwt:NAME"}
+    )
+    jwt_groups_claim: str = field(
+        default="", metadata={"doc": "claim with groups, the principals group:NAME"}
+    )
+    jwt_leeway_s: int = field(
+        default=30, metadata={"doc": "how far the clock of the issuer may be off"}
+    )
+    audit_retention_ms: int = field(
+        default=90 * 86_400_000,
+        metadata={"doc": "events of the audit log older than this are removed"},
+    )
+    audit_rows_max: int = field(
+        default=1_000_000, metadata={"doc": "most events of the audit log in the database"}
     )
     log_level: str = field(default="WARNING", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
     log_format: str = field(
@@ -113,6 +155,22 @@ class MetaserverSettings(ServingSettings):
         refuse(_problems(values_of(self)))
         if self.broker_ttl_ms < 2 * self.broker_heartbeat_ms:
             refuse(["broker_ttl_ms must be at least twice broker_heartbeat_ms"])
+
+    @property
+    def outside_issuer(self) -> IssuerSettings | None:
+        """The outside issuer that is believed, None without."""
+        if not self.jwt_issuer:
+            return None
+        return IssuerSettings(
+            issuer=self.jwt_issuer,
+            audience=self.jwt_audience,
+            jwks=self.jwt_jwks,
+            jwks_ca="" if self.jwt_jwks_ca is None else str(self.jwt_jwks_ca),
+            algorithms=self.jwt_algorithms,
+            principal_claim=self.jwt_principal_claim,
+            groups_claim=self.jwt_groups_claim,
+            leeway_s=self.jwt_leeway_s,
+        )
 
     def creates(self, subject: str) -> bool:
         """True if the first message sent to a subject of this name creates it."""
@@ -134,6 +192,9 @@ _RANGES = {
     "subjects_max": (1, 1_000_000),
     "auto_create_partitions": (1, PARTITIONS_MAX),
     "http_connections_max": (1, 1_000_000),
+    "jwt_leeway_s": (0, LEEWAY_S_MAX),
+    "audit_retention_ms": (60_000, EXPIRES_MS_MAX),
+    "audit_rows_max": (1_000, 100_000_000),
 }
 
 
@@ -152,8 +213,16 @@ def _problems(values: Mapping[str, object]) -> list[str]:
             "auto_create must be off, or a pattern of names: letters, digits, '.', '_', '-', and * or ? for others, "
             f"not {pattern!r:.40}"
         )
+    problems += cluster_problems(values)
     problems += serving_problems(values)
-    problems += access_problems(values, "admin_token_file", "cluster_token_file")
+    problems += access_problems(
+        values,
+        ("admin_token_file", "admin_token_hash"),
+        ("cluster_token_file", "broker_token_hashes"),
+    )
+    problems += issuer_problems(values)
+    problems += hash_problems(values, "admin_token_hash")
+    problems += hash_problems(values, "broker_token_hashes", named=True)
     return problems + log_problems(values)
 
 

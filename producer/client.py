@@ -304,7 +304,8 @@ class Producer(Sending[V], Generic[V]):
     @property
     def stats(self) -> ProducerStats:
         """Counts since the producer was opened."""
-        return producer_stats(self._budget, self._senders.values())
+        waited_ms = self._connections.throttled_ms
+        return producer_stats(self._budget, self._senders.values(), throttled_ms=waited_ms)
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
         """

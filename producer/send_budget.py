@@ -33,6 +33,8 @@ class ProducerStats:
     """Failed tries after which batches were sent again."""
     waiting: dict[str, str]
     """Why messages wait, by the name of their partition, or of their subject if they have no partition now."""
+    throttled_ms: int = 0
+    """For how long servers have let calls wait for a quota; waits at the same time count together."""
 
 
 class SendBudget:

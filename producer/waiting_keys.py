@@ -146,7 +146,9 @@ def waiting_messages(
     )
 
 
-def producer_stats(budget: SendBudget, senders: Collection[SubjectSender]) -> ProducerStats:
+def producer_stats(
+    budget: SendBudget, senders: Collection[SubjectSender], *, throttled_ms: int = 0
+) -> ProducerStats:
     """Counts of a producer, and why its messages wait."""
     executors = [executor for sender in senders for executor in sender.executors]
     gathering = sum(len(executor.open) for executor in executors)
@@ -156,4 +158,5 @@ def producer_stats(budget: SendBudget, senders: Collection[SubjectSender]) -> Pr
         failed=budget.failed,
         retries=budget.retries,
         waiting={name: why for sender in senders for name, why in sender.waiting.items()},
+        throttled_ms=throttled_ms,
     )

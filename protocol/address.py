@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from .access.tokens import check_address_has_no_token
 from .errors import BrokerAddressError, ConfigError, InvalidRequestError
@@ -14,6 +15,7 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
+@lru_cache(maxsize=1024)  # a broker reports its address with each heartbeat
 def is_loopback(host: str) -> bool:
     """True for `localhost` and for loopback addresses; `host` is without brackets."""
     if host == "localhost":
@@ -24,6 +26,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=1024)
 def is_wildcard(host: str) -> bool:
     """True for the addresses that mean every address of a machine; `host` is without brackets."""
     try:

@@ -29,6 +29,8 @@ from .limits import (
     TTL_MS_MIN,
     UNTOLD_MAX,
 )
+from .membership.broker_views import BrokerView as BrokerView  # noqa: PLC0414 - exported
+from .membership.broker_views import RefusedBroker as RefusedBroker  # noqa: PLC0414 - exported
 from .parked.failing import FailingMessage
 from .progress import PendingReset
 from .reprocess.holds import HoldView
@@ -107,6 +109,10 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
     """The first UNTOLD_MAX partitions whose messages retention should remove and may not, because the broker was never
     told their consumer groups."""
+    version: ShortText = ""
+    """Of the broker's program; "" from one that is older than versions."""
+    cluster: ShortText = ""
+    """The cluster that its settings name; "": none."""
 
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
@@ -121,6 +127,8 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
     """Not 0 if an operator has accepted a data folder that was behind: tokens up to it are refused before any request."""
     access: AccessNews | None = None
     """Whom to believe, where access control is on."""
+    cluster_version: str = ""
+    """The lowest version of all members, which decides what formats may be written; "": not known yet."""
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):
@@ -133,29 +141,6 @@ class AcceptFolder(Struct, frozen=True, kw_only=True):
     address: ShortText = ""
     dry_run: bool = False
     """Answer with the folder that would be accepted; change nothing."""
-
-
-class RefusedBroker(Struct, frozen=True, kw_only=True):
-    """A broker whose reports for a broker group are refused."""
-
-    broker_group: str
-    address: str
-    problem: str = ""
-    log_end: int = 0
-    """Where the log of its data folder ends."""
-    known_log_end: int = 0
-    """Where the broker group's log ended in the last report that was accepted."""
-
-
-class BrokerView(Struct, frozen=True, kw_only=True):
-    """A broker group as the metaserver sees it."""
-
-    broker_group: str
-    address: str
-    available: bool
-    silent_ms: int
-    cordoned: bool = False
-    """It gets no new partitions."""
 
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────────

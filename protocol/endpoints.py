@@ -443,8 +443,9 @@ PARKED_OFFSETS = Endpoint(
     None,
     ParkedOffsets,
     Rights.READ,
-    "Where the parked messages of a key are, the oldest first; without `key` of the dead letters.",
-    query=("group", "key", "first", "count"),
+    "Where the parked messages of a key are, the oldest first; without `key` of the dead letters.  From a place on with `after`, "
+    "as 7:42: and how each failed.  With `tries` of those that wait for retry.",
+    query=("group", "key", "first", "count", "after", "tries"),
 )
 CHANGE_PARKED = Endpoint(
     "POST",

@@ -255,6 +255,12 @@ class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
     offset: int
 
 
+class Hello(Frame, frozen=True, array_like=True, tag=24):
+    """The first frame of every connection: who speaks.  Answer: Welcome, or the refusal of a version too far away."""
+
+    version: str
+
+
 class Challenge(Frame, frozen=True, array_like=True, tag=22):
     """Ask for what the holder of a capability has to sign on this connection.  Answer: Challenged."""
 
@@ -396,6 +402,13 @@ class ParkedEdited(Frame, frozen=True, array_like=True, tag=80):
     properties: bytes | None
 
 
+class Welcome(Frame, frozen=True, array_like=True, tag=86):
+    """The broker serves this client."""
+
+    version: str
+    """The broker's."""
+
+
 class Challenged(Frame, frozen=True, array_like=True, tag=83):
     """The challenge of this connection.  b"": this server does not ask who calls."""
 
@@ -406,6 +419,18 @@ class Authenticated(Frame, frozen=True, array_like=True, tag=84):
     """Frames of this connection are served with the rights of the capability, for `ends_in_ms`."""
 
     ends_in_ms: int
+
+
+class Throttled(Frame, frozen=True, array_like=True, tag=85):
+    """
+    Sent with the correlation id 0: frames of this connection wait for `wait_ms`, because a limit is used up.
+
+    Each call under way may take so much longer.
+    """
+
+    wait_ms: int
+    limit: str
+    """For people: which limit it is."""
 
 
 class Refused(Frame, frozen=True, array_like=True, tag=127):
@@ -420,12 +445,12 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
 Request = (
     Append | Acquire | Pull | Ack | Release | Read | AcquireShared | PullShared | Schedule
     | CancelScheduled | ChangeParked | ListParked | ReadParked | TakeParked
-    | LeaveParked | EditParked | ReadEdited | Challenge | Authenticate
+    | LeaveParked | EditParked | ReadEdited | Hello | Challenge | Authenticate
 )  # fmt: skip
 Answer = (
     Appended | Acquired | Batches | Acked | Released | Handed | Scheduled | ScheduledCanceled
     | ParkedChanged | ParkedKeys | ParkedRows | ParkedTaken | ParkedEdited | Challenged
-    | Authenticated | Refused
+    | Authenticated | Throttled | Welcome | Refused
 )  # fmt: skip
 Header = TypeVar("Header", Request, Answer)
 

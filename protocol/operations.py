@@ -34,6 +34,8 @@ class OperationKind(enum.StrEnum):
     SET = "set"
     PUBLISH = "publish"
     """Requested by PublishSubject: the partitions of a hidden subject, which have messages, continue all open ones."""
+    CUT = "cut"
+    """Requested by HideSubject: as a move of every partition, with children that also continue those of a hidden subject."""
     CREATE = "create"
     """Never requested: the cleanup after a failed creation, of partitions that a silent broker may host."""
 
@@ -190,6 +192,8 @@ class SubjectHistory(Struct, frozen=True, kw_only=True):
 
 
 # ── hidden subjects, and their publication ────────────────────────────────────────────────────────────
+ENDS_MAX = 65_536
+"""The most partitions of a replaced subject whose ends are compared."""
 HIDDEN = ".hidden-"
 """Stands between the name of the target and the name of the job, in names that clients make."""
 
@@ -208,6 +212,13 @@ class HideSubject(Struct, frozen=True, kw_only=True):
     """As `partitions`."""
     message_bytes_max: MessageBytesMax = MESSAGE_BYTES_MAX
     """As `partitions`."""
+    cut: bool = False
+    """
+    Also seal the target's open partitions, and continue them by others; a repeat changes nothing.
+
+    Then the hidden subject is to take the place of what was stored before: messages that are sent meanwhile lie behind
+    both.
+    """
 
 
 class PublishSubject(Struct, frozen=True, kw_only=True):
@@ -224,6 +235,14 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         Meta(max_length=GROUPS_PER_SUBJECT_MAX),
     ] = {}
     """With `replace`: consumer group → partition id → first offset that it has not handled."""
+    ends: (
+        Annotated[dict[int, Annotated[int, Meta(ge=0, le=MAX_I64)]], Meta(max_length=ENDS_MAX)]
+        | None
+    ) = None
+    """
+    With `replace`, of a hidden subject with a cut: partition id of the target → where the messages end of which the hidden
+    subject has the rows.  A partition that is not named has to be empty.  None: what is replaced is not looked at.
+    """
 
 
 class Publication(Struct, frozen=True, kw_only=True):

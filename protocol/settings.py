@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, InvalidNameError
+from .ids import check_name
 
 CALL_TIMEOUT_MS = (10, 600_000)
 """The least and the most time for one call."""
@@ -40,6 +41,18 @@ def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> li
         for name, kind in kinds.items()
         if name in values and not isinstance(values[name], kind)
     ]
+
+
+def cluster_problems(values: Mapping[str, object]) -> list[str]:
+    """The problems of the setting `cluster`, as sentences."""
+    cluster = values.get("cluster", "")
+    if cluster == "":
+        return []
+    try:
+        check_name("cluster", cluster)
+    except InvalidNameError as error:
+        return [f"cluster: {error.message}"]
+    return []
 
 
 def refuse(problems: Sequence[str]) -> None:

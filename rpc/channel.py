@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
 import aiohttp
 
 from ..protocol.errors import FrameError, NotSentError, OutcomeUnknownError
-from ..protocol.frames import Answer, Refused, Request, decode_answer, encode_frame, refusal_error
+from ..protocol.frames import (
+    Answer,
+    Refused,
+    Request,
+    Throttled,
+    decode_answer,
+    encode_frame,
+    refusal_error,
+)
+
+WAIT_MS_MAX = 60_000
+"""No broker makes a call wait for longer, whatever it says."""
 
 
 class WebSocketChannel:
-    """Pipelines calls by correlation id; see `network.Channel` for the contract."""
+    """
+    Pipelines calls by correlation id; see `network.Channel` for the contract.
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, address: str) -> None:
+    Args:
+        on_throttled: called when the broker says that calls wait, because a limit is used up.
+    """
+
+    def __init__(
+        self,
+        socket: aiohttp.ClientWebSocketResponse,
+        address: str,
+        on_throttled: Callable[[Throttled], None] = lambda _told: None,
+    ) -> None:
         self._socket = socket
         self._address = address
         self._waiting: dict[int, asyncio.Future[tuple[Answer, memoryview]]] = {}
+        self._limits: dict[int, tuple[asyncio.Timeout, float]] = {}
+        """The time that each call has, and how long that was at first."""
+        self._on_throttled = on_throttled
         self._next_id = itertools.count(1).__next__
         self._broken: str | None = None
         self._reader = asyncio.create_task(self._read(), name=f"channel {address}")
@@ -38,7 +63,8 @@ class WebSocketChannel:
         future = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(timeout_ms / 1000) as limit:
+                self._limits[correlation_id] = limit, timeout_ms / 1000
                 await self._socket.send_bytes(frame)
                 answer, rest = await future
         except TimeoutError:
@@ -51,6 +77,7 @@ class WebSocketChannel:
             ) from error
         finally:
             self._waiting.pop(correlation_id, None)
+            self._limits.pop(correlation_id, None)
             if future.done() and not future.cancelled():
                 future.exception()
         if isinstance(answer, Refused):
@@ -66,6 +93,9 @@ class WebSocketChannel:
                 correlation_id, answer, payload = decode_answer(message.data)
                 if isinstance(answer, Refused) and correlation_id == 0:
                     reason = answer.message
+                elif isinstance(answer, Throttled):
+                    self._give_time(answer)
+                    continue
                 future = self._waiting.get(correlation_id)
                 if future is not None and not future.done():
                     future.set_result((answer, payload))
@@ -82,6 +112,15 @@ class WebSocketChannel:
                     )
             if not self._socket.closed:
                 await self._socket.close()
+
+    def _give_time(self, told: Throttled) -> None:
+        """Calls under way may take so much longer."""
+        now = asyncio.get_running_loop().time()
+        for limit, seconds in self._limits.values():
+            until = now + min(told.wait_ms, WAIT_MS_MAX) / 1000 + seconds
+            if (limit.when() or until) < until:
+                limit.reschedule(until)
+        self._on_throttled(told)
 
     async def close(self) -> None:
         """Close the connection; calls under way fail with OutcomeUnknownError."""

@@ -195,10 +195,14 @@ class MetaClient:
         return await self._call(ACCESS_NEWS)
 
     async def access(
-        self, endpoint: Endpoint[T], body: object = None, *, principal: str | None = None, **names: int
-    ) -> T:  # fmt: skip
-        """A call about access, to all of it or that of a principal."""
-        query = None if principal is None else {"principal": principal}
+        self,
+        endpoint: Endpoint[T],
+        body: object = None,
+        *,
+        query: dict[str, str] | None = None,
+        **names: int,
+    ) -> T:
+        """A call about access."""
         return await self._call(
             endpoint, body, query=query, wait_ms=0, timeout_ms=15_000, one_address=False, **names
         )
@@ -539,12 +543,9 @@ class BrokerClient:
         query |= {"retrying": "1"} if retrying else {}
         return await self._control(endpoints.PARKED, query=query, id=partition_id)
 
-    async def parked_offsets(
-        self, partition_id: int, group: str, *, key_hex: str | None, first: int = 0
-    ) -> ParkedOffsets:
-        """Where parked messages of a key are, behind the first `first` ranges; without a key of the dead letters."""
-        query = {"group": group, "first": str(first)}
-        query |= {} if key_hex is None else {"key": key_hex}
+    async def parked_offsets(self, partition_id: int, group: str, **asked: str) -> ParkedOffsets:
+        """Where parked messages of a key are, and how each failed that has no order; `asked` is as the endpoint says."""
+        query = {"group": group, **asked}
         return await self._control(endpoints.PARKED_OFFSETS, query=query, id=partition_id)
 
     async def change_parked(self, partition_id: int, body: ChangeParkedKey) -> ParkedList:

@@ -68,6 +68,8 @@ class Connections:
         self.home = Home(what)
         self.network: Network | None = None
         """None while it is not open."""
+        self._throttled_ms = 0
+        """Of networks that are closed."""
 
     def open(self, on_fork: Callable[[], None] = lambda: None) -> Network:
         """
@@ -90,6 +92,12 @@ class Connections:
                 raise
         self.network = network
         return network
+
+    @property
+    def throttled_ms(self) -> int:
+        """For how long servers have let calls wait for a quota."""
+        own = self._own
+        return self._throttled_ms + (0 if own is None else own.throttling.waited_ms)
 
     async def wait_for(self, meta: MetaClient) -> None:
         """
@@ -131,6 +139,7 @@ class Connections:
             await broker.close()
         self._brokers.clear()
         if self._own is not None:
+            self._throttled_ms += self._own.throttling.waited_ms
             await self._own.close()
         self.network = self._own = None
         self.home.leave()

@@ -3,6 +3,7 @@
     frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order, one write at a time
 
 Invariants
+    The first frame is a Hello; a client whose version does not fit is refused, with advice, and served nothing.
     A bad frame ends its own connection, with a typed error, and no other.
     A pull may wait for seconds, so pulls have a limit of their own, beyond which they are refused: acks, acquires and
     releases are read however many pulls wait.
@@ -20,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from ..protocol.errors import (
+    ClientTooOldError,
     FrameError,
     InternalError,
     KeylaneError,
@@ -31,9 +33,13 @@ from ..protocol.frames import (
     Authenticate,
     Challenge,
     Challenged,
+    Hello,
     Pull,
     PullShared,
+    Read,
     Request,
+    Throttled,
+    Welcome,
     decode_request,
     encode_frame,
     refusal,
@@ -44,7 +50,9 @@ from ..protocol.limits import (
     IN_FLIGHT_PER_CONNECTION_MAX,
     PULLS_PER_CONNECTION_MAX,
 )
-from .access.guard import ConnectionAccess, Guard
+from ..protocol.membership.versions import VERSION, check_client
+from .access.guard import FETCHING, ConnectionAccess, Guard
+from .access.pacing import HOLD_MS, Delay
 from .answer_room import AnswerRoom, begin_answer
 from .http_network import HEARTBEAT_SECONDS
 
@@ -82,6 +90,8 @@ class _Connection:
         self._taken = -1
         self._taken_at = 0.0
         self._refused = False
+        self.greeted = False
+        """True once the client has told its version, and it fits."""
 
     async def send(self, frame: bytes) -> None:
         """Write one frame, and wait until the socket has taken nearly all of it."""
@@ -111,8 +121,15 @@ class _Connection:
         except (ConnectionError, RuntimeError):
             log.debug("the client left before it was refused")
 
+    async def tell(self, delay: Delay) -> None:
+        """Tell the client that it waits."""
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            await self.send(encode_frame(0, Throttled(round(delay.ms), delay.limit)))
+
     def end(self) -> None:
         """Cancel the answers under way; what the client does not read within `GOODBYE_S` is discarded."""
+        if self.access is not None:
+            self.access.end()
         for task in self.tasks:
             task.cancel()
         asyncio.get_running_loop().call_later(GOODBYE_S, self.transport.abort)
@@ -181,11 +198,16 @@ class DataPlane:
             except FrameError as error:
                 await connection.refuse(error, WSCloseCode.PROTOCOL_ERROR)
                 return
+            if not connection.greeted or isinstance(asked, Hello):
+                if not await self._greet(connection, correlation_id, asked):
+                    return
+                continue
             if isinstance(asked, Challenge | Authenticate):
                 await self._introduce(connection, correlation_id, asked)
                 continue
-            if connection.access is not None and not await self._may(
-                connection, correlation_id, asked
+            if connection.access is not None and not (
+                await self._may(connection, correlation_id, asked)
+                and await self._takes_turn(connection, correlation_id, asked, len(payload))
             ):
                 continue
             pull = isinstance(asked, Pull | PullShared)
@@ -200,6 +222,23 @@ class DataPlane:
             task = asyncio.create_task(answer)
             connection.tasks.add(task)
             task.add_done_callback(connection.tasks.discard)
+
+    async def _greet(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
+        """Take the first frame; False if the client is refused, and its connection is closed."""
+        try:
+            if not isinstance(asked, Hello):
+                raise ClientTooOldError(
+                    f"the client tells no version, the server is keylane {VERSION}", server=VERSION
+                )
+            check_client(asked.version, VERSION)
+        except KeylaneError as error:
+            self._on_refusal(error)
+            await self._write(connection, encode_frame(correlation_id, refusal(error)))
+            await connection.refuse(error, WSCloseCode.POLICY_VIOLATION)
+            return False
+        connection.greeted = True
+        await self._write(connection, encode_frame(correlation_id, Welcome(VERSION)))
+        return True
 
     async def _introduce(
         self, connection: _Connection, correlation_id: int, asked: Challenge | Authenticate
@@ -230,6 +269,47 @@ class DataPlane:
             await self._write(connection, encode_frame(correlation_id, refusal(error)))
             return False
         return True
+
+    async def _takes_turn(
+        self, connection: _Connection, correlation_id: int, asked: Request, size: int
+    ) -> bool:
+        """
+        Hold the reading of the connection while a limit is used up; what fetches messages waits by itself.
+
+        Returns:
+            False: the debt is longer than HOLD_MS; the frame is answered here.
+        """
+        access = connection.access
+        assert access is not None
+        if isinstance(asked, Pull | PullShared | Read):
+            return True
+        delay = access.delay(asked)
+        if delay.ms <= HOLD_MS:
+            access.take(asked, size)
+        if not delay.ms:
+            return True
+        access.waits(delay)
+        await connection.tell(delay)
+        await asyncio.sleep(min(delay.ms, HOLD_MS) / 1000)
+        if delay.ms <= HOLD_MS:
+            return True
+        error = access.too_long(delay)
+        self._on_refusal(error)
+        await self._write(connection, encode_frame(correlation_id, refusal(error)))
+        return False
+
+    @staticmethod
+    async def _wait_to_fetch(connection: _Connection, asked: Request) -> None:
+        """Wait until no limit is used up; the client hears of it at least each HOLD_MS."""
+        access = connection.access
+        if access is None:
+            return
+        access.take(asked, 0)
+        while (delay := access.delay(asked)).ms:
+            step = delay._replace(ms=min(delay.ms, HOLD_MS))
+            access.waits(step)
+            await connection.tell(step)
+            await asyncio.sleep(step.ms / 1000)
 
     @staticmethod
     async def _write(connection: _Connection, frame: bytes) -> None:
@@ -269,6 +349,10 @@ class DataPlane:
         *,
         refused: bool = False,
     ) -> None:
+        access = connection.access
+        fetches = access is not None and type(asked) in FETCHING
+        if fetches and not refused:
+            await self._wait_to_fetch(connection, asked)
         answering = begin_answer(connection.share)
         try:
             try:
@@ -278,6 +362,8 @@ class DataPlane:
                     )
                 answer, data = await self._handler(asked, payload)
                 answering.made(len(data))
+                if access is not None and fetches:
+                    access.take(asked, len(data), requests=0)
                 frame = encode_frame(correlation_id, answer, data)
                 del (
                     data,

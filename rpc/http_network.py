@@ -23,12 +23,22 @@ from ..protocol.errors import (
     MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
+    ServerTooOldError,
 )
-from ..protocol.frames import Authenticate, Authenticated, Challenge, Challenged
+from ..protocol.frames import (
+    Authenticate,
+    Authenticated,
+    Challenge,
+    Challenged,
+    Hello,
+    Welcome,
+)
 from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
+from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
 from .access.credentials import Credentials, ShownCapability
+from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .reasons import reason
@@ -45,6 +55,8 @@ TLS_END_SECONDS = 0.02
 """TLS connections end some turns of the event loop after they are closed, which aiohttp does not wait for."""
 CAPABILITY_TIMEOUT_MS = 3_000
 RENEW_AGAIN_S = 1.0
+UNKNOWN_FRAME = "unreadable request"
+"""What a broker says of a frame that it does not know, as a Hello where it is older than versions."""
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -61,6 +73,7 @@ class HttpNetwork:
         tls: None: without TLS.
         token: of the client; None: the one that the environment names, if it does.
         identity: what a server shows in place of that.
+        by_certificate: without a token, metaservers may know the client by its certificate.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
@@ -73,11 +86,12 @@ class HttpNetwork:
         *,
         token: str | TokenSource | None = None,
         identity: Credentials | None = None,
+        by_certificate: bool = False,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
         self._context = None if tls is None else client_context(tls)
         source = token if callable(token) else token_source(token)
-        if identity is None and source is not None:
+        if identity is None and (source is not None or by_certificate):
             from .access.wallet import (
                 Wallet,  # it loads a library that clients without a token need not have
             )
@@ -89,6 +103,7 @@ class HttpNetwork:
             limit=0, force_close=False, ssl=True if self._context is None else self._context
         )
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self.throttling = Throttling()
         self._answered: set[str] = set()
         """Addresses that have answered: TLS does not keep them from it."""
 
@@ -103,6 +118,7 @@ class HttpNetwork:
 
         Raises:
             NotSentError
+            ClientTooOldError, ServerTooOldError: more than one minor version lies between this client and the broker.
             UnauthenticatedError, TokenInvalidError: the token is refused, or cannot be read.
         """
         if self._identity is None:
@@ -148,7 +164,9 @@ class HttpNetwork:
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
 
-    async def _ask_capabilities(self, address: str, token: str, holder: bytes) -> Capabilities:
+    async def _ask_capabilities(
+        self, address: str, token: str | None, holder: bytes
+    ) -> Capabilities:
         return await self._control(
             CAPABILITY.method, address, CAPABILITY.path, Capabilities,
             body=AskCapability(holder=holder), query=None, timeout_ms=CAPABILITY_TIMEOUT_MS,
@@ -173,7 +191,18 @@ class HttpNetwork:
                 address=address,
             ) from error
         self._answered.add(address)
-        return WebSocketChannel(socket, address)
+        channel = WebSocketChannel(
+            socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
+        )
+        try:
+            await _greet(channel, address, timeout_ms)
+        except OutcomeUnknownError as error:
+            await channel.close()
+            raise NotSentError(error.message, address=address) from error
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
 
     async def control(
         self,
@@ -220,9 +249,6 @@ class HttpNetwork:
         timeout_ms: int,
         bearer: str | None = None,
     ) -> T:
-        headers = {"content-type": "application/json"}
-        if bearer is not None:
-            headers["authorization"] = f"Bearer {bearer}"
         packed = b"" if body is None else encode_json(body)
         if len(packed) > CONTROL_BYTES_MAX:
             raise MessageTooLargeError(
@@ -236,7 +262,7 @@ class HttpNetwork:
                 f"{self._scheme}://{address}{path}",
                 data=packed or None,
                 params=query,
-                headers=headers,
+                headers=_headers(bearer),
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(
                     total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS
@@ -244,6 +270,10 @@ class HttpNetwork:
             ) as response:
                 data = await response.read()
                 status = response.status
+                waited = response.headers.get(THROTTLED_HEADER, "")
+                if waited.isdecimal() and len(waited) < 8:
+                    self.throttling.note(address, int(waited), "requests")
+                version = response.headers.get(VERSION_HEADER)
                 self._answered.add(address)
         except _NO_CONNECTION as error:
             raise tls_problem(address, error) or NotSentError(
@@ -255,6 +285,8 @@ class HttpNetwork:
             raise OutcomeUnknownError(
                 f"no answer from {address} to {method} {path}: {reason(error)}"
             ) from error
+        if version is not None and status == 200:  # a refusal says more
+            check_server(version, VERSION)
         try:
             if status == 200:
                 return msgspec.json.decode(data, type=answer)
@@ -330,7 +362,28 @@ def client_network(
         ConfigError: a file cannot be used.
         TokenInvalidError
     """
-    return HttpNetwork(tls or tls_of_environment(), token=token)
+    chosen = tls or tls_of_environment()
+    return HttpNetwork(chosen, token=token, by_certificate=bool(chosen and chosen.cert))
+
+
+def _headers(bearer: str | None) -> dict[str, str]:
+    headers = {"content-type": "application/json", VERSION_HEADER: VERSION}
+    return headers if bearer is None else headers | {"authorization": f"Bearer {bearer}"}
+
+
+async def _greet(channel: WebSocketChannel, address: str, timeout_ms: int) -> None:
+    """Tell this client's version, and check the broker's."""
+    try:
+        welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
+    except OutcomeUnknownError as error:
+        if UNKNOWN_FRAME not in error.message:
+            raise
+        raise ServerTooOldError(
+            f"the client is keylane {VERSION}, the broker at {address} tells no version: upgrade the server",
+            client=VERSION,
+        ) from error
+    assert isinstance(welcome, Welcome)
+    check_server(welcome.version, VERSION)
 
 
 async def _authenticate(

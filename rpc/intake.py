@@ -19,6 +19,7 @@ import ssl
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from aiohttp import web
@@ -27,6 +28,7 @@ from aiohttp.http import HttpProcessingError, RawRequestMessage
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.errors import InvalidRequestError, MessageTooLargeError, OverloadedError
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
+from .tls.openings import TlsOpening, TlsOpenings
 
 REFUSED_S = 0.5
 """The seconds that a refused caller has to take the answer."""
@@ -106,6 +108,7 @@ class LimitedSite(web.BaseSite):
         limits: of each connection, and of their number.
         exempt: how many open connections do not count.
         tls: None: plain HTTP.
+        on_refused: called when a connection is closed because too many others are in their handshake.
     """
 
     def __init__(
@@ -118,12 +121,14 @@ class LimitedSite(web.BaseSite):
         limits: HttpLimits,
         exempt: Callable[[], int],
         tls: ssl.SSLContext | None = None,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=backlog)
         self._host = host
         self._port = port
         self._limits = limits
         self._exempt = exempt
+        self._openings = TlsOpenings(limits.connections_max, limits.head_s, on_refused)
 
     @property
     def name(self) -> str:
@@ -134,15 +139,17 @@ class LimitedSite(web.BaseSite):
     async def start(self) -> None:
         """Listen.  Raises OSError."""
         await super().start()
+        begin: Callable[[], asyncio.BaseProtocol] = self._accept
+        if self._ssl_context is not None:
+            begin = partial(TlsOpening, self._openings, self._ssl_context, self._accept)
         self._server = await asyncio.get_running_loop().create_server(
-            self._accept,
-            self._host,
-            self._port,
-            backlog=self._backlog,
-            reuse_address=True,
-            ssl=self._ssl_context,
-            ssl_handshake_timeout=None if self._ssl_context is None else self._limits.head_s,
+            begin, self._host, self._port, backlog=self._backlog, reuse_address=True
         )
+
+    async def stop(self) -> None:
+        """Stop listening; connections without a whole handshake are closed."""
+        self._openings.close()
+        await super().stop()
 
     def _accept(self) -> asyncio.Protocol:
         server = self._runner.server

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,6 +28,7 @@ from ..protocol.errors import (
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
     CapabilityEndedError,
+    ConnectionQuotaError,
     FencedError,
     ForeignHostError,
     GroupBusyError,
@@ -42,8 +44,10 @@ from ..protocol.errors import (
     OperationRunningError,
     OriginError,
     OutcomeUnknownError,
+    OverloadedError,
     PartitionUnknownError,
     QueueUnknownError,
+    QuotaExceededError,
     RefusedError,
     RequestTooSlowError,
     RetryRule,
@@ -63,8 +67,11 @@ from ..protocol.http.endpoint import Endpoint
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
+from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
 from ..protocol.text import refused_value
-from .access.guard import Guard
+from .access.guard import Guard, Passed
+from .access.peers import peer_of
+from .access.throttling import THROTTLED_HEADER
 from .answer_room import AnswerRoom, begin_answer
 from .data_plane import STUCK_S, DataHandler, DataPlane
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
@@ -85,6 +92,8 @@ _STATUS: dict[type[KeylaneError], int] = {
     UnauthenticatedError: 401,
     CapabilityEndedError: 401,
     AccessDeniedError: 403,
+    QuotaExceededError: 429,
+    ConnectionQuotaError: 429,
     TokenIdUnknownError: 404,
     OriginError: 403,
     ForeignHostError: 421,
@@ -150,11 +159,19 @@ Refuse = Callable[..., web.Response]
 
 
 def _error_response(error: KeylaneError, status: int | None = None) -> web.Response:
+    headers = {}
+    if isinstance(error, QuotaExceededError | ConnectionQuotaError):
+        headers["Retry-After"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
     return web.Response(
         body=encode_json(ErrorBody.of(error)),
         status=status or status_of(error),
         content_type="application/json",
+        headers=headers,
     )
+
+
+async def _tell_version(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[VERSION_HEADER] = VERSION
 
 
 async def _read_body(request: web.Request, body_s: float) -> bytes:
@@ -185,49 +202,64 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
 
 
 def _control_handler(
-    route: ControlRoute, body_s: float, refuse: Refuse, guard: Guard | None
+    route: ControlRoute, body_s: float, refuse: Refuse, guard: Guard | None, *, by_certificate: bool
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     endpoint = route.endpoint
 
-    async def read(request: web.Request) -> tuple[Any, Params]:
+    async def read(request: web.Request) -> tuple[Any, Params, int]:
         body: object = None
+        size = 0
         if endpoint.request is not None:
             data = await _read_body(request, body_s)
+            size = len(data)
             raw = endpoint.request is bytes
             body = data if raw else msgspec.json.decode(data, type=endpoint.request)
-        return body, _params(request, endpoint.headers)
+        return body, _params(request, endpoint.headers), size
 
     async def handle(request: web.Request) -> web.Response:
+        passed: Passed | None = None
         try:
             if guard is None:
-                answer = await route.handler(*await read(request))
+                body, params, _size = await read(request)
+                answer = await route.handler(body, params)
             else:
-                answer = await guard.pass_through(
+                passed = await guard.pass_through(
                     endpoint,
                     request.headers.getall("Authorization", ()),
                     request.remote or "",
                     partial(read, request),
                     route.handler,
+                    peer_of(request.get_extra_info("peercert")) if by_certificate else None,
                 )
+                answer = passed.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return refuse(
-                InvalidRequestError(
-                    f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
-                )
+            unreadable = InvalidRequestError(
+                f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
             )
+            if guard is not None:
+                guard.note_refused(request.remote or "", _did(request), unreadable)
+            return refuse(unreadable)
         except KeylaneError as error:
             return refuse(error)
         status = 200
         if isinstance(answer, Reply):
             answer, status = answer
-        if endpoint.answer is str:
-            kind = {"Content-Type": endpoint.answered_as}
-            return web.Response(body=str(answer).encode(), status=status, headers=kind)
-        return web.Response(
-            body=encode_json(answer), status=status, content_type="application/json"
-        )
+        text = endpoint.answer is str
+        data = str(answer).encode() if text else encode_json(answer)
+        headers = {"Content-Type": endpoint.answered_as if text else "application/json"}
+        if guard is not None and passed is not None:
+            guard.charge(passed.caller, len(data))
+            if passed.waited_ms:
+                headers[THROTTLED_HEADER] = str(passed.waited_ms)
+        return web.Response(body=data, status=status, headers=headers)
 
     return handle
+
+
+def _did(request: web.Request) -> str:
+    """What a request asks for, without the values in its path."""
+    resource = request.match_info.route.resource
+    return f"{request.method[:10]} {'another path' if resource is None else resource.canonical}"
 
 
 def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
@@ -290,8 +322,12 @@ class Server:
             middlewares=[self._answers_in_time, self._typed_errors, self._own_callers],
             client_max_size=CONTROL_BYTES_MAX,
         )
+        app.on_response_prepare.append(_tell_version)
         for route in routes:
-            handler = _control_handler(route, self._limits.body_s, self._refuse, guard)
+            handler = _control_handler(
+                route, self._limits.body_s, self._refuse, guard,
+                by_certificate=self._serving.tls_client_principals,
+            )  # fmt: skip
             app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
         if data_handler is not None:
             self._plane = DataPlane(
@@ -310,6 +346,14 @@ class Server:
     def _refuse(self, error: KeylaneError, status: int | None = None) -> web.Response:
         self._on_refusal(error)
         return _error_response(error, status)
+
+    def _turn_away(
+        self, request: web.Request, error: KeylaneError, status: int | None = None
+    ) -> web.Response:
+        """Refuse a request that no call has heard of, and say so in the audit log."""
+        if self._guard is not None:
+            self._guard.note_refused(request.remote or "", _did(request), error)
+        return self._refuse(error, status)
 
     @property
     def address(self) -> str:
@@ -358,21 +402,23 @@ class Server:
         try:
             return await handler(request)
         except KeylaneError as error:
-            return self._refuse(error)
+            return self._turn_away(request, error)
         except web.HTTPRequestEntityTooLarge:
-            return self._refuse(
+            return self._turn_away(
+                request,
                 MessageTooLargeError(
                     f"{request.method} {request.path[:200]}: the body is over {CONTROL_BYTES_MAX} bytes",
                     limit_bytes=CONTROL_BYTES_MAX,
-                )
+                ),
             )
         except web.HTTPException as error:
             text = f"{request.method} {request.path[:200]!r}: {error.status} {error.reason}"
             if error.status == 404:
                 text += "; this server is another program than was meant, or of another version"
             if error.status in (404, 405):
-                return self._refuse(InvalidRequestError(text, unknown_call=1), error.status)
-            return self._refuse(InvalidRequestError(text), error.status)
+                unknown = InvalidRequestError(text, unknown_call=1)
+                return self._turn_away(request, unknown, error.status)
+            return self._turn_away(request, InvalidRequestError(text), error.status)
         except (
             ClientConnectionResetError
         ):  # the client has left before its answer, or in the handshake
@@ -390,6 +436,8 @@ class Server:
         check_origins(origins, names, self.port, scheme="http" if self._tls is None else "https")
         if self._guard is not None:
             self._guard.check_url(request.path, request.query)
+        if (told := request.headers.get(VERSION_HEADER)) is not None:
+            check_client(told, VERSION)
         return await handler(request)
 
     async def start(self, host: str, port: int) -> None:
@@ -412,6 +460,7 @@ class Server:
             limits=self._limits,
             exempt=lambda: self.connections,
             tls=None if self._tls is None else self._tls.context,
+            on_refused=self._too_many_handshakes,
         )
         try:
             await site.start()
@@ -420,6 +469,12 @@ class Server:
             raise cannot_listen(host, port, error) from error
         self.host = host
         self.port = self._runner.addresses[0][1]
+
+    def _too_many_handshakes(self) -> None:
+        error = OverloadedError("too many connections in their TLS handshake")
+        self._on_refusal(error)
+        if self._guard is not None:
+            self._guard.note_refused("", "TLS handshake", error)
 
     async def stop(self) -> None:
         """Close connections and stop serving."""

@@ -18,6 +18,11 @@
     batchRows       rows of an Arrow batch, about                                  16384
     gcFreeze        once per worker, keep its collector off what is loaded         true
     maxRowsPerTrigger  the most rows in a batch of a stream                        no limit
+    commitGroup     a group whose cursors follow the sink of a stream              no cursor moves
+    tlsCa           file of the authority of the servers' certificates: securing.py  as the environment says
+    tlsCert         file of a client certificate                                   as the environment says
+    tlsKey          file of its key                                                as the environment says
+    tokenFile       file with a token                                              as the environment says
 
 A start or an end is one of
     earliest, latest
@@ -58,6 +63,9 @@ from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
 from ..protocol.reading.instants import read_instant
+from .naming import advice
+from .securing import NAMES as SECURING
+from .securing import path_of, secured_of, token_path_of
 
 BATCH_ROWS_MAX = 1_000_000
 KEYS_MAX = 10_000
@@ -68,23 +76,6 @@ TASK_BYTES_MIN = 1 << 20
 _GROUP = "group:"
 _MANIFEST = "manifest:"
 _ADDED_BY_SPARK = {"path", "paths", "checkpointlocation"}
-_OF_OTHERS = {
-    "bootstrap.servers": "meta",
-    "kafka.bootstrap.servers": "meta",
-    "service.url": "meta",
-    "nameserver": "meta",
-    "topic": "subject",
-    "topics": "subject",
-    "subscribe": "subject",
-    "assign": "partitions",
-    "startingoffsets": "start",
-    "startingtimestamp": "start",
-    "startingtime": "start",
-    "endingoffsets": "end",
-    "endingtimestamp": "end",
-    "endingtime": "end",
-}
-"""The names that other sources have for these options."""
 
 
 def asked_options(given: Mapping[str, str]) -> dict[str, str]:
@@ -112,7 +103,9 @@ def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
         ConfigError: lists every option that is unknown, missing, or has a value that cannot be.
     """
     options = asked_options(given)
-    problems = {name[:80]: _advice(name) for name in sorted(options) if name.lower() not in _KNOWN}
+    problems = {
+        name[:80]: advice(name, NAMES) for name in sorted(options) if name.lower() not in _KNOWN
+    }
     texts = {name.lower(): value.strip() for name, value in options.items()}
     values: dict[str, Any] = {}
     for name, (field, parse) in _PARSERS.items():
@@ -128,21 +121,14 @@ def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
         except (ValueError, KeylaneError) as error:
             problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
     problems |= _contradictions(values)
+    paths = {name: values.pop(name) for name in SECURING if name in values}
+    values["secured"] = secured_of(paths, problems)
     if problems:
         described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise ConfigError(f"the options cannot work: {described}", **problems)
     if len(values["subjects"]) > 1:
         values.setdefault("columns", COLUMNS_OF_SEVERAL)
     return ReadOptions(**values)
-
-
-def _advice(name: str) -> str:
-    """What is said of an unknown option: the name that was meant, or all names."""
-    meant = _OF_OTHERS.get(name.lower())
-    if meant is None:
-        near = get_close_matches(name.lower(), list(_KNOWN), n=1)
-        meant = _KNOWN[near[0]] if near else None
-    return f"unknown; did you mean {meant}?" if meant else f"unknown; there are {', '.join(NAMES)}"
 
 
 def _contradictions(values: Mapping[str, Any]) -> dict[str, str]:
@@ -318,7 +304,12 @@ _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
     "batchRows": ("batch_rows", _number("rows", 1, BATCH_ROWS_MAX)),
     "gcFreeze": ("gc_freeze", _flag),
     "maxRowsPerTrigger": ("max_rows_per_trigger", _number("rows", 1, MAX_I64)),
+    "commitGroup": ("commit_group", lambda text: check_name("consumer group", text)),
+    "tlsCa": ("tlsCa", path_of),
+    "tlsCert": ("tlsCert", path_of),
+    "tlsKey": ("tlsKey", path_of),
+    "tokenFile": ("tokenFile", token_path_of),
 }
 """Name of an option → the field of ReadOptions, and what reads its text; that of a bound takes the time too."""
 NAMES = tuple(_PARSERS)
-_KNOWN = {name.lower(): name for name in NAMES}
+_KNOWN = {name.lower() for name in NAMES}

@@ -53,26 +53,34 @@ def read_ranges(
     The tasks raise what `arrow.task_reader.read_task` raises.
     """
     packed = [
-        (number, pickle.dumps([task] if isinstance(task, PlannedRange) else list(task)))
-        for number, task in enumerate(tasks)
+        pickle.dumps([task] if isinstance(task, PlannedRange) else list(task)) for task in tasks
     ]
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with readable_errors():
-            rows = _rows(options, batches)
-            yield from rows if apply is None else apply(rows)
-
     made = schema_of(options) if schema is None else schema
     if not packed:
         return spark.createDataFrame([], made)
+    of_all = None if hasattr(spark, "sparkContext") else packed
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with readable_errors():
+            rows = _rows(options, batches, of_all)
+            yield from rows if apply is None else apply(rows)
+
+    if (
+        of_all is not None
+    ):  # Spark Connect has no SparkContext: its tasks bring all ranges, and read their own
+        return spark.range(0, len(packed), 1, len(packed)).mapInArrow(read, made)
     # An element for each task: `numSlices` then cuts between all of them.
-    tasks_of = spark.createDataFrame(
-        spark.sparkContext.parallelize(packed, len(packed)), "number INT, ranges BINARY"
-    )
-    return tasks_of.mapInArrow(read, made)
+    numbered = spark.sparkContext.parallelize(list(enumerate(packed)), len(packed))
+    return spark.createDataFrame(numbered, "id LONG, ranges BINARY").mapInArrow(read, made)
 
 
-def _rows(options: ReadOptions, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _rows(
+    options: ReadOptions, tasks: Iterator[pa.RecordBatch], of_all: Sequence[bytes] | None
+) -> Iterator[pa.RecordBatch]:
     for batch in tasks:
-        for ranges in batch.column("ranges").to_pylist():
+        if of_all is None:
+            mine = batch.column("ranges").to_pylist()
+        else:
+            mine = [of_all[number] for number in batch.column("id").to_pylist()]
+        for ranges in mine:
             yield from read_task(options, pickle.loads(ranges))  # noqa: S301 - made by this program's driver

@@ -74,10 +74,9 @@ class KeylaneSource(DataSource):
             behind_backfill(options)
             self._check_streamable(options)
             try:
-                # PySpark does not say whether this is a stream, which alone may begin behind a backfill.
-                self._snapshot(
-                    replace(options, start=EARLIEST) if options.start.manifest else options
-                )
+                # PySpark does not say whether this is a stream, which alone may begin behind a backfill or move a group.
+                start = EARLIEST if options.start.manifest else options.start
+                self._snapshot(replace(options, start=start, commit_group=None))
             except OffsetOutOfRangeError as error:
                 # A stream that goes on from its checkpoint may have a start that retention has passed since: only a
                 # batch fails.
@@ -124,7 +123,7 @@ class KeylaneSource(DataSource):
 
     def _check_streamable(self, options: ReadOptions) -> None:
         """Raises NotStreamableError: only a stream has this option, and it cannot have it."""
-        if options.max_rows_per_trigger is not None:
+        if options.max_rows_per_trigger is not None or options.commit_group is not None:
             stream_settings(options, self.options, limited=LIMITED)
 
     def _parsed(self, options: Mapping[str, str]) -> ReadOptions:

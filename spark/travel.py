@@ -51,12 +51,15 @@ def lack_teller() -> Callable[[ImportError], Exception]:
         import sys
 
         python = f"{sys.executable} ({platform.python_version()}) on {platform.node()}"
-        missing = error.name or str(error)
+        # Of a module that is there, and lacks a name or a library, the error itself says more than the module's name.
+        gone = isinstance(error, ModuleNotFoundError) and error.name is not None
+        missing = error.name if gone else str(error)
+        lack = f"cannot import {missing}" if gone else f"cannot use a package: {missing}"
         facts = {"details": {"missing": missing, "python": python}, "fate": "not_done"}
         return RuntimeError(
-            f"KEYLANE_1296 {json.dumps(facts, sort_keys=True)} the Python of this Spark process, {python}, cannot import "
-            f"{missing}: install keylane with pyarrow and numpy there, or set PYSPARK_PYTHON in the environment of the "
-            f"driver to a Python that has them"
+            f"KEYLANE_1296 {json.dumps(facts, sort_keys=True)} the Python of this Spark process, {python}, {lack}: "
+            f"install keylane with pyarrow and numpy there, or set PYSPARK_PYTHON in the environment of the driver to a "
+            f"Python that has them"
         )
 
     return lacking

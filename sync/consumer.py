@@ -284,6 +284,11 @@ class SyncConsumer(Generic[V]):
         return self._consumer.lag
 
     @property
+    def throttled_ms(self) -> int:
+        """For how long servers have let its calls wait for a quota; waits at the same time count together."""
+        return self._consumer.throttled_ms
+
+    @property
     def assignment(self) -> list[Assignment]:
         """The partitions owned now, by id; none while it is not open."""
         return self._consumer.assignment

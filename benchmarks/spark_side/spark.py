@@ -1,8 +1,9 @@
 """Measures the Spark side beside Parquet, Spark's Kafka connector and Python tuples, in one run; prints JSON.
 
 `--rows N` (5,000,000 of 100 bytes in 4 partitions), `--rounds N` (3), `--quick` (200,000 rows, one round), `--kafka HOME`
-(see `spark_kafka.py`), `--table` (the table of docs/PERFORMANCE.md too).  Each round runs everything in turn, after one
-round that warms up; figures are medians.  The JVM has its default flags.
+(see `spark_kafka.py`), `--table` (the table of docs/PERFORMANCE.md too), `--no-live` (leave out live messages).  Each
+round runs everything in turn, after one round that warms up; figures are medians.  The JVM has its default flags.
+`cpu_us` in the JSON has the processor time of each job, in µs a row.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
-from spark_figures import lines_of, medians, table_of
+from spark_cpu import KINDS, Spent
+from spark_figures import cpu_lines, lines_of, medians, medians_of_cpu, table_of
 from spark_kafka import TUNED, connector_jars, start_kafka
 
 from keylane.arrow.packing import pack
@@ -81,6 +83,27 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.monotonic() - started
 
 
+class Stopwatch:
+    """How long the jobs of a round take, and what they spend."""
+
+    def __init__(self, spent: Spent) -> None:
+        self._spent = spent
+        self.cpu_us: dict[str, dict[str, float]] = {}
+        """Job → kind of process → µs of processor time for a row."""
+
+    def time(self, job: str, rows: int, work: Callable[[], object]) -> float:
+        """Run a job; returns its seconds."""
+        took = 0.0
+
+        def timed() -> None:
+            nonlocal took
+            took = seconds_of(work)
+
+        spent = self._spent.by(timed)
+        self.cpu_us[job] = {kind: spent[kind] / rows * 1e6 for kind in KINDS}
+        return took
+
+
 def scan(frame: DataFrame) -> None:
     """Make every row in the JVM, and store none."""
     frame.write.format("noop").mode("overwrite").save()
@@ -112,10 +135,14 @@ class SparkBench:
         self.parquet_path = str(folder / "parquet")
         self.keylane("large").write.parquet(self.parquet_path)
         self._writes = 0
-        self.kafka = start_kafka(options.kafka, folder, stack) if options.kafka else None
-        if self.kafka:
+        self.kafka: str | None = None
+        servers = [self.cluster.broker_process.pid]
+        if options.kafka:
+            self.kafka, kafka_pid = start_kafka(options.kafka, folder, stack)
+            servers.append(kafka_pid)
             writer = self.keylane("large").select("key", "value").write.format("kafka")
             writer.option("kafka.bootstrap.servers", self.kafka).option("topic", "large").save()
+        self.spent = Spent(tuple(servers))
 
     def fill(self, subject: str, partitions: int, rows: int) -> None:
         """Create and fill a subject."""
@@ -164,18 +191,19 @@ class SparkBench:
         subject = f"written-{self._writes}"
         writer.options(meta=self.cluster.meta, subject=subject, partitions=PARTITIONS).save()
 
-    def round(self) -> dict[str, float]:
+    def round(self, watch: Stopwatch) -> dict[str, float]:
         """One round of all figures but the live ones."""
-        rows = self._rows
-        scan_s = seconds_of(lambda: scan(self.keylane("large")))
-        parquet_s = seconds_of(lambda: scan(self.parquet()))
-        ranges_s = seconds_of(lambda: scan(self.ranges()))
-        fused_s = seconds_of(self.fused)
-        agg_s = seconds_of(lambda: aggregate(self.keylane("large")))
-        parquet_agg_s = seconds_of(lambda: aggregate(self.parquet()))
-        tuples_s = seconds_of(lambda: scan(self.keylane("few", "keylane_tuples")))
-        small_s = seconds_of(lambda: scan(self.keylane("small")))
-        write_s = seconds_of(self.write)
+        rows, time_of = self._rows, watch.time
+        scan_s = time_of("scan", rows, lambda: scan(self.keylane("large")))
+        parquet_s = time_of("parquet", rows, lambda: scan(self.parquet()))
+        ranges_s = time_of("ranges", rows, lambda: scan(self.ranges()))
+        fused_s = time_of("fused", rows, self.fused)
+        agg_s = time_of("agg", rows, lambda: aggregate(self.keylane("large")))
+        parquet_agg_s = time_of("parquet_agg", rows, lambda: aggregate(self.parquet()))
+        few = rows // TUPLE_SHARE
+        tuples_s = time_of("tuples", few, lambda: scan(self.keylane("few", "keylane_tuples")))
+        small_s = time_of("small", rows, lambda: scan(self.keylane("small")))
+        write_s = time_of("write", rows, self.write)
         figures = {
             "scan_rows_per_second": rows / scan_s,
             "scan_vs_parquet": parquet_s / scan_s,
@@ -187,8 +215,8 @@ class SparkBench:
             "small_partitions_ratio": small_s / scan_s,
         }
         if self.kafka:
-            kafka_s = seconds_of(lambda: scan(self.from_kafka({})))
-            tuned_s = seconds_of(lambda: scan(self.from_kafka(TUNED)))
+            kafka_s = time_of("kafka", rows, lambda: scan(self.from_kafka({})))
+            tuned_s = time_of("kafka_tuned", rows, lambda: scan(self.from_kafka(TUNED)))
             figures |= {"scan_vs_kafka": kafka_s / scan_s, "scan_vs_kafka_tuned": tuned_s / scan_s}
         return figures
 
@@ -224,6 +252,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--kafka", type=Path)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--no-live", action="store_true")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds = 200_000, 1
@@ -239,10 +268,11 @@ def main() -> None:
         not_taken = {"scan_vs_kafka": why, "scan_vs_kafka_tuned": why}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         bench = SparkBench(options, Path(folder), stack)
-        bench.round()
-        rounds = []
+        bench.round(Stopwatch(bench.spent))
+        rounds, watches = [], []
         for number in range(options.rounds):
-            rounds.append(bench.round() | bench.live())
+            watches.append(Stopwatch(bench.spent))
+            rounds.append(bench.round(watches[-1]) | ({} if options.no_live else bench.live()))
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         figures = medians(rounds) | {
             "cold_first_query_s": bench.cold_s,
@@ -253,7 +283,9 @@ def main() -> None:
         print(table_of(figures, not_taken), file=sys.stderr)
     head = {"machine": machine(), "rounds": options.rounds, "rows": options.rows}
     shown = {name: round(value, 3) for name, value in figures.items()}
-    print(json.dumps({**head, **shown, "not_taken": not_taken}, indent=2))
+    spent = medians_of_cpu([watch.cpu_us for watch in watches])
+    print("\n".join(cpu_lines(spent)), file=sys.stderr)
+    print(json.dumps({**head, **shown, "cpu_us": spent, "not_taken": not_taken}, indent=2))
 
 
 if __name__ == "__main__":

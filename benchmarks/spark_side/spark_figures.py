@@ -53,6 +53,27 @@ def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
+def medians_of_cpu(
+    rounds: Sequence[Mapping[str, Mapping[str, float]]],
+) -> dict[str, dict[str, float]]:
+    """Job → kind of process → the median of its µs a row."""
+    return {
+        job: {
+            kind: round(statistics.median(each[job][kind] for each in rounds), 3) for kind in kinds
+        }
+        for job, kinds in rounds[0].items()
+    }
+
+
+def cpu_lines(cpu_us: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A line for each job: its processor time in µs a row, and that of each kind of process."""
+    return [
+        f"{job:12} {sum(kinds.values()):6.2f} µs a row: "
+        + ", ".join(f"{kind} {value:.2f}" for kind, value in kinds.items())
+        for job, kinds in cpu_us.items()
+    ]
+
+
 def lines_of(figures: Mapping[str, float], not_taken: Mapping[str, str]) -> list[str]:
     """A line for each figure with its aim; loud where one was not taken."""
     lines = []

@@ -50,8 +50,8 @@ def _free_port() -> int:
         return port
 
 
-def start_kafka(home: Path, folder: Path, stack: ExitStack) -> str:
-    """Start Kafka until the stack ends; returns its address."""
+def start_kafka(home: Path, folder: Path, stack: ExitStack) -> tuple[str, int]:
+    """Start Kafka until the stack ends; returns its address and its process id."""
     port, controller = _free_port(), _free_port()
     config, jars = folder / "server.properties", f"{home}/server/*"
     config.write_text(CONFIG.format(port=port, controller=controller, data=folder / "log"))
@@ -67,6 +67,6 @@ def start_kafka(home: Path, folder: Path, stack: ExitStack) -> str:
             raise SystemExit(f"Kafka ended with status {process.returncode}; see its log")
         with socket.socket() as probe:
             if not probe.connect_ex(("127.0.0.1", port)):
-                return f"127.0.0.1:{port}"
+                return f"127.0.0.1:{port}", process.pid
         time.sleep(0.1)
     raise SystemExit(f"Kafka did not start in {START_S} s")

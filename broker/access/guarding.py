@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...protocol.access.quota import limit_of
 from ...protocol.clock import Clock
 from ...protocol.endpoints import CANCEL_SCHEDULED
 from ...protocol.frames import Authenticate, CancelScheduled, Request, Schedule
@@ -14,7 +15,11 @@ from ...rpc.access.caller import AccessTarget
 from ...rpc.access.guard import Guard
 from ..scheduled.scheduler import Scheduler
 from ..store.store import Store
+from .audit_sending import AuditSending
 from .judge import CapabilityJudge, JudgedCapability
+
+RATES_MAX = 10_000
+"""Subjects whose limit is known."""
 
 
 class BrokerGuarding:
@@ -23,6 +28,7 @@ class BrokerGuarding:
 
     Args:
         address: the broker's own, once it listens.
+        audit: where events of the audit log go.
     """
 
     def __init__(
@@ -33,7 +39,9 @@ class BrokerGuarding:
         *,
         clock: Clock,
         address: Callable[[], str],
+        audit: AuditSending,
     ) -> None:
+        self.audit = audit
         self.judge = judge
         self._state = store.state
         self._scheduler = scheduler
@@ -44,7 +52,22 @@ class BrokerGuarding:
             clock=clock,
             version=lambda: judge.version,
             judge=self,
+            subject_rate=self._subject_rate,
+            on_audit=audit.buffer.add,
         )
+        self._rates: tuple[object, dict[str, int]] = ({}, {})
+
+    def _subject_rate(self, subject: str) -> int:
+        """The bytes a second of a subject; looked up once after each change."""
+        limits = self.judge.subject_bytes
+        if not limits:
+            return 0
+        if self._rates[0] is not limits or len(self._rates[1]) > RATES_MAX:
+            self._rates = (limits, {})
+        known = self._rates[1]
+        if subject not in known:
+            known[subject] = limit_of(subject, limits)
+        return known[subject]
 
     async def authenticate(self, nonce: bytes, asked: Authenticate) -> JudgedCapability:
         """See `CapabilityJudge.authenticate`."""

@@ -34,7 +34,7 @@ class JudgedCapability(NamedTuple):
     @property
     def caller(self) -> Caller:
         """Who calls."""
-        return Caller(self.capability.principal, self.capability.grants)
+        return _caller(self.capability)
 
     @property
     def ends_in_ms(self) -> int:
@@ -44,6 +44,13 @@ class JudgedCapability(NamedTuple):
     def check(self) -> None:
         """Raises CapabilityEndedError."""
         self.judge.check(self.capability)
+
+
+def _caller(capability: Capability) -> Caller:
+    return Caller(
+        capability.principal, capability.grants, capability.groups, capability.quota,
+        capability.ends_at_ms,
+    )  # fmt: skip
 
 
 class CapabilityJudge:
@@ -64,6 +71,8 @@ class CapabilityJudge:
         self._asked_at_ms = -ASK_AGAIN_MS
         self.version = 0
         """Changes with the news."""
+        self.subject_bytes: dict[str, int] = {}
+        """Limits of subjects; another object after each change."""
 
     def take_news(self, news: AccessNews) -> None:
         """Judge by these from now on; the calendar of the metaserver goes on with this machine's boot clock."""
@@ -78,6 +87,8 @@ class CapabilityJudge:
             self._verified.clear()
             self.version += 1
         self._news = news
+        if self.subject_bytes != news.subject_bytes:
+            self.subject_bytes = dict(news.subject_bytes)
 
     def now_ms(self) -> int:
         """The metaserver's calendar."""
@@ -155,7 +166,7 @@ class CapabilityJudge:
             raise UnauthenticatedError(
                 "this capability is for connections of its holder", reason="held"
             )
-        return Caller(capability.principal, capability.grants)
+        return _caller(capability)
 
     async def authenticate(
         self, nonce: bytes, asked: Authenticate, address: str

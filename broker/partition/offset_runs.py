@@ -55,6 +55,16 @@ class OffsetRuns:
         runs = zip(self._starts[first:last], self._ends[first:last], strict=True)
         return [(max(low, start), min(high, end)) for low, high in runs]
 
+    def place_of(self, offset: int) -> int:
+        """The number of runs that end at this offset, or before it."""
+        return bisect_right(self._ends, offset, self._head) - self._head
+
+    def gap(self, start: int, end: int) -> tuple[int | None, int | None]:
+        """Where the run before `[start, end)`, which has no offset, ends, and where the one behind it begins."""
+        place = bisect_right(self._ends, start, self._head)
+        before = self._ends[place - 1] if place > self._head else None
+        return before, self._starts[place] if place < len(self._starts) else None
+
     def packed(self) -> tuple[bytes, bytes]:
         """The starts and the ends as bytes, 8 each."""
         return self._starts[self._head :].tobytes(), self._ends[self._head :].tobytes()

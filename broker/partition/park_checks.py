@@ -34,6 +34,7 @@ from ...protocol.parked import (
     Bury,
     Clear,
     Edit,
+    FailAgain,
     Free,
     Freeze,
     Park,
@@ -95,6 +96,7 @@ class _Checks:
             Unpark: self._unpark,
             Free: self._free,
             Shift: self._shift,
+            FailAgain: self._fail_again,
             Redrive: self._redrive,
             Adopt: self._adopt,
             Freeze: lambda change: None if parked.frozen else change,
@@ -223,12 +225,17 @@ class _Checks:
                     gone.add(low, high)
         return change
 
+    def _fail_again(self, change: FailAgain) -> FailAgain | None:
+        _check_loose(change.key)
+        _check_ranges(change.ranges, MAX_I64)
+        return None if self._state(change.key) is None else change
+
     def _shift(self, change: Shift) -> Shift | None:
-        _check_key(change.key)
+        _check_loose(change.key)
         _check_key(change.to)
         _check_ranges(change.ranges, MAX_I64)
         state = self._state(change.key)
-        if change.key is None and state is ParkState.REDRIVING:
+        if change.key in {None, b""} and state is ParkState.REDRIVING:
             raise ParkedRedrivenError(partition_id=self._parked.own)
         return None if state is None or change.to == change.key else change
 
@@ -332,6 +339,12 @@ def _check_key(key: ParkKey) -> None:
         raise InvalidRequestError(f"no message fails {key} times")
     if isinstance(key, bytes) and len(key) > KEY_BYTES_MAX:
         raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")
+
+
+def _check_loose(key: ParkKey) -> None:
+    _check_key(key)
+    if not is_loose(key):
+        raise InvalidRequestError("messages of a key fail and are counted with their key")
 
 
 def _check_ranges(ranges: Iterable[Range], next_offset: int) -> None:

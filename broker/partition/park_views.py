@@ -1,6 +1,9 @@
-"""What operators see of a group's parked messages, and the changes that they ask for.  Pure."""
+"""What is told of a group's parked messages, to owners, children and operators, and the changes that operators ask for.  Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import msgspec
 
@@ -9,43 +12,242 @@ from ...protocol.parked import (
     PARKED_PAGE_BYTES,
     PARKED_ROWS_MAX,
     RETRIED,
+    Adopt,
+    AdoptedKey,
+    AncestorTold,
     ChangeParkedKey,
+    FailureMark,
+    Fault,
+    Freeze,
     ParkChange,
+    ParkedDetail,
+    ParkedKeyRow,
     ParkedList,
+    ParkedOffsets,
     ParkedView,
     ParkKey,
     ParkState,
     Redrive,
     Shift,
     Unpark,
+    is_loose,
 )
 from .parked import Parked
-from .parked_key import ParkedKey
+from .parked_key import ParkedKey, Place, Row
+
+KEY_ROW_BYTES = 24
+"""About the length of a key's row, without the key."""
+MARK_BYTES = 40
+"""About the length of a mark, without its text."""
+_encode = msgspec.msgpack.Encoder().encode
+
+
+# ── of owners ─────────────────────────────────────────────────────────────────────────────────────────
+def parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
+    """Keys from the `first`th on: up to PARKED_ROWS_MAX, and until they pass PARKED_PAGE_BYTES."""
+    rows: list[ParkedKeyRow] = []
+    size_bytes = 0
+    for key, each in islice(parked.items(), first, first + PARKED_ROWS_MAX):
+        rows.append(ParkedKeyRow(key, each.state, each.messages))
+        size_bytes += (len(key) if isinstance(key, bytes) else 0) + KEY_ROW_BYTES
+        if size_bytes >= PARKED_PAGE_BYTES:
+            break
+    return rows
+
+
+def parked_offsets(parked: Parked, key: ParkKey, *, count: int, first: int = 0) -> ParkedOffsets:
+    """Where parked messages of a key are, in up to PARKED_ROWS_MAX ranges: `count` of them, behind the first `first` ranges."""
+    known = parked.get(key)
+    if known is None:
+        return ParkedOffsets(rows=[], messages=0)
+    rows: list[Row] = []
+    left = count
+    for source, start, end in known.rows(first, PARKED_ROWS_MAX):
+        if left <= 0:
+            break
+        rows.append((source, start, min(end, start + left)))
+        left -= end - start
+    edited = known.edited_in(rows)
+    return ParkedOffsets(rows=rows, messages=known.messages, edited=edited)
+
+
+# ── of children, and of the group's own log ───────────────────────────────────────────────────────────
+def adopted_page(
+    parked: Parked, wanted: Callable[[ParkKey], bool], *, first: int = 0
+) -> tuple[list[AdoptedKey], int | None]:
+    """
+    Of everything that is parked, the keys asked for, from the `first`th row on.
+
+    A page has at most PARKED_ROWS_MAX rows, and ends behind the key that passes PARKED_PAGE_BYTES.  How messages failed
+    comes behind all rows, a mark counts as a row; then edited messages in the same way, of which a page ends before the one
+    that passes PARKED_PAGE_BYTES, unless that is its first.
+
+    Args:
+        wanted: whether the messages of this key are asked for.
+
+    Returns:
+        The page, and the first row of the next one; None behind the last row.
+    """
+    return next(_pages(parked, wanted, first))
+
+
+class _Page:
+    """A page that grows."""
+
+    def __init__(self) -> None:
+        self.keys: list[AdoptedKey] = []
+        self.room = PARKED_ROWS_MAX
+        self.size_bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """True if nothing more fits."""
+        return self.room <= 0 or self.size_bytes >= PARKED_PAGE_BYTES
+
+    def add(self, adopted: AdoptedKey, rows: int, size_bytes: int) -> None:
+        """Add a key, or a part of one."""
+        self.keys.append(adopted)
+        self.room -= rows
+        self.size_bytes += size_bytes
+
+
+def _pages(
+    parked: Parked, wanted: Callable[[ParkKey], bool], first: int
+) -> Iterator[tuple[list[AdoptedKey], int | None]]:
+    page, row = _Page(), 0
+    keys = [(key, each) for key, each in parked.items() if wanted(key)]
+    for key, each in keys:
+        count = each.row_count
+        place = max(first - row, 0)
+        while place < count:
+            if page.full:
+                yield page.keys, row + place
+                page = _Page()
+            part = tuple(each.rows(place, page.room))
+            adopted = AdoptedKey(key, each.state, each.since_ms, each.failure, part)
+            page.add(adopted, max(len(part), 1), len(_encode(adopted)))
+            place += max(len(part), 1)
+        row += count
+    for key, each in keys:
+        count = each.mark_count
+        place = max(first - row, 0)
+        while place < count:
+            if page.full:
+                yield page.keys, row + place
+                page = _Page()
+            faults, marks = _marks(parked, each, place, page.room)
+            of_key = key, each.state, each.since_ms, each.failure
+            adopted = AdoptedKey(*of_key, (), (), faults, marks)
+            page.add(adopted, len(marks), len(_encode(adopted)))
+            place += len(marks)
+        row += count
+    for key, edited in parked.edits():
+        if not wanted(key):
+            continue
+        if row >= first:
+            more = len(edited.value) + len(edited.properties)
+            if page.keys and page.size_bytes + more > PARKED_PAGE_BYTES:
+                yield page.keys, row
+                page = _Page()
+            known = parked.get(key)
+            assert known is not None
+            of_key = key, known.state, known.since_ms, known.failure
+            page.add(AdoptedKey(*of_key, (), (edited,)), 0, more)
+        row += 1
+    yield page.keys, None
+
+
+def _marks(
+    parked: Parked, key: ParkedKey, first: int, count: int
+) -> tuple[tuple[Fault, ...], tuple[FailureMark, ...]]:
+    """Marks of a key from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES; at least one."""
+    faults = _FaultList(parked)
+    marks: list[FailureMark] = []
+    for source, start, end, mark in key.mark_rows(first, count):
+        place = faults.place_of(mark.fault)
+        marks.append(
+            FailureMark(source, start, end, mark.since_ms, mark.at_ms, place, mark.next_ms)
+        )
+        if faults.size_bytes + MARK_BYTES * len(marks) >= PARKED_PAGE_BYTES:
+            break
+    return tuple(faults.faults), tuple(marks)
+
+
+class _FaultList:
+    """The faults of a page, each once."""
+
+    def __init__(self, parked: Parked) -> None:
+        self.faults: list[Fault] = []
+        self.size_bytes = 0
+        self._parked = parked
+        self._places: dict[int, int] = {}
+
+    def place_of(self, number: int) -> int:
+        """Where a fault is in the list; -1: it is not known."""
+        place = self._places.get(number)
+        if place is None:
+            fault = self._parked.fault(number)
+            place = self._places[number] = -1 if fault is None else len(self.faults)
+            if fault is not None:
+                self.faults.append(fault)
+                self.size_bytes += len(_encode(fault))
+        return place
+
+
+def changes_of(parked: Parked) -> Iterator[ParkChange]:
+    """
+    Changes that make this state of an empty one, a page each; nothing else may happen between them.
+
+    They are folded over what the log before them says, too, and then change nothing: so a log that ends between
+    two of them has lost nothing.
+    """
+    for keys, _ in _pages(parked, lambda _key: True, 0):
+        if keys:
+            yield Adopt(0, tuple(keys), last=False)
+    for parent in sorted(parked.adopted):
+        yield Adopt(parent, (), last=True)
+    if parked.sources:
+        yield Adopt(0, (), last=False, sources=tuple(sorted(parked.sources)))
+    for source in sorted(parked.adopted - parked.sources):
+        yield AncestorTold(source)
+    if parked.frozen:
+        yield Freeze()
+
+
+# ── of operators ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def listed_keys(
-    parked: Parked, group: str, first: int, count: int, *, retrying: bool = False
+    parked: Parked,
+    group: str,
+    first: int,
+    count: int,
+    *,
+    retrying: bool = False,
+    next_tries: bool = True,
 ) -> ParkedList:
     """
     Keys that operators know, from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES.
 
     Args:
         retrying: with what waits for retry, by the number of its tries.
+        next_tries: tell when it is tried: its owner is there.
     """
     views: list[ParkedView] = []
     size_bytes, more = 0, False
-    for key, each in parked.some_keys(first, retrying=retrying):
+    known = (each for each in parked.items() if retrying or not isinstance(each[0], int))
+    for key, each in islice(known, first, None):
         if len(views) == count or size_bytes >= PARKED_PAGE_BYTES:
             more = True
             break
-        views.append(_view(parked.own, key, each))
+        views.append(_view(parked.own, key, each, next_tries=next_tries))
         size_bytes += len(msgspec.json.encode(views[-1]))
     return ParkedList(
         partition_id=parked.own, group=group, frozen=parked.frozen, keys=views, more=more
     )
 
 
-def _view(own: int, key: ParkKey, parked: ParkedKey) -> ParkedView:
+def _view(own: int, key: ParkKey, parked: ParkedKey, *, next_tries: bool) -> ParkedView:
     source, start, _ = next(parked.rows(0, 1), (own, -1, -1))
     tries = key if isinstance(key, int) else None
     begun = tries is not None and tries < 0
@@ -58,7 +260,49 @@ def _view(own: int, key: ParkKey, parked: ParkedKey) -> ParkedView:
         first_source=source,
         first_offset=start,
         tries=-tries - 1 if tries is not None and begun else tries,
-        next_ms=min(parked.next_tries.values(), default=None),
+        next_ms=parked.next_ms if next_tries else None,
+    )
+
+
+def detailed_offsets(
+    parked: Parked,
+    key: ParkKey,
+    *,
+    after: Place,
+    count: int = PARKED_ROWS_MAX,
+    next_tries: bool = True,
+) -> ParkedOffsets:
+    """
+    Where parked messages of a key are, from a place on, and how each of them failed: a range has one failure.
+
+    Args:
+        after: a source and an offset in it; the first message that is told is there, or behind it.
+        count: of ranges, at most; fewer if their texts pass PARKED_PAGE_BYTES.
+        next_tries: tell when they are tried: their owner is there.
+    """
+    known = parked.get(key)
+    if known is None:
+        return ParkedOffsets(rows=[], messages=0)
+    rows: list[Row] = []
+    details: list[ParkedDetail] = []
+    faults = _FaultList(parked)
+    more = False
+    for source, start, end, mark in known.marked_from(after, count + 1):
+        if len(rows) >= count or faults.size_bytes >= PARKED_PAGE_BYTES:
+            more = True
+            break
+        rows.append((source, start, end))
+        place = faults.place_of(mark.fault)
+        next_ms = mark.next_ms if next_tries else 0
+        details.append((mark.since_ms, mark.at_ms, place, next_ms))
+    edited = known.edited_in(rows)
+    return ParkedOffsets(
+        rows=rows,
+        messages=known.messages,
+        edited=edited,
+        details=details if is_loose(key) else [],
+        faults=faults.faults,
+        more=more,
     )
 
 
@@ -87,8 +331,8 @@ def operators_change(asked: ChangeParkedKey) -> list[ParkChange]:
         )
     if asked.retry is None:
         return [Unpark(key, source, ((start, end),)) for source, start, end in rows]
-    if key is not None or asked.skip is not None:
+    if not is_loose(key) or asked.skip is not None:
         raise InvalidRequestError(
-            "retry is of dead letters, which have no key here, and is no skip"
+            "retry is of dead letters, or of messages without a key, and is no skip"
         )
-    return [Shift(None, RETRIED, source, ((start, end),)) for source, start, end in rows]
+    return [Shift(key, RETRIED, source, ((start, end),)) for source, start, end in rows]

@@ -13,16 +13,13 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, ItemsView, Iterable, Iterator
 
 import msgspec
 
 from ...protocol.errors import ParkedMessageUnknownError, ParkMovedError
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
-    PARKED_PAGE_BYTES,
-    PARKED_ROWS_MAX,
     RETRIED,
     Adopt,
     AdoptedKey,
@@ -31,13 +28,13 @@ from ...protocol.parked import (
     Clear,
     Edit,
     EditedMessage,
+    FailAgain,
     Failure,
+    Fault,
     Free,
     Freeze,
     Park,
     ParkChange,
-    ParkedKeyRow,
-    ParkedOffsets,
     ParkKey,
     ParkState,
     Redrive,
@@ -47,24 +44,23 @@ from ...protocol.parked import (
     is_loose,
 )
 from ...protocol.routing import logical_partition
+from .failure_runs import UNKNOWN, FailureRuns, Faults, Mark
 from .offset_runs import OffsetRuns
-from .parked_key import ParkedKey, Place, Row, message_count
+from .parked_key import ParkedKey, Place, cut, mark_of, message_count
 
-KEY_ROW_BYTES = 24
-"""About the length of a key's row, without the key."""
-NEXT_TRIES_MAX = 1_000
-"""Messages of one number of tries whose next try is known."""
 Undo = Callable[[], None]
+NextTry = tuple[int, int, int, int]
 
 
 class Parked:
     """Everything that a group has parked on the partition `own`."""
 
-    __slots__ = ("_keys", "adopted", "frozen", "messages", "own", "sources", "version")
+    __slots__ = ("_faults", "_keys", "adopted", "frozen", "messages", "own", "sources", "version")
 
     def __init__(self, own: int) -> None:
         self.own = own
         self._keys: dict[ParkKey, ParkedKey] = {}
+        self._faults = Faults()
         self.messages = 0
         self.frozen = False
         self.adopted: set[int] = set()
@@ -112,18 +108,18 @@ class Parked:
         ]
         return sum(keys for keys, _ in counts), sum(messages for _, messages in counts)
 
-    def note_next_tries(self, tries: Iterable[tuple[int, int, int, int]]) -> None:
+    def note_next_tries(self, tries: Iterable[NextTry]) -> None:
         """Note when messages that wait for retry are tried: number of tries, source, offset, milliseconds since 1970."""
         for key, source, offset, at_ms in tries:
             parked = self._keys.get(key)
-            known = parked is not None and parked.has((source, offset))
-            if parked is not None and known and len(parked.next_tries) < NEXT_TRIES_MAX:
-                parked.next_tries[source, offset] = at_ms
+            if parked is not None and is_loose(key) and parked.has((source, offset)):
+                for _, start, end, mark in parked.marks(source, ((offset, offset + 1),)):
+                    parked.mark([(source, start, end, mark._replace(next_ms=at_ms))])
 
     def forget_next_tries(self) -> None:
         """Forget when messages are tried: a new owner tries at once what waits."""
         for parked in self._keys.values():
-            parked.next_tries = {}
+            parked.forget_next_tries()
 
     def first_own(self) -> int | None:
         """The lowest parked offset of the partition itself, or None."""
@@ -172,6 +168,8 @@ class Parked:
                 return self._release(change.source)
             case Edit():
                 return self._edit(change.key, change.message)
+            case FailAgain():
+                return self._fail_again(change)
 
     def _park(
         self, change: Park | Bury, state: ParkState, at_ms: int, acked: AckedOffsets | None
@@ -185,18 +183,54 @@ class Parked:
                 acked.add(start, end)
             added += parked.add(self.own, start, end)
         self.messages += message_count(added)
+        failed = added if change.failure is None else change.ranges
+        unmark = self._mark(change.key, self.own, failed, change.failure, at_ms)
         if change.failure is not None:
             parked.failure = change.failure
         if change.failure is not None or state is ParkState.DEAD:
             parked.state = state
 
         def take_back() -> None:
+            unmark()
             for start, end in added:
                 parked.remove(self.own, start, end)
             self.messages -= message_count(added)
             undo()
 
         return take_back
+
+    def _mark(
+        self,
+        key: ParkKey,
+        source: int,
+        ranges: Iterable[Range],
+        failure: Failure | None,
+        since_ms: int,
+        *,
+        keeps_since: bool = False,
+    ) -> Undo:
+        """Note how messages of a key failed, if it is loose; `keeps_since`: since when they are parked stays."""
+        if not is_loose(key):
+            return _nothing
+        parked, ranges = self._keys[key], tuple(ranges)
+        before = parked.marks(source, ranges) or [(source, *part, UNKNOWN) for part in ranges]
+        at_ms = 0 if failure is None else failure.at_ms
+        mark = Mark(since_ms, at_ms, self._faults.number_of(failure))
+        parked.mark(
+            (source, start, end, mark._replace(since_ms=known.since_ms) if keeps_since else mark)
+            for _, start, end, known in before
+        )
+        self._spare_faults()
+        return lambda: parked.mark(before)
+
+    def _spare_faults(self) -> None:
+        """Forget texts of failures, if there are too many."""
+        if not self._faults.too_many:
+            return
+        runs = [each for parked in self._keys.values() for each in parked.failures.values()]
+        names = self._faults.keep(set().union(*(each.faults for each in runs)))
+        for each in runs:
+            each.rename(names)
 
     def _own_key(self, key: ParkKey, at_ms: int) -> Undo:
         self._keys[key] = ParkedKey(at_ms)
@@ -225,6 +259,7 @@ class Parked:
         parked = self._keys.get(change.key)
         if parked is None:
             return _nothing
+        marks = parked.marks(change.source, change.ranges)
         gone = [
             part
             for start, end in change.ranges
@@ -241,8 +276,25 @@ class Parked:
                 self._keys[change.key] = parked
             for start, end in gone:
                 parked.add(change.source, start, end)
+            parked.mark(marks)
             parked.edits |= edits
             self.messages += message_count(gone)
+
+        return take_back
+
+    def _fail_again(self, change: FailAgain) -> Undo:
+        parked = self._keys.get(change.key)
+        runs = None if parked is None else parked.pieces.get(change.source)
+        if parked is None or runs is None:
+            return _nothing
+        ranges = [part for start, end in change.ranges for part in runs.within(start, end)]
+        undo = self._set(change.key, None)
+        unmark = self._mark(change.key, change.source, ranges, change.failure, 0, keeps_since=True)
+        parked.failure = change.failure if ranges else parked.failure
+
+        def take_back() -> None:
+            unmark()
+            undo()
 
         return take_back
 
@@ -250,15 +302,20 @@ class Parked:
         source, parked = change.source, self._keys.get(change.key)
         if parked is None:
             return _nothing
+        marks = parked.marks(source, change.ranges)
         gone = [part for start, end in change.ranges for part in parked.remove(source, start, end)]
         undos = [
             _nothing if change.to in self._keys or not gone else self._own_key(change.to, at_ms)
         ]
         target = self._keys.get(change.to)
         added: list[Range] = []
+        unmark = _nothing
         if target is not None:
             undos.append(self._set(change.to, None))
             added = [part for start, end in gone for part in target.add(source, start, end)]
+            unmark = self._mark(change.to, source, gone, change.failure, at_ms)
+            if change.failure is None:
+                target.mark(cut(source, marks, gone))
             target.failure = change.failure or target.failure
             if change.to == RETRIED:
                 target.state = ParkState.REDRIVING
@@ -277,11 +334,13 @@ class Parked:
                     target.edits.pop(place, None)
             if emptied:
                 self._keys[change.key] = parked
+            unmark()
             for start, end in added:
                 assert target is not None
                 target.remove(source, start, end)
             for start, end in gone:
                 parked.add(source, start, end)
+            parked.mark(marks)
             self.messages += message_count(gone) - message_count(added)
             for undo in reversed(undos):
                 undo()
@@ -313,6 +372,9 @@ class Parked:
                 new = parked.add(source, start, end)
                 self.messages += message_count(new)
                 undos.append(self._unadd(parked, source, new))
+                if is_loose(key.key):
+                    parked.mark((source, *part, UNKNOWN) for part in new)
+            undos.append(self._adopt_marks(parked, key, keeps_tries=not change.parent))
             # An edit that is known is newer: it was made here, or stands here since an earlier fold.
             undos += [
                 self._edit(key.key, edited)
@@ -332,6 +394,19 @@ class Parked:
                 undo()
 
         return take_back
+
+    def _adopt_marks(self, parked: ParkedKey, key: AdoptedKey, *, keeps_tries: bool) -> Undo:
+        if not is_loose(key.key):
+            return _nothing
+        numbers = [self._faults.number(fault) for fault in key.faults]
+        before = [
+            known
+            for each in key.marks
+            for known in parked.marks(each.source, ((each.start, each.end),))
+        ]
+        parked.mark(mark_of(each, numbers, keeps_tries=keeps_tries) for each in key.marks)
+        self._spare_faults()
+        return lambda: parked.mark(before)
 
     def _edit(self, key: ParkKey, edited: EditedMessage) -> Undo:
         parked, place = self._keys.get(key), (edited.source, edited.offset)
@@ -397,31 +472,17 @@ class Parked:
         return take_back
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────────
-    def key_rows(self, first: int) -> list[ParkedKeyRow]:
-        """Keys from the `first`th on: up to PARKED_ROWS_MAX, and until they pass PARKED_PAGE_BYTES."""
-        rows: list[ParkedKeyRow] = []
-        size_bytes = 0
-        for key, parked in islice(self._keys.items(), first, first + PARKED_ROWS_MAX):
-            rows.append(ParkedKeyRow(key, parked.state, parked.messages))
-            size_bytes += (len(key) if isinstance(key, bytes) else 0) + KEY_ROW_BYTES
-            if size_bytes >= PARKED_PAGE_BYTES:
-                break
-        return rows
+    def items(self) -> ItemsView[ParkKey, ParkedKey]:
+        """Every key, with what is parked of it."""
+        return self._keys.items()
 
-    def offsets(self, key: ParkKey, *, count: int, first: int = 0) -> ParkedOffsets:
-        """Where parked messages of a key are, in up to PARKED_ROWS_MAX ranges: `count` of them, behind the first `first` ranges."""
-        parked = self._keys.get(key)
-        if parked is None:
-            return ParkedOffsets(rows=[], messages=0)
-        rows: list[Row] = []
-        left = count
-        for source, start, end in parked.rows(first, PARKED_ROWS_MAX):
-            if left <= 0:
-                break
-            rows.append((source, start, min(end, start + left)))
-            left -= end - start
-        edited = parked.edited_in(rows)
-        return ParkedOffsets(rows=rows, messages=parked.messages, edited=edited)
+    def failure(self, mark: Mark) -> Failure | None:
+        """The failure that a mark tells of."""
+        return self._faults.failure(mark)
+
+    def fault(self, number: int) -> Fault | None:
+        """What a number in a mark stands for."""
+        return self._faults.get(number)
 
     def edited(self, key: ParkKey, place: Place) -> EditedMessage | None:
         """
@@ -444,66 +505,6 @@ class Parked:
             for place in sorted(parked.edits):
                 yield key, parked.edits[place]
 
-    def page(
-        self, wanted: Callable[[ParkKey], bool], *, first: int = 0
-    ) -> tuple[list[AdoptedKey], int | None]:
-        """
-        Of everything that is parked, the keys asked for, from the `first`th row on.
-
-        A page has at most PARKED_ROWS_MAX rows, and ends behind the key that passes PARKED_PAGE_BYTES.  Edited messages
-        come behind all rows, and count as a row each; a page ends before the one that passes PARKED_PAGE_BYTES, unless
-        that is its first.
-
-        Args:
-            wanted: whether the messages of this key are asked for.
-
-        Returns:
-            The page, and the first row of the next one; None behind the last row.
-        """
-        return next(self._pages(wanted, first))
-
-    def _pages(
-        self, wanted: Callable[[ParkKey], bool], first: int
-    ) -> Iterator[tuple[list[AdoptedKey], int | None]]:
-        page: list[AdoptedKey] = []
-        room, size_bytes, row = PARKED_ROWS_MAX, 0, 0
-        for key, parked in self._keys.items():
-            if not wanted(key):
-                continue
-            count = parked.row_count
-            place = max(first - row, 0)
-            while place < count:
-                if room <= 0 or size_bytes >= PARKED_PAGE_BYTES:
-                    yield page, row + place
-                    page, room, size_bytes = [], PARKED_ROWS_MAX, 0
-                part = tuple(parked.rows(place, room))
-                adopted = AdoptedKey(key, parked.state, parked.since_ms, parked.failure, part)
-                page.append(adopted)
-                size_bytes += len(_encode(adopted))
-                taken = max(len(part), 1)
-                place += taken
-                room -= taken
-            row += count
-        for key, edited in self.edits():
-            if not wanted(key):
-                continue
-            if row >= first:
-                more = len(edited.value) + len(edited.properties)
-                if page and size_bytes + more > PARKED_PAGE_BYTES:
-                    yield page, row
-                    page, size_bytes = [], 0
-                parked = self._keys[key]
-                of_key = key, parked.state, parked.since_ms, parked.failure
-                page.append(AdoptedKey(*of_key, (), (edited,)))
-                size_bytes += more
-            row += 1
-        yield page, None
-
-    def some_keys(self, first: int, *, retrying: bool) -> Iterator[tuple[ParkKey, ParkedKey]]:
-        """Keys that operators know, from the `first`th on; `retrying`: with what waits for retry, by its tries."""
-        known = (each for each in self._keys.items() if retrying or not isinstance(each[0], int))
-        return islice(known, first, None)
-
     # ── as bytes ──────────────────────────────────────────────────────────────────────────────────────
     def image(self) -> bytes:
         """The whole state as bytes; b"" if there is none."""
@@ -520,7 +521,14 @@ class Parked:
             for key, parked in self._keys.items()
         ]
         edits = list(self.edits())
+        failures = [
+            (key, source, runs.end, runs.packed())
+            for key, parked in self._keys.items()
+            for source, runs in parked.failures.items()
+        ]
         known = (keys, self.frozen, sorted(self.adopted), sorted(self.sources))
+        if failures:
+            return _encode((*known, edits, self._faults.all(), failures))
         return _encode((*known, edits) if edits else known)
 
     @classmethod
@@ -541,26 +549,12 @@ class Parked:
         parked.sources = set(decoded.sources)
         for key, edited in decoded.edits:
             parked._edit(key, edited)
+        parked._faults = Faults.of(decoded.faults)
+        for key, source, end, columns in decoded.failures:
+            if key not in parked._keys:
+                raise ValueError(f"failures of key {key!r:.80}, of which nothing is parked")
+            parked._keys[key].failures[source] = FailureRuns.of_packed(columns, end)
         return parked
-
-    def changes(self) -> Iterator[ParkChange]:
-        """
-        Changes that make this state of an empty one, a page each; nothing else may happen between them.
-
-        They are folded over what the log before them says, too, and then change nothing: so a log that ends between
-        two of them has lost nothing.
-        """
-        for page, _ in self._pages(lambda _key: True, 0):
-            if page:
-                yield Adopt(0, tuple(page), last=False)
-        for parent in sorted(self.adopted):
-            yield Adopt(parent, (), last=True)
-        if self.sources:
-            yield Adopt(0, (), last=False, sources=tuple(sorted(self.sources)))
-        for source in sorted(self.adopted - self.sources):
-            yield AncestorTold(source)
-        if self.frozen:
-            yield Freeze()
 
 
 class _ParkedImage(msgspec.Struct, frozen=True, array_like=True):
@@ -569,6 +563,8 @@ class _ParkedImage(msgspec.Struct, frozen=True, array_like=True):
     adopted: list[int]
     sources: list[int] = []
     edits: list[tuple[ParkKey, EditedMessage]] = []
+    faults: list[tuple[int, Fault]] = []
+    failures: list[tuple[ParkKey, int, int, tuple[bytes, bytes, bytes, bytes, bytes]]] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode

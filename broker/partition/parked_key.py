@@ -1,16 +1,19 @@
-"""The parked messages of one key, by the partitions that have them, and what an operator has put in their places.  Pure."""
+"""The parked messages of one key, by the partitions that have them: how each failed, what an operator has put in its place.  Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from ...protocol.offsets import IntervalSet, Range
-from ...protocol.parked import EditedMessage, Failure, ParkState
+from ...protocol.parked import EditedMessage, Failure, FailureMark, ParkState
+from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, too_many_runs
 from .offset_runs import OffsetRuns
 
 Row = tuple[int, int, int]
 Place = tuple[int, int]
 """The source and the offset of a message."""
+Marks = tuple[int, int, int, Mark]
+"""Source, start and end of messages, and how they failed."""
 
 
 def message_count(ranges: Iterable[Range]) -> int:
@@ -21,7 +24,7 @@ def message_count(ranges: Iterable[Range]) -> int:
 class ParkedKey:
     """The parked messages of a key."""
 
-    __slots__ = ("edits", "failure", "messages", "next_tries", "pieces", "since_ms", "state")
+    __slots__ = ("edits", "failure", "failures", "messages", "pieces", "since_ms", "state")
 
     def __init__(self, since_ms: int) -> None:
         self.state = ParkState.PARKED
@@ -32,8 +35,8 @@ class ParkedKey:
         self.messages = 0
         self.edits: dict[Place, EditedMessage] = {}
         """By source and offset; of messages that are parked."""
-        self.next_tries: dict[Place, int] = {}
-        """When messages that wait for retry are tried, as their owner said: milliseconds since 1970.  In memory only."""
+        self.failures: dict[int, FailureRuns] = {}
+        """Source → how its messages failed, if they are without an order."""
 
     def has(self, place: Place) -> bool:
         """True if this message is parked."""
@@ -77,12 +80,76 @@ class ParkedKey:
         if not runs:
             del self.pieces[source]
         self.messages -= message_count(gone)
-        if self.next_tries:
-            offsets = IntervalSet(gone)
-            for place in [p for p in self.next_tries if p[0] == source and p[1] in offsets]:
-                del self.next_tries[place]
+        failures = self.failures.get(source)
+        if failures is not None:
+            if runs:
+                for low, high in gone:
+                    failures.forget(low, high, runs)
+            else:
+                del self.failures[source]
         return gone
 
+    # ── failures ──────────────────────────────────────────────────────────────────────────────────────
+    def marks(self, source: int, ranges: Iterable[Range]) -> list[Marks]:
+        """How messages of a source failed."""
+        runs = self.failures.get(source)
+        if runs is None:
+            return []
+        return [(source, *marked) for low, high in ranges for marked in runs.within(low, high)]
+
+    def mark(self, marks: Iterable[Marks]) -> None:
+        """Note how messages failed that are parked."""
+        for source, start, end, mark in marks:
+            runs = self.failures.get(source)
+            if runs is None:
+                runs = self.failures[source] = FailureRuns()
+                known = self.pieces.get(source)
+                if known:
+                    *_, (_, last) = known.some(known.runs - 1, 1)
+                    runs.put(known.first, last, UNKNOWN)
+            runs.put(start, end, mark)
+        while too_many_runs(self.failures.values()):
+            max(self.failures.values(), key=len).coarsen()
+
+    def marked_from(self, after: Place, count: int) -> Iterator[Marks]:
+        """Messages from a place on with what is known of each, in parts; of up to `count` rows of each source."""
+        for source, runs in self.pieces.items():
+            if source < after[0]:
+                continue
+            offset = after[1] if source == after[0] else 0
+            for low, end in runs.some(runs.place_of(offset), count):
+                start = max(low, offset)
+                parts = self.marks(source, ((start, end),)) or [(source, start, end, UNKNOWN)]
+                yield from parts
+
+    def mark_rows(self, first: int, count: int) -> Iterator[Marks]:
+        """Up to `count` marks, from the `first`th on."""
+        for source, runs in self.failures.items():
+            if first < len(runs):
+                for marked in runs.rows(first, count):
+                    yield source, *marked
+                count -= len(runs) - first
+            first = max(first - len(runs), 0)
+            if count <= 0:
+                return
+
+    @property
+    def mark_count(self) -> int:
+        """The number of marks."""
+        return sum(map(len, self.failures.values()))
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next of these messages is tried again, as their owner said; None: it is not known."""
+        known = [runs.next_ms for runs in self.failures.values()]
+        return min((at_ms for at_ms in known if at_ms is not None), default=None)
+
+    def forget_next_tries(self) -> None:
+        """Forget when messages are tried again."""
+        for runs in self.failures.values():
+            runs.forget_tries()
+
+    # ── edits ─────────────────────────────────────────────────────────────────────────────────────────
     def take_edits(self, source: int, gone: Iterable[Range]) -> dict[Place, EditedMessage]:
         """Forget the edits of messages that are parked no longer; returns them."""
         if not self.edits:
@@ -103,3 +170,26 @@ class ParkedKey:
             return []
         first, last = rows[0][:2], (rows[-1][0], rows[-1][2])
         return sorted(place for place in self.edits if first <= place < last)
+
+
+def cut(source: int, marks: Iterable[Marks], ranges: Iterable[Range]) -> Iterator[Marks]:
+    """The parts of marks of a source that are of these ranges, without next tries."""
+    runs = FailureRuns()
+    for _, start, end, mark in marks:
+        runs.put(start, end, mark._replace(next_ms=0))
+    for low, high in ranges:
+        for marked in runs.within(low, high):
+            yield source, *marked
+
+
+def mark_of(said: FailureMark, numbers: Sequence[int], *, keeps_tries: bool) -> Marks:
+    """
+    What an adopted mark says.
+
+    Args:
+        numbers: of the faults beside it.
+        keeps_tries: the owner is the same, and tries the messages when it said.
+    """
+    fault = numbers[said.fault] if 0 <= said.fault < len(numbers) else UNKNOWN_FAULT
+    next_ms = said.next_ms if keeps_tries else 0
+    return said.source, said.start, said.end, Mark(said.since_ms, said.at_ms, fault, next_ms)

@@ -449,6 +449,8 @@ class HostedPartition:
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
+        if group.parked is not None and body.token > group.lock.fence:
+            group.parked.forget_next_tries()
         raise_fence(group.lock, token=body.token, session=body.session)
 
     def undo_fence(self, name: str, before: PullLock | None) -> None:
@@ -478,6 +480,7 @@ class HostedPartition:
         parked = group.parked_on(self.partition_id)
         for change in body.changes:
             parked.apply(change, at_ms=body.at_ms, acked=group.acked)
+        parked.note_next_tries(body.next_tries)
         group.durable_cursor, group.durable_ranges = group.acked.cursor, group.acked.ranges
         group.kept = True
 

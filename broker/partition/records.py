@@ -5,7 +5,8 @@
     CURSOR     [group, token, cursor, [[start, end], …], removed_unread, [[offset, tries], …], [[offset, crashes], …]]
                token: the fence when it was written; the last three fields are written only if they are not 0 and empty
     FORGET     [group, token]
-    PARKED     [group, token, at_ms, [change, …]]    changes as in protocol/parked/changes.py
+    PARKED     [group, token, at_ms, [change, …], [[tries, source, offset, next_ms], …]]    changes as in protocol/parked/changes.py
+               the last field, when messages are tried again, is written only if it is not empty
     HOLD       [job, from_offset, ttl_ms]        ttl_ms 0: the hold has ended
     DROPPED    [[[first id, one past the last id], …], {subject: highest partition id}]
     SEAL       empty; base_offset is the partition's end
@@ -59,6 +60,8 @@ class ParkedBody(msgspec.Struct, frozen=True, array_like=True):
     at_ms: int
     """By the broker's calendar."""
     changes: tuple[ParkChange, ...]
+    next_tries: tuple[tuple[int, int, int, int], ...] = ()
+    """When messages that wait for retry behind the changes are tried: number of tries, source, offset, milliseconds since 1970."""
 
 
 class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +127,8 @@ def encode_body(partition_id: int, body: Body) -> bytes:
             said += (body.removed_unread, body.attempts)
         elif body.removed_unread:
             said += (body.removed_unread,)
+    elif isinstance(body, ParkedBody) and not body.next_tries:
+        said = (body.group, body.token, body.at_ms, body.changes)
     return encode_record(_encode(said), kind=_KINDS[type(body)], partition_id=partition_id)
 
 

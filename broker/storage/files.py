@@ -174,6 +174,21 @@ def _make_folders(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_locked(root: str) -> bool:
+    """Whether another process has locked the data folder now; False if there is none."""
+    try:
+        number = os.open(f"{root}/lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(number)
+    return False
+
+
 def narrow_rights(root: str) -> None:
     """Take away other users' rights to a data folder and its files, which earlier versions gave; warn if that fails."""
     for folder, _names, files in os.walk(root):

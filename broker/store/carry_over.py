@@ -18,6 +18,7 @@ import asyncio
 from ...protocol.errors import StorageError
 from ...protocol.record import Kind, encode_record
 from ..partition.image import image_of, images_of_parts
+from ..partition.park_views import changes_of
 from ..partition.partition import HostedPartition
 from ..partition.records import DroppedBody, FenceBody, ParkedBody, encode_body
 from ..partition.state import BrokerState
@@ -141,7 +142,7 @@ class CarryOver:
                     encode_body(
                         partition.partition_id, ParkedBody(group.name, lock.fence, 0, (change,))
                     )
-                    for change in group.parked.changes()
+                    for change in changes_of(group.parked)
                 ]
         return [self._submit(partition, record) for record in records]
 

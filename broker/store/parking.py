@@ -14,6 +14,7 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import AskedChange, Bury, Park
 from ..partition.offset_runs import OffsetRuns
 from ..partition.park_checks import park_changes
+from ..partition.parked import NextTry
 from ..partition.partition import Group, HostedPartition
 from ..partition.records import ParkedBody, encode_body
 from .group_commit import Entry
@@ -27,12 +28,13 @@ def change_parked(
     changes: Sequence[AskedChange],
     *,
     at_ms: int,
+    next_tries: Sequence[NextTry] = (),
 ) -> asyncio.Future[None]:
     """
-    Make these changes, all or none; those that are made already change nothing.
+    Make these changes, all or none; those that are made already change nothing.  The future ends when they are durable.
 
-    Returns:
-        A future that is resolved when they are durable.
+    Args:
+        next_tries: when messages that wait for retry behind the changes are tried.
 
     Raises:
         ParkFullError, ParkMovedError, InvalidRequestError, OverloadedError, BrokerReadOnlyError, MessageTooLargeError:
@@ -42,11 +44,12 @@ def change_parked(
     wanted = park_changes(parked, changes, group.acked, next_offset=partition.readable_offset)
     if not wanted:
         return store.commit.flushed()
-    body = ParkedBody(group.name, group.lock.fence, at_ms, tuple(wanted))
+    body = ParkedBody(group.name, group.lock.fence, at_ms, tuple(wanted), tuple(next_tries))
     record = encode_body(partition.partition_id, body)
     store.commit.check_room(OWN_RECORD_BYTES + len(record), own=True)
     store.state.touch(partition)
     undos = [parked.apply(change, at_ms=at_ms, acked=group.acked) for change in wanted]
+    parked.note_next_tries(next_tries)
     group.changing += 1
     acked = [part for change in wanted if isinstance(change, Park | Bury) for part in change.ranges]
     if acked:

@@ -151,3 +151,12 @@ class UserAcks(ABC):
 
 
 _by_offset = attrgetter("offset")
+
+
+def are_parked_together(failed: Message, other: Message) -> bool:
+    """True if `other`, of the same key, is set aside with a failed message: it was handed out in the same way."""
+    first: UserAcks = failed.delivery  # type: ignore[assignment]
+    second: UserAcks = other.delivery  # type: ignore[assignment]
+    if first is second:
+        return True
+    return first.client is second.client and not (first.is_apart or second.is_apart)

@@ -39,7 +39,8 @@ from ...protocol.parked import Failure
 from ...protocol.text import counted
 from ...rpc.race import Race
 from ..delivery.pulled_batch import PulledBatch
-from ..pulling.pull_client import PullClient, are_parked_together, client_of
+from ..delivery.user_acks import are_parked_together
+from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings, FailurePolicy
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream

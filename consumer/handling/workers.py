@@ -29,7 +29,8 @@ from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
-from ..pulling.pull_client import PullClient, are_parked_together, client_of
+from ..delivery.user_acks import are_parked_together
+from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
 from .failing import Failing
 from .handlers import Handler, await_result, is_async

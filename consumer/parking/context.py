@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...protocol.control import Grant
 from ...protocol.message import Message
@@ -13,18 +13,12 @@ from ...protocol.operations import SubjectHistory
 from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
+from ..delivery.client_delivery import DeliveringClient
 from ..settings import ConsumerSettings
 
 
-class ParkingClient(Protocol):
-    """What parking needs of its pull client."""
-
-    deadline_ns: int
-    group: str
-    codec: Any
-    queue: int
-    exclusive: bool
-    partition_id: int
+class ParkingClient(DeliveringClient, Protocol):
+    """What parking needs of its pull client beside; that lies in `pulling/`, above this folder."""
 
     @property
     def broker(self) -> BrokerClient:
@@ -42,10 +36,6 @@ class ParkingClient(Protocol):
 
     def hand_out(self, messages: list[Message]) -> None:
         """Count messages as handed out, and give them to handlers or the iteration."""
-        ...
-
-    def forget(self, count: int) -> None:
-        """Note that `count` of the messages handed out will not be handled here."""
         ...
 
     def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:

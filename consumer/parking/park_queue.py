@@ -107,6 +107,10 @@ class ParkQueue:
         """Add messages that wait for another retry now, or are dead letters."""
         self._others.append(Waiting(change, confirmed, next_try_ms))
 
+    def add(self, change: ParkChange, confirmed: Confirmed) -> None:
+        """Add another change, which makes no room and takes none."""
+        self._others.append(Waiting(change, confirmed))
+
     def free(self, key: ParkKey, confirmed: Confirmed) -> None:
         """Add a key that has no parked messages any more."""
         self._others.append(Waiting(Free(key), confirmed))

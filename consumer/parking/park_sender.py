@@ -24,7 +24,7 @@ from ...protocol.frames import (
     ReadParked,
 )
 from ...protocol.message import Message
-from ...protocol.parked import AskedChange, Failure, ParkKey, Shift, encode_parked
+from ...protocol.parked import AskedChange, FailAgain, Failure, ParkKey, Shift, encode_parked
 from .context import ParkContext
 from .park_queue import ParkQueue, or_bury
 
@@ -100,6 +100,11 @@ class ParkSender:
     ) -> None:
         """Have messages wait for another retry, or be dead letters."""
         self._queue.shift(change, confirmed, next_try_ms=next_try_ms)
+        self._send_soon()
+
+    def fail_again(self, change: FailAgain, confirmed: Callable[[], None]) -> None:
+        """Have parked messages without an order stay parked that failed again."""
+        self._queue.add(change, confirmed)
         self._send_soon()
 
     def free(self, key: ParkKey, confirmed: Callable[[], None]) -> None:

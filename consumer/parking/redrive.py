@@ -31,10 +31,20 @@ from ...protocol.errors import (
 from ...protocol.frames import Batches, Read
 from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
-from ...protocol.parked import LOOSE, RETRIED, Failure, Park, ParkKey, Shift, crash_of, is_loose
+from ...protocol.parked import (
+    LOOSE,
+    RETRIED,
+    FailAgain,
+    Failure,
+    Park,
+    ParkKey,
+    Shift,
+    crash_of,
+    is_loose,
+)
 from ...rpc.client import BrokerClient
+from ..delivery.client_delivery import ClientDelivery
 from ..delivery.decode import decode_messages
-from ..delivery.user_acks import UserAcks
 from .context import ParkContext, ParkingClient
 from .park_sender import ParkSender
 
@@ -47,27 +57,25 @@ AT_ONCE_MAX = 50
 READ_BYTES = 1 << 18
 
 
-class RedriveDelivery(UserAcks):
+class RedriveDelivery(ClientDelivery):
     """The messages of one window, which come from one source."""
 
     __slots__ = (
-        *(
-            "_failed",
-            "_key",
-            "_left",
-            "_sender",
-            "_source",
-            "_stopped",
-            "client",
-            "codec",
-            "cursor",
-            "ended",
-        ),
-        *("exclusive", "failure", "group", "leased_id", "logic_start", "queue", "unsaved"),
+        "_failed",
+        "_key",
+        "_left",
+        "_sender",
+        "_source",
+        "_stopped",
+        "ended",
+        "failure",
+        "unsaved",
     )
 
     client: ParkingClient
     is_apart = True
+    cursor = 0
+    """Below the cursor of the partition lie parked messages, which are not done."""
 
     def __init__(
         self,
@@ -77,14 +85,7 @@ class RedriveDelivery(UserAcks):
         source: int,
         logic_start: int,
     ) -> None:
-        super().__init__()
-        self.client = client
-        self.group = client.group
-        self.leased_id = client.partition_id
-        self.exclusive = client.exclusive
-        self.cursor = 0  # below the cursor of its partition lie parked messages, which are not done
-        self.codec = client.codec
-        self.queue = client.queue
+        super().__init__(client)
         self.logic_start = logic_start
         self._sender = sender
         self._key = key
@@ -104,11 +105,6 @@ class RedriveDelivery(UserAcks):
     def is_loose(self) -> bool:  # type: ignore[override]
         """True if the messages have no key, or are dead letters."""
         return is_loose(self._key)
-
-    @property
-    def deadline_ns(self) -> int:
-        """No handler starts after it."""
-        return self.client.deadline_ns
 
     def expect(self, count: int) -> None:
         """Note that `count` messages will be handed out."""
@@ -157,7 +153,10 @@ class RedriveDelivery(UserAcks):
             return
         if self._key in LOOSE:
             self.failure = failure
-            self.unsaved -= 1
+            part = message.offset, message.offset + 1
+            self._sender.fail_again(
+                FailAgain(self._key, self._source, (part,), failure), self._saved
+            )
             self._take(1)
             self.client.forget(1)
             return
@@ -259,13 +258,15 @@ class Redrives:
         if key != RETRIED:
             await self._sender.send_now([Park(key, (), crash)])
             return
-        # One of the chosen dead letters may have done it: all are dead letters as before.
+        # One of the chosen dead letters may have done it: all are dead letters as before, each with its own failure.
+        log.warning(
+            "partition %d: the process of the consumer before ended while it had dead letters that were chosen to be "
+            "handled again; they are dead letters as before",
+            self._context.partition_id,
+        )  # fmt: skip
         while rows := (await self._sender.first_rows(key, MAX_I64)).rows:
             await self._sender.send_now(
-                [
-                    Shift(RETRIED, None, source, ((start, end),), crash)
-                    for source, start, end in rows
-                ]
+                [Shift(RETRIED, None, source, ((start, end),)) for source, start, end in rows]
             )
 
     async def _next_window(self, key: ParkKey) -> bool:

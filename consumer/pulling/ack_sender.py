@@ -12,43 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import Protocol
 
 from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
 from ...protocol.message import Message
 from ...protocol.parked import Failure
-from ...rpc.client import BrokerClient
 from ..settings import AckMode, ConsumerSettings
 from .acks import AckQueue
 from .failed_tries import FailedTries
 from .messages_in_flight import MessagesInFlight
+from .pull_views import PullViews
 
 log = logging.getLogger("keylane.consumer")
-
-
-class AckedPartition(Protocol):
-    """What this needs of its pull client."""
-
-    respects_range_limit: bool
-
-    @property
-    def broker(self) -> BrokerClient:
-        """The client of the partition's broker."""
-        ...
-
-    @property
-    def holds_fence(self) -> bool:
-        """True while the broker has the fence, and the lease has not ended."""
-        ...
-
-    def acked_to(self, answer: Acked) -> None:
-        """Note that acks are durable."""
-        ...
-
-    async def check_parked(self, version: int) -> None:
-        """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
-        ...
 
 
 class AckSender:
@@ -62,7 +37,7 @@ class AckSender:
 
     def __init__(
         self,
-        partition: AckedPartition,
+        partition: PullViews,
         who: tuple[int, str, str, int],
         *,
         in_flight: MessagesInFlight,

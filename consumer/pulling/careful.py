@@ -10,22 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
 
 from ...protocol.clock import Clock
 from ...protocol.frames import Acquired
 from ...protocol.message import Message
 from ...protocol.parked import Failure, crash_of
 from ...protocol.text import counted, key_digest
+from ..delivery.client_delivery import ClientDelivery
 from ..delivery.pulled_batch import PulledBatch
-from ..delivery.user_acks import UserAcks
-from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings, FailurePolicy
 from .ack_sender import AckSender
 from .column_suspects import ColumnSuspects, SuspectPart
-from .pull_gate import PullGate
-from .pull_owner import PullOwner
+from .pull_views import PullViews
 from .suspects import CAREFUL_MS, SuspectQueue, SuspectStep
 
 log = logging.getLogger("keylane.consumer")
@@ -35,69 +31,7 @@ LONG_MS = 1_000
 """A suspect is waited for until the careful part ends, and for this at least."""
 
 
-class CarefulClient(Protocol):
-    """What this needs of its pull client."""
-
-    deadline_ns: int
-    group: str
-    queue: int
-    logic_start: int
-    partition_id: int
-    exclusive: bool
-    codec: Any
-    gate: PullGate
-    owner: PullOwner
-    parking: KeyParking
-
-    @property
-    def cursor(self) -> int:
-        """The group's cursor."""
-        ...
-
-    @property
-    def next_offset(self) -> int:
-        """The first offset that is not pulled."""
-        ...
-
-    @property
-    def note_failed(self) -> Callable[[Message, Failure], None]:
-        """Has the broker keep how often a message has failed, and why."""
-        ...
-
-    def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
-        ...
-
-    def blocks(self, message: Message, failure: Failure) -> None:
-        """Have the broker show why a message holds others up."""
-        ...
-
-    def forget(self, count: int) -> None:
-        """Note that `count` of the messages will not be handled here."""
-        ...
-
-    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside, with those of its key that wait behind it."""
-        ...
-
-    def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside alone."""
-        ...
-
-    def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try."""
-        ...
-
-    def divert(self, messages: list[Message]) -> list[Message]:
-        """Park those whose keys are parked; returns the others."""
-        ...
-
-    def give(self, messages: list[Message]) -> None:
-        """Give messages to handlers that are counted as handed out already."""
-        ...
-
-
-class CarefulHandOut(UserAcks):
+class CarefulHandOut(ClientDelivery):
     """
     The messages of one partition until those that may have ended a process are handled.
 
@@ -117,23 +51,21 @@ class CarefulHandOut(UserAcks):
         "_queue",
         "_settings",
         "_stored",
-        "client",
         "is_over",
     )
 
-    client: CarefulClient
+    client: PullViews
 
     def __init__(
         self,
-        client: CarefulClient,
+        client: PullViews,
         acks: AckSender,
         answer: Acquired,
         *,
         settings: ConsumerSettings,
         clock: Clock,
     ) -> None:
-        super().__init__()
-        self.client = client
+        super().__init__(client)
         self._acks = acks
         self._settings = settings
         self._clock = clock
@@ -327,76 +259,36 @@ class CarefulHandOut(UserAcks):
             self.client.give(left)
 
     # ── as a delivery of messages ────────────────────────────────────────────────────────────────────
-    @property
-    def deadline_ns(self) -> int:
-        """No handler starts after it."""
-        return self.client.deadline_ns
-
-    @property
-    def queue(self) -> int:
-        """The number of the logic queue."""
-        return self.client.queue
-
-    @property
-    def logic_start(self) -> int:
-        """The logic offset of offset 0."""
-        return self.client.logic_start
-
-    @property
-    def codec(self) -> Any:
-        """Decodes values."""
-        return self.client.codec
-
-    @property
-    def group(self) -> str:
-        """The consumer group."""
-        return self.client.group
-
-    @property
-    def cursor(self) -> int:
-        """The offset below which the broker has an ack of every message."""
-        return self.client.cursor
-
-    @property
-    def leased_id(self) -> int:
-        """The partition whose lease the messages are handled under."""
-        return self.client.partition_id
-
-    @property
-    def exclusive(self) -> bool:
-        """True: no other session has a message under the same token."""
-        return self.client.exclusive
-
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
-        self.client.done(offset)
+        super().done(offset)
         self._end(offset)
 
     def forget(self, count: int) -> None:
         """Note that `count` of the messages will not be handled here: the lease ends."""
-        self.client.forget(count)
+        super().forget(count)
         self._ended.set()
 
     def note_failed(self, message: Message, failure: Failure) -> None:
         """Have the broker keep how often a message has failed: it did not end its process."""
-        self.client.note_failed(message, failure)
+        super().note_failed(message, failure)
         self._queue.failed(message)
         if message.offset == self._offset:
             self._ended.set()
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         """Set a message aside that failed too often, with those of its key that wait behind it."""
-        self.client.park(message, failure, waiting)
+        super().park(message, failure, waiting)
         self._end(message.offset)
 
     def bury(self, message: Message, failure: Failure) -> None:
         """Set a message aside alone: later ones of its key go on."""
-        self.client.bury(message, failure)
+        super().bury(message, failure)
         self._end(message.offset)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
         """Set a message aside alone until its next try: later ones of its key go on."""
-        self.client.retry(message, failure, pause_ms)
+        super().retry(message, failure, pause_ms)
         self._end(message.offset)
 
     def _end(self, offset: int) -> None:

@@ -208,6 +208,11 @@ class PullClient(UserAcks, PullViews):
         """Report that the partition is drained, if only parked messages were in the way."""
         self._report_drained(before=False)
 
+    @property
+    def is_careful(self) -> bool:
+        """True while messages that may have ended the process of an earlier owner are handled one at a time."""
+        return self._careful is not None and not self._careful.is_over
+
     def is_of(self, message: Message) -> bool:
         """True if this client handed the message out, also one of an ancestor's."""
         return message.delivery is self or client_of(message) is self
@@ -276,6 +281,11 @@ class PullClient(UserAcks, PullViews):
         self._handled.done_range(start, end)
         self._acks.send_soon()
         self._in_flight.remove(end - start)
+
+    @property
+    def has_messages_out(self) -> bool:
+        """True while a message is with a handler, or waits for one or for its next try."""
+        return self._in_flight.count > 0
 
     def forget(self, count: int) -> None:
         """Note that `count` of the messages handed out will not be handled here."""
@@ -578,15 +588,6 @@ class PullClient(UserAcks, PullViews):
     async def _release(self) -> None:
         if self._offsets.begun:
             await self._broker.call(Release(*self._who))
-
-
-def are_parked_together(failed: Message, other: Message) -> bool:
-    """True if `other`, of the same key, is set aside with a failed message: it was handed out in the same way."""
-    first: UserAcks = failed.delivery  # type: ignore[assignment]
-    second: UserAcks = other.delivery  # type: ignore[assignment]
-    if first is second:
-        return True
-    return first.client is second.client and not (first.is_apart or second.is_apart)
 
 
 def client_of(message: Message) -> PullClient:

@@ -1,25 +1,44 @@
-"""What others read of a pull client: its lease, and how far its partition is pulled and acked."""
+"""A pull client as its parts see it: its lease, how far its partition is pulled and acked, and what it is told."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
 from ...protocol.clock import Clock
+from ...protocol.frames import Acked
+from ...protocol.message import Message
+from ...protocol.parked import Failure
+from ...rpc.client import BrokerClient
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings
-from .careful import CarefulHandOut
 from .fetch_offsets import FetchOffsets
 from .lifetime import Lifetime
 from .messages_in_flight import MessagesInFlight
 from .progress import Position, PullProgress
 from .pull_gate import PAUSED, PullGate
+from .pull_owner import PullOwner
 
 
-class PullViews:
-    """The part of a pull client that is only read."""
+class PullViews(ABC):
+    """What is read of a pull client, and what it is told by those that it is made of."""
 
+    deadline_ns: int
+    """No handler starts after it."""
+    group: str
+    queue: int
+    logic_start: int
+    partition_id: int
+    exclusive: bool
+    respects_range_limit: bool
+    codec: Any
+    owner: PullOwner
+    note_failed: Callable[[Message, Failure], None]
+    """Has the broker keep how often a message has failed, and show why."""
     life: Lifetime
     gate: PullGate
     parking: KeyParking
-    _careful: CarefulHandOut | None
     _clock: Clock
     _in_flight: MessagesInFlight
     _offsets: FetchOffsets
@@ -67,11 +86,6 @@ class PullViews:
         return self.parking.has_parked
 
     @property
-    def is_careful(self) -> bool:
-        """True while messages that may have ended the process of an earlier owner are handled one at a time."""
-        return self._careful is not None and not self._careful.is_over
-
-    @property
     def paused(self) -> bool:
         """True while the user has paused the partition."""
         return PAUSED in self.gate.reasons
@@ -110,3 +124,49 @@ class PullViews:
     def holds_fence(self) -> bool:
         """True while the broker has the fence, and the lease has not ended."""
         return self._offsets.begun and not self.lapsed
+
+    # ── what it is told ──────────────────────────────────────────────────────────────────────────────
+    @property
+    @abstractmethod
+    def broker(self) -> BrokerClient:
+        """The client of the partition's broker."""
+
+    @abstractmethod
+    def acked_to(self, answer: Acked) -> None:
+        """Note that acks are durable."""
+
+    @abstractmethod
+    async def check_parked(self, version: int) -> None:
+        """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
+
+    @abstractmethod
+    def done(self, offset: int) -> None:
+        """Note that the message at `offset` is handled."""
+
+    @abstractmethod
+    def forget(self, count: int) -> None:
+        """Note that `count` of the messages handed out will not be handled here."""
+
+    @abstractmethod
+    def blocks(self, message: Message, failure: Failure) -> None:
+        """Have the broker show why a message holds others up, with the next ack."""
+
+    @abstractmethod
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        """Set a message aside that failed too often, with those of its key that wait behind it."""
+
+    @abstractmethod
+    def bury(self, message: Message, failure: Failure) -> None:
+        """Set a message aside alone: later ones of its key go on."""
+
+    @abstractmethod
+    def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
+        """Set a message aside alone until its next try, in `pause_ms`: later ones of its key go on."""
+
+    @abstractmethod
+    def divert(self, messages: list[Message]) -> list[Message]:
+        """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
+
+    @abstractmethod
+    def give(self, messages: list[Message]) -> None:
+        """Give messages to handlers that are counted as handed out already."""

@@ -19,10 +19,10 @@ from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.frames import AcquireShared, Handed, PullShared
 from ...protocol.message import Message
 from ...protocol.offsets import Range
-from ...protocol.parked import Failure, crash_of
+from ...protocol.parked import crash_of
 from ...protocol.record import Header
 from ...protocol.text import counted, key_digest
-from ..delivery.user_acks import UserAcks
+from ..delivery.client_delivery import ClientDelivery
 from ..settings import FailurePolicy
 from .pull_client import PullClient
 
@@ -35,56 +35,21 @@ CRASHES_MAX = 3
 """The same, after which it is set aside: one of them, the last, had it alone."""
 
 
-class HandOut(UserAcks):
+class HandOut(ClientDelivery):
     """The messages of a pull, which this consumer may handle until `deadline_ns` on the boot clock."""
 
-    __slots__ = (
-        "_until_ns",
-        "client",
-        "codec",
-        "group",
-        "leased_id",
-        "logic_start",
-        "queue",
-    )
-    exclusive = False
+    __slots__ = ("_until_ns",)
+
     client: SharedClient
 
     def __init__(self, client: SharedClient, until_ns: int) -> None:
-        self.client = client
-        self.codec = client.codec
-        self.group = client.group
-        self.leased_id = client.partition_id
-        self.queue = client.queue
-        self.logic_start = client.logic_start
+        super().__init__(client)
         self._until_ns = until_ns
-        super().__init__()
-
-    @property
-    def cursor(self) -> int:
-        """The offset below which the broker has an ack of every message."""
-        return self.client.cursor
 
     @property
     def deadline_ns(self) -> int:
         """No handler starts after it; 0 once the client hands over."""
         return min(self._until_ns, self.client.deadline_ns)
-
-    def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
-        self.client.done(offset)
-
-    def forget(self, count: int) -> None:
-        """Note that `count` of the messages will not be handled here."""
-        self.client.forget(count)
-
-    def note_failed(self, message: Message, failure: Failure) -> None:
-        """Have the broker keep how often a message has failed, and show why."""
-        self.client.note_failed(message, failure)
-
-    def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside that failed too often."""
-        self.client.bury(message, failure)
 
 
 class SharedClient(PullClient):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...protocol.access.capability import CAPABILITY_MS, AccessNews
+from ...protocol.access.quota import EVERYBODY, NO_QUOTA, Quota
 from ...protocol.access.rights import AccessGrant
 from ...protocol.access.tokens import token_hash
 from ...protocol.errors import UnauthenticatedError
@@ -40,6 +41,10 @@ class AccessBook:
     """Principal → version and time of its last change."""
     keys: Mapping[str, bytes] = field(default_factory=dict)
     """Id → public key."""
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    """By principal, EVERYBODY among them."""
+    subject_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Limits of subjects, by name or pattern."""
 
     def with_files(
         self, tokens: Mapping[str, str], grants: Mapping[str, tuple[AccessGrant, ...]]
@@ -67,7 +72,21 @@ class AccessBook:
             raise UnauthenticatedError("the token is not valid yet", reason="not begun")
         if known.ends_at and now_ms >= known.ends_at:
             raise UnauthenticatedError("the token has ended", reason="ended")
-        return Caller(known.principal, self.grants.get(known.principal, ()))
+        return self.caller_named(known.principal, ends_at_ms=known.ends_at)
+
+    def caller_named(
+        self, principal: str, groups: tuple[str, ...] = (), ends_at_ms: int = 0
+    ) -> Caller:
+        """
+        A principal, with its rights and those of its groups.
+
+        Args:
+            groups: principals of groups.
+        """
+        given = (self.grants.get(name, ()) for name in (principal, *groups))
+        grants = tuple(dict.fromkeys(grant for each in given for grant in each))
+        quota = self.quotas.get(principal) or self.quotas.get(EVERYBODY) or NO_QUOTA
+        return Caller(principal, grants, groups, quota, ends_at_ms)
 
     def news(self, now_ms: int) -> AccessNews:
         """What brokers have to know."""
@@ -83,4 +102,5 @@ class AccessBook:
             keys=dict(self.keys),
             changed={} if many else late,
             floor=max(late.values()) if many else 0,
+            subject_bytes=dict(self.subject_bytes),
         )

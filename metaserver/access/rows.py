@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.access.capability import GRANT_BYTES_MAX, GRANTS_MAX
+from ...protocol.access.principals import check_principal
 from ...protocol.access.rights import AccessGrant, Rights, check_grant
 from ...protocol.errors import InvalidRequestError, OverloadedError, TokenIdUnknownError
 from ...protocol.http.access import ChangeGrant, CreateToken, TokenView
@@ -24,44 +25,22 @@ from ..sql.schema import (
     access_state,
     access_tokens,
 )
-from .book import AccessBook, KnownToken
 
 TOKENS_MAX = 10_000
 PRINCIPALS_MAX = 10_000
 
-_state = sa.select(access_state.c.cluster, access_state.c.version)
+STATE = sa.select(access_state.c.cluster, access_state.c.version)
 
 
 def read_version(connection: Connection) -> int:
     """Return the version of access; -1 before it is made."""
-    row = connection.execute(_state).one_or_none()
+    row = connection.execute(STATE).one_or_none()
     return -1 if row is None else row.version
 
 
 def begin_access(connection: Connection, cluster: str) -> None:
     """Make the state of access, unless it is there; `cluster` is drawn at random."""
     insert_new(connection, access_state, {"one": 1, "cluster": cluster, "version": 1})
-
-
-def read_book(connection: Connection, now_ms: int) -> AccessBook:
-    """Return all of access."""
-    state = connection.execute(_state).one()
-    tokens = connection.execute(sa.select(access_tokens).where(access_tokens.c.revoked_at == 0))
-    grants: dict[str, list[AccessGrant]] = {}
-    for row in read_grants(connection, None):
-        grants.setdefault(row[0], []).append(row[1])
-    keys = connection.execute(sa.select(access_keys).where(access_keys.c.ends_at > now_ms))
-    return AccessBook(
-        cluster=state.cluster,
-        version=state.version,
-        tokens={row.hash: KnownToken(row.principal, row.begins_at, row.ends_at) for row in tokens},
-        grants={principal: tuple(given) for principal, given in grants.items()},
-        changed={
-            row.principal: (row.version, row.changed_at)
-            for row in connection.execute(sa.select(access_principals))
-        },
-        keys={row.key_id: bytes.fromhex(row.public) for row in keys},
-    )
 
 
 def store_key(
@@ -71,7 +50,7 @@ def store_key(
     connection.execute(sa.delete(access_keys).where(access_keys.c.ends_at <= now_ms))
     row = {"key_id": key_id, "public": public.hex(), "ends_at": ends_at}
     insert_or_replace(connection, access_keys, row)
-    _raise_version(connection)
+    raise_version(connection)
 
 
 def create_token(
@@ -91,7 +70,7 @@ def create_token(
     count = sa.select(sa.func.count()).select_from(access_tokens)
     if connection.execute(count).scalar_one() >= TOKENS_MAX:
         raise OverloadedError("too many tokens", limit=TOKENS_MAX)
-    _touch(connection, ask.principal, now_ms)
+    touch(connection, ask.principal, now_ms)
     row = {
         "principal": ask.principal,
         "hash": hashed,
@@ -118,7 +97,7 @@ def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> Token
     """Revoke a token; a repeat changes nothing.  Raises TokenIdUnknownError."""
     before = _token(connection, token_id, now_ms)
     if not before.revoked_at_ms:
-        _touch(connection, before.principal, now_ms)
+        touch(connection, before.principal, now_ms)
         connection.execute(
             sa.update(access_tokens)
             .where(access_tokens.c.token_id == token_id)
@@ -135,7 +114,7 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
         InvalidNameError, InvalidRequestError
         OverloadedError: the principal has as many as fit in a capability.
     """
-    check_name("principal", ask.principal)
+    check_principal(ask.principal)
     check_grant(ask.grant)
     given = [row[1] for row in read_grants(connection, ask.principal)]
     if ask.grant in given:
@@ -148,17 +127,17 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
             "a pattern such as orders.* means many subjects",
             limit=GRANTS_MAX,
         )
-    _touch(connection, ask.principal, now_ms)
+    touch(connection, ask.principal, now_ms)
     insert_new(connection, access_grants, _grant_row(ask))
 
 
 def revoke_grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
     """Delete a right; a repeat changes nothing.  Raises InvalidNameError."""
-    check_name("principal", ask.principal)
+    check_principal(ask.principal)
     row = _grant_row(ask)
     same = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
     if connection.execute(sa.delete(access_grants).where(same)).rowcount:
-        _touch(connection, ask.principal, now_ms)
+        touch(connection, ask.principal, now_ms)
 
 
 def read_grants(connection: Connection, principal: str | None) -> list[tuple[str, AccessGrant]]:
@@ -181,15 +160,16 @@ def _grant_row(ask: ChangeGrant) -> dict[str, str]:
     }
 
 
-def _raise_version(connection: Connection) -> int:
+def raise_version(connection: Connection) -> int:
+    """Raise the version of access."""
     raised = sa.update(access_state).values(version=access_state.c.version + 1)
     version: int = connection.execute(raised.returning(access_state.c.version)).scalar_one()
     return version
 
 
-def _touch(connection: Connection, principal: str, now_ms: int) -> None:
+def touch(connection: Connection, principal: str, now_ms: int) -> None:
     """Note a change of a principal, which begins with it."""
-    version = _raise_version(connection)
+    version = raise_version(connection)
     known = connection.execute(
         sa.update(access_principals)
         .where(access_principals.c.principal == principal)

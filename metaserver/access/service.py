@@ -14,13 +14,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ...protocol.access.capability import CAPABILITY_MS, AccessNews, Capability
 from ...protocol.access.rights import AccessGrant, Rights, allows, check_grant
 from ...protocol.access.tokens import make_token, token_hash
 from ...protocol.clock import Clock
 from ...protocol.control import Done
-from ...protocol.errors import InvalidRequestError, StorageError
+from ...protocol.errors import InvalidRequestError, StorageError, UnauthenticatedError
 from ...protocol.http.access import (
     ACCESS_NEWS,
     CAPABILITY,
@@ -44,18 +45,22 @@ from ...protocol.http.access import (
     TokenList,
     TokenView,
 )
+from ...protocol.http.quotas import QUOTAS, SET_QUOTA, UNSET_QUOTA, QuotaList, SetQuota, UnsetQuota
 from ...rpc.access.caller import Caller
 from ...rpc.access.credentials import ShownCapability
 from ...rpc.access.guard import CALLER
+from ...rpc.access.peers import Peer
 from ...rpc.access.signing import OwnKey
 from ...rpc.server import ControlRoute, Params, whole_number
 from ..sql.database import Database
+from .audit_log import AuditLog
 from .book import AccessBook
+from .book_rows import read_book
+from .quota_rows import read_quotas, set_quota, unset_quota
 from .rows import (
     begin_access,
     create_token,
     grant,
-    read_book,
     read_grants,
     read_tokens,
     read_version,
@@ -64,19 +69,21 @@ from .rows import (
     store_key,
 )
 
+if TYPE_CHECKING:
+    from .issuer import Issuer
+
 log = logging.getLogger("keylane.metaserver")
 
 POLL_MS = 1_000
 KEY_MS = 3_600_000
 ADMIN, CLUSTER = "admin", "cluster"
 """The principals of the tokens in files."""
-FILE_GRANTS: Mapping[str, tuple[AccessGrant, ...]] = {
-    ADMIN: tuple(
-        AccessGrant(right)
-        for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
-    ),
-    CLUSTER: (AccessGrant(Rights.CLUSTER),),
-}
+BROKER = "broker."
+"""What names of brokers' own principals begin with."""
+ADMIN_GRANTS = tuple(
+    AccessGrant(right) for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
+)
+CLUSTER_GRANTS = (AccessGrant(Rights.CLUSTER),)
 METASERVER = "metaserver"
 
 
@@ -85,14 +92,29 @@ class AccessService:
     Access to one database; `start` before use.
 
     Args:
-        files: principal → token, of the settings.
+        known: hash of a token → its principal, of the settings: ADMIN, CLUSTER or a broker.
+        audit: the audit log.
+        issuer: an outside one that is believed; None: there is none.
     """
 
-    def __init__(self, database: Database, *, clock: Clock, files: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        clock: Clock,
+        known: Mapping[str, str],
+        audit: AuditLog,
+        issuer: Issuer | None = None,
+    ) -> None:
+        self.audit = audit
+        self._issuer = issuer
         self._database = database
         self._clock = clock
-        self._file_tokens = {token_hash(token): principal for principal, token in files.items()}
-        self._file_grants = {principal: FILE_GRANTS[principal] for principal in files}
+        self._file_tokens = dict(known)
+        self._file_grants = {
+            principal: ADMIN_GRANTS if principal == ADMIN else CLUSTER_GRANTS
+            for principal in known.values()
+        }
         self._key = OwnKey()
         self._key_made_ms = 0
         self._own = OwnKey()
@@ -130,8 +152,16 @@ class AccessService:
         await self.refresh()
 
     async def identify(self, text: str) -> Caller:
-        """Who sends this token.  Raises UnauthenticatedError."""
+        """Who sends this token.  Raises UnauthenticatedError, IssuerUnreachableError."""
+        if self._issuer is not None and self._issuer.looks_like(text):
+            return self.book.caller_named(*await self._issuer.vouched(text))
         return self.book.caller_of(text, self._clock.wall_ms())
+
+    def certified(self, peer: Peer) -> Caller:
+        """Who has a client's certificate that TLS has verified.  Raises UnauthenticatedError."""
+        if self._clock.wall_ms() >= peer.ends_at_ms:
+            raise UnauthenticatedError("the client's certificate has ended", reason="ended")
+        return self.book.caller_named(peer.principal, ends_at_ms=peer.ends_at_ms)
 
     def version(self) -> int:
         """The version of access."""
@@ -150,22 +180,29 @@ class AccessService:
                 key=self._key.key_id,
                 principal=caller.principal,
                 version=self.book.version,
-                ends_at_ms=self._clock.wall_ms() + CAPABILITY_MS,
+                ends_at_ms=self._end_of(caller),
                 grants=caller.grants,
                 holder=holder,
+                groups=caller.groups,
+                quota=caller.quota,
             )
         )
+
+    def _end_of(self, caller: Caller) -> int:
+        """When a capability ends: in CAPABILITY_MS, or with what the caller has shown."""
+        most = self._clock.wall_ms() + CAPABILITY_MS
+        return min(most, caller.ends_at_ms) if caller.ends_at_ms else most
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
         """A metaserver calls no other."""
 
     async def bearer(self, _address: str) -> str | None:
         """The metaserver's own capability; see `Credentials`."""
-        return self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]))
+        return self.sign(Caller(METASERVER, CLUSTER_GRANTS))
 
     async def held(self) -> ShownCapability | None:
         """See `Credentials`."""
-        text = self.sign(Caller(METASERVER, FILE_GRANTS[CLUSTER]), self._own.public)
+        text = self.sign(Caller(METASERVER, CLUSTER_GRANTS), self._own.public)
         return ShownCapability(text, self._own, CAPABILITY_MS / 2_000)
 
     def refused(self, _text: str) -> bool:
@@ -188,6 +225,10 @@ class AccessService:
             ControlRoute(CHECK_ACCESS, self._check),
             ControlRoute(CAPABILITY, self._capability),
             ControlRoute(ACCESS_NEWS, self._news),
+            ControlRoute(SET_QUOTA, self._set_quota),
+            ControlRoute(UNSET_QUOTA, self._unset_quota),
+            ControlRoute(QUOTAS, self._quotas),
+            *self.audit.routes(),
         ]
 
     async def _create_token(self, body: CreateToken, _params: Params) -> MadeToken:
@@ -230,6 +271,19 @@ class AccessService:
         }
         return GrantList(grants=[GrantRow(*row) for row in sorted({*rows, *files})])
 
+    async def _set_quota(self, body: SetQuota, _params: Params) -> Done:
+        await self._database.write(set_quota, body, now_ms=self._clock.wall_ms())
+        await self.refresh()
+        return Done()
+
+    async def _unset_quota(self, body: UnsetQuota, _params: Params) -> Done:
+        await self._database.write(unset_quota, body, now_ms=self._clock.wall_ms())
+        await self.refresh()
+        return Done()
+
+    async def _quotas(self, _body: object, _params: Params) -> QuotaList:
+        return QuotaList(quotas=await self._database.read(read_quotas))
+
     async def _check(self, body: CheckAccess, _params: Params) -> Decision:
         check_grant(AccessGrant(body.right))
         for each in self.book.grants.get(body.principal, ()):
@@ -245,7 +299,7 @@ class AccessService:
             principal=caller.principal,
             bearer=self.sign(caller),
             held=self.sign(caller, body.holder) if body.holder else "",
-            ends_in_ms=CAPABILITY_MS,
+            ends_in_ms=max(0, self._end_of(caller) - self._clock.wall_ms()),
         )
 
     async def _news(self, _body: object, _params: Params) -> AccessNews:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -97,6 +97,19 @@ HOSTED_AT_ONCE_MAX = 64
 """Concurrent calls to brokers; each waits for a disk, and a broker flushes many at once."""
 
 
+class ClusterChecks(Protocol):
+    """Which brokers may be of the cluster, and its version."""
+
+    @property
+    def version(self) -> str:
+        """The cluster's version."""
+        ...
+
+    def check(self, report: BrokerHeartbeat) -> None:
+        """Raise what speaks against a broker."""
+        ...
+
+
 class Catalogue:
     """Broker groups, subjects and routes, over one database."""
 
@@ -107,9 +120,15 @@ class Catalogue:
         settings: MetaserverSettings,
         *,
         news: Callable[[], AccessNews] | None = None,
+        member: ClusterChecks | None = None,
     ) -> None:
-        """`news`: what brokers have to know about access; None: every caller may do everything."""
+        """
+        Args:
+            news: what brokers have to know about access; None: every caller may do everything.
+            member: which brokers may be of the cluster; None: all.
+        """
         self._database = database
+        self._member = member
         self._news = news
         self._network = network
         self._settings = settings
@@ -131,10 +150,14 @@ class Catalogue:
             BrokerGroupTakenError: its group belongs to another data folder, or its folder is a copy of one in use.
             FolderBehindError: its folder is an older copy of one that was in use.
             FolderGivenUpError: the loss of its folder was accepted.
+            OtherClusterError: it is of another cluster.
+            UpgradeSkippedError, MemberTooOldError: the cluster's version does not allow its own.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
             raise InvalidRequestError("broker_id must be printable text")
+        if self._member is not None:
+            self._member.check(report)
         settings = self._settings
         check_broker_address(report.address, anywhere=settings.is_open)
         ttl_ms = settings.broker_ttl_ms
@@ -160,6 +183,7 @@ class Catalogue:
             groups_missed=missed,
             fence=fence,
             access=None if self._news is None else self._news(),
+            cluster_version="" if self._member is None else self._member.version,
         )
 
     def take_untold(self) -> list[tuple[int, ...]]:

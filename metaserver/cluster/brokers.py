@@ -44,6 +44,7 @@ _reported = (
         expires_at=now_ms() + _ttl_ms,
         log_end=sa.bindparam("at_end"),
         hosted=sa.bindparam("hosts"),
+        version=sa.bindparam("of_version"),
     )
 )
 IN_TIME_SHARE = 4
@@ -55,6 +56,7 @@ _renewed = _reported.where(
     brokers.c.address == sa.bindparam("at_address"),
     brokers.c.opening == sa.bindparam("of_opening"),
     brokers.c.log_end <= sa.bindparam("at_end"),
+    brokers.c.version == sa.bindparam("of_version"),
     _in_time,
 )
 
@@ -78,6 +80,7 @@ def _values(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
         "writable": report.writable,
         "at_end": report.log_end,
         "hosts": report.hosted,
+        "of_version": report.version,
     }
 
 
@@ -349,6 +352,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
         (brokers.c.expires_at > now_ms()).label("available"),
         (now_ms() - brokers.c.seen_at).label("silent_ms"),
         brokers.c.cordoned,
+        brokers.c.version,
     ).order_by(brokers.c.broker_group)
     return [
         BrokerView(
@@ -357,6 +361,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             available=bool(row.available),
             silent_ms=max(0, row.silent_ms),
             cordoned=row.cordoned,
+            version=row.version,
         )
         for row in connection.execute(chosen)
     ]

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.ids import BrokerGroup, PartitionId, PartitionName, QueueNumber
 from ...protocol.routing import Partition, PartitionState
 from ..sql.dialect import now_ms
-from ..sql.schema import brokers, leases, partition_parents, partitions
+from ..sql.schema import brokers, leases, partition_parents, partitions, subjects
 
 _seen = sa.select(
     partitions,
@@ -28,15 +28,33 @@ _with_parents = (
 )
 
 
-class PartitionFilter:
-    """A condition on partitions, with bind parameters if it needs some.  Make it once: it holds prepared statements."""
+_parent = partitions.alias("parent")
+_parent_subject = subjects.alias("parent_subject")
+SEEN_PARENT = sa.exists().where(
+    _parent.c.partition_id == partition_parents.c.parent_id,
+    _parent.c.state != PartitionState.PLANNED,
+    _parent_subject.c.subject_id == _parent.c.subject_id,
+    _parent_subject.c.hidden_for == "",
+)
+"""Whether a row of `partition_parents` concerns a parent that clients know: it is not, or not yet, of a hidden subject."""
 
-    def __init__(self, condition: sa.ColumnElement[bool]) -> None:
+
+class PartitionFilter:
+    """
+    A condition on partitions, with bind parameters if it needs some.  Make it once: it holds prepared statements.
+
+    Args:
+        hosted: with every parent, as brokers host them; else with those that clients know.
+    """
+
+    def __init__(self, condition: sa.ColumnElement[bool], *, hosted: bool = False) -> None:
         self.partitions = _seen.where(condition).order_by(partitions.c.partition_id)
-        self.parents = _with_parents.where(condition)
+        parents = _with_parents.where(condition)
+        self.parents = parents if hosted else parents.where(SEEN_PARENT)
 
 
 BY_ID = PartitionFilter(partitions.c.partition_id.in_(sa.bindparam("ids")))
+HOSTED_BY_ID = PartitionFilter(partitions.c.partition_id.in_(sa.bindparam("ids")), hosted=True)
 
 
 def read_partitions(
@@ -51,7 +69,7 @@ _of_subject = partitions.c.subject_id == sa.bindparam("of_subject")
 _subject_partitions = _seen.where(
     _of_subject, partitions.c.state.in_(sa.bindparam("states"))
 ).order_by(partitions.c.range_start, partitions.c.partition_id)
-_subject_parents = _with_parents.where(_of_subject)
+_subject_parents = _with_parents.where(_of_subject, SEEN_PARENT)
 
 
 def subject_partitions(
@@ -66,7 +84,7 @@ def subject_partitions(
 def subject_parents(
     connection: Connection, subject_id: int
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """Return partition id → its parents, for a subject's partitions that have some."""
+    """Return partition id → its parents that clients know, for a subject's partitions that have some."""
     return _read_parents(connection, _subject_parents, {"of_subject": subject_id})
 
 

@@ -1,7 +1,7 @@
 """Logic queues of static subjects: the rows of their chains.  SQL, synchronous.
 
 Invariants
-    A child of a static subject has one parent.
+    A child of a static subject has one parent, beside one of a hidden subject that is to be published before it.
     A child that continues its parent's queue begins at the logic offset at which the parent was sealed; behind a lost
     parent without a known end, above every offset that the parent can have had.
     A child of another queue than its parent's is the first partition of a new queue, and begins at logic offset 0.
@@ -41,7 +41,11 @@ def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
         .select_from(partition_parents)
         .join(parent, parent.c.partition_id == partition_parents.c.parent_id)
         .join(child, child.c.partition_id == partition_parents.c.partition_id)
-        .where(partition_parents.c.partition_id.in_(children), child.c.queue == parent.c.queue)
+        .where(
+            partition_parents.c.partition_id.in_(children),
+            child.c.queue == parent.c.queue,
+            child.c.subject_id == parent.c.subject_id,  # not one of a hidden subject
+        )
     ).all()
     for row in rows:
         if row.end_offset is not None:
@@ -51,6 +55,39 @@ def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
             start = start_behind_loss(row.name)
         here = partitions.c.partition_id == row.partition_id
         connection.execute(sa.update(partitions).where(here).values(logic_start=start))
+
+
+def shift_logic_offsets(
+    connection: Connection, subject_id: int, published: Collection[int]
+) -> None:
+    """
+    Have a static subject's partitions behind these count on from them.
+
+    Args:
+        published: partitions of a hidden subject, which count on from what they replace.
+    """
+    set_logic_starts(connection, published)
+    younger = sa.and_(
+        partitions.c.subject_id == subject_id, partitions.c.partition_id >= min(published)
+    )
+    rows = connection.execute(sa.select(partitions).where(younger)).all()
+    known = {row.partition_id: row for row in rows}
+    lineage = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(known))
+    parents: dict[int, int] = {}
+    for line in connection.execute(lineage):
+        parent = known.get(line.parent_id)
+        if parent is not None and parent.queue == known[line.partition_id].queue:
+            parents[line.partition_id] = parent.partition_id
+    starts = {row.partition_id: row.logic_start for row in rows}
+    for partition_id in sorted(parents):  # parents have lower ids
+        parent = known[parents[partition_id]]
+        if parent.end_offset is None:
+            continue  # lost: what lies behind it begins above all that it can have had
+        starts[partition_id] = starts[parent.partition_id] + parent.end_offset
+        here = partitions.c.partition_id == partition_id
+        connection.execute(
+            sa.update(partitions).where(here).values(logic_start=starts[partition_id])
+        )
 
 
 def read_queues(connection: Connection, name: str) -> QueueList:

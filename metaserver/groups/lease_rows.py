@@ -29,7 +29,7 @@ from ..cluster.partitions import (
 )
 from ..sql.dialect import insert_new
 from ..sql.duties import duty_left_ms, rebuilt_duty
-from ..sql.schema import drained, heard, leases, partitions, sessions
+from ..sql.schema import drained, heard, leases, operations, partitions, sessions
 from .leases import (
     EVERYBODY,
     Lease,
@@ -98,7 +98,8 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     members = read_members(connection, group_id)
     held = read_leases(connection, group_id)
     begun = {key for key, lease in held.items() if lease.session or lease.wanted}
-    readable = [] if group.resetting else _read_readable(connection, group, begun)
+    waits = group.resetting or _being_replaced(connection, group.subject_id)
+    readable = [] if waits else _read_readable(connection, group, begun)
     if group.shared:
         settlement = settle_shared(held, readable, last_token=group.last_token)
         moved = moved or bool(settlement.leases)
@@ -363,6 +364,20 @@ def _parked_parents(
     left = set(connection.execute(_left_parked, {"of_group": group_id}).scalars()) & parents
     rows = read_partitions(connection, BY_ID, ids=sorted(left)) if left else ()
     return {partition.partition_id: partition for partition in rows}
+
+
+_replacing = sa.select(operations.c.operation_id).where(
+    operations.c.running == sa.bindparam("of_subject"), operations.c.replaces
+)
+
+
+def _being_replaced(connection: Connection, subject_id: int) -> bool:
+    """
+    Whether a publication is about to expire what the subject has.
+
+    Where its groups go on is fixed already: nothing is granted until they go on there.
+    """
+    return connection.execute(_replacing, {"of_subject": subject_id}).first() is not None
 
 
 _partition_facts = (

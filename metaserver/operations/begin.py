@@ -66,6 +66,10 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     """
     if ask.kind is OperationKind.CREATE:
         raise InvalidRequestError("a subject is created by POST /v1/subjects")
+    if ask.kind in {OperationKind.PUBLISH, OperationKind.CUT}:
+        raise InvalidRequestError(
+            "hidden subjects have calls of their own: /v1/subjects/{subject}/hidden and /publish"
+        )
     if ask.kind is OperationKind.SET and not isinstance(ask, SetSubject):
         raise InvalidRequestError("settings are changed by POST /v1/subjects/{subject}/settings")
     check_not_lost(connection)
@@ -135,7 +139,9 @@ def begin_operations(
         if operation_id:
             continue_without(connection, operation_id, ask)
         elif planned.plan.sealed:
-            operation_id = _journal(connection, ask, planned, driver=driver, lease_ms=lease_ms)
+            operation_id = journal_operation(
+                connection, ask, planned, driver=driver, lease_ms=lease_ms
+            )
         begun.append((operation_id, planned))
     return begun
 
@@ -191,9 +197,10 @@ def _check_target(
         )
 
 
-def _journal(
+def journal_operation(
     connection: Connection, ask: Reshape, planned: PlannedOperation, *, driver: str, lease_ms: int
 ) -> int:
+    """Store an operation, its children, their lineage and its steps, leased to `driver`; returns its id."""
     subject_id = planned.subject.subject_id
     operation_id: int = connection.execute(
         sa.insert(operations)

@@ -3,6 +3,8 @@
 Invariants
     An operation enters a state in the transaction that notes the last step of the state before: see `states.py`.
     The route changes in one transaction: parents SEALED, children OPEN, version + 1.
+    A publication of a hidden subject with a cut has no children: its steps seal the hidden partitions, which lie before
+    open ones and are shown from then on.
     A child opens after its broker has stored every consumer group of the subject; or after the loss of the broker's data
     folder was accepted, so that the folder is refused.
     Every function may be repeated; a repetition changes nothing.
@@ -10,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +27,8 @@ from ...protocol.operations import OperationKind, OperationState, StepAction
 from ...protocol.routing import OrderStrategy, Partition, PartitionState, route_table
 from ..cluster.heard import store_heard, unheard_children
 from ..cluster.losses import lose_partitions, refuse_folders
-from ..cluster.partitions import BY_ID, read_partitions
-from ..cluster.queues import set_logic_starts
+from ..cluster.partitions import HOSTED_BY_ID, read_partitions
+from ..cluster.queues import set_logic_starts, shift_logic_offsets
 from ..cluster.removals import plan_removals
 from ..cluster.subjects import read_route
 from ..sql.dialect import now_ms
@@ -164,11 +166,12 @@ def _pending(
     left = {step.partition_id: step for step in rows if not step.done}
     asks = {key: ASK_OF_STEP[StepAction(step.action)] for key, step in left.items()}
     if RULES[OperationState(row.state)].asks is Ask.TELL:
-        children = {step.partition_id: step for step in rows if step.action == StepAction.HOST}
+        shown = StepAction.SEAL if _seals_hidden(row, rows) else StepAction.HOST
+        children = {step.partition_id: step for step in rows if step.action == shown}
         for partition_id in unheard_children(connection, row.subject_id, list(children)):
             left[partition_id] = children[partition_id]
             asks[partition_id] = Ask.TELL
-    known = read_partitions(connection, BY_ID, ids=list(left)) if left else ()
+    known = read_partitions(connection, HOSTED_BY_ID, ids=list(left)) if left else ()
     reorders = _may_reorder(row)
     pending = tuple(
         Pending(
@@ -182,6 +185,12 @@ def _pending(
         for partition in known
     )
     return pending, known
+
+
+def _seals_hidden(row: sa.Row[Any], rows: Sequence[sa.Row[Any]]) -> bool:
+    """Whether a publication opens nothing: the hidden partitions lie before others already, and are sealed with it."""
+    hosted = any(step.action == StepAction.HOST for step in rows)
+    return row.kind == OperationKind.PUBLISH and not hosted
 
 
 def _may_reorder(row: sa.Row[Any]) -> bool:
@@ -267,17 +276,23 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     if not RULES[state].may_cancel:
         raise OperationForwardError(operation_id=operation_id, state=state.value)
     mine = steps.c.operation_id == operation_id
-    children = sa.select(steps.c.partition_id).where(mine, steps.c.action == StepAction.HOST)
+    row = connection.execute(_operation, {"of_operation": operation_id}).one()
+    every = connection.execute(_steps, {"of_operation": operation_id}).all()
+    given_up = StepAction.SEAL if _seals_hidden(row, every) else StepAction.HOST
+    children = sa.select(steps.c.partition_id).where(mine, steps.c.action == given_up)
     connection.execute(
         sa.update(partitions)
         .where(partitions.c.partition_id.in_(children))
         .values(state=RULES[OperationState.CANCELED].children)
     )
-    connection.execute(sa.delete(steps).where(mine, steps.c.action == StepAction.SEAL))
+    if given_up is StepAction.HOST:
+        connection.execute(sa.delete(steps).where(mine, steps.c.action == StepAction.SEAL))
     connection.execute(sa.update(steps).where(mine).values(action=StepAction.SEAL, done=False))
     canceled = {"state": OperationState.CANCELED, "problem": "", "running": None}
     free = {"driver": None, "driven_until": 0}
     connection.execute(_set_operation, {"of_operation": operation_id} | canceled | free)
+    if row.replaces:  # its groups were granted nothing meanwhile
+        connection.execute(_told_again, {"of_subject": row.subject_id})
 
 
 def finish_round(
@@ -380,10 +395,15 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     # These children open although their silent brokers do not know every group.  The brokers must never serve them.
     untold = [step.partition_id for step in operation.pending if step.ask is Ask.TELL]
     refuse_folders(connection, untold)
-    if operation.static and not operation.replaces:
+    if operation.static:
         set_logic_starts(connection, children)
     if operation.replaces:
-        _expire_older(connection, operation.subject_id, children)
+        # Of a hidden subject with a cut all younger partitions stay: they continue its own.
+        younger = partitions.c.partition_id >= min(sealed)
+        kept = partitions.c.partition_id.in_(children) if children else younger
+        _expire_older(connection, operation.subject_id, kept)
+        if operation.static and not children:
+            shift_logic_offsets(connection, operation.subject_id, sealed)
     here = {"of_subject": operation.subject_id}
     connection.execute(_route_raised, here)
     if operation.changes_settings:
@@ -400,11 +420,11 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     )  # raises unless each LP has one open partition
 
 
-def _expire_older(connection: Connection, subject_id: int, children: Collection[int]) -> None:
+def _expire_older(connection: Connection, subject_id: int, kept: sa.ColumnElement[bool]) -> None:
     """Expire every other partition of a subject, and journal that brokers drop them."""
     older = sa.and_(
         partitions.c.subject_id == subject_id,
-        partitions.c.partition_id.not_in(children),
+        sa.not_(kept),
         partitions.c.state != PartitionState.EXPIRED,
     )
     plan_removals(connection, older)

@@ -3,16 +3,20 @@
     no target     the hidden subject takes the name, in this one transaction
     a target      an operation seals its open partitions, then one transaction changes the route: the partitions of the hidden
                   subject, which are children of the sealed ones, are open; with `replaces`, all older ones expire
+    a cut         an operation seals the hidden partitions, then one transaction changes the route: they are readable, and the
+                  older ones, which were sealed by the cut, expire; the open ones, behind both, stay as they are
 
 Invariants
     A publication is journaled with what it changes: a repeat finds it, and changes nothing.
     The open partitions of the target are the parents with which the hidden subject's partitions are hosted; else it is
-    refused.
+    refused.  With a cut any operation may come between: what is replaced was sealed by the cut.
+    With a cut nothing is deleted that the caller does not know: ends are compared, and sealed partitions have their end
+    for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -20,9 +24,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import (
     GroupBusyError,
     InvalidRequestError,
-    OperationRunningError,
     PublishGroupsError,
-    PublishOutdatedError,
     PublishTargetError,
     SubjectUnknownError,
 )
@@ -33,15 +35,13 @@ from ...protocol.text import counted
 from ..cluster.lost_database import check_not_lost
 from ..cluster.removals import being_deleted
 from ..cluster.rows import SubjectRow
-from ..cluster.subjects import check_not_hidden, check_open, find_subject
+from ..cluster.subjects import check_open, find_subject
 from ..groups.sessions import sweep_sessions
-from ..operations.plan_inputs import open_partitions, running_operation
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
     groups,
     operations,
-    partition_parents,
     partitions,
     publications,
     sessions,
@@ -49,6 +49,8 @@ from ..sql.schema import (
     steps,
     subjects,
 )
+from .cuts import check_cut, cut_of
+from .lineage import check_continues, outdated, parents_of
 
 
 def begin_publication(
@@ -66,6 +68,7 @@ def begin_publication(
         PublishOutdatedError: the target's partitions have changed, or there is a target now, or none any more.
         OperationRunningError: the target's partitions are being changed.
         PublishGroupsError, GroupBusyError: the target is to be replaced, and a group has no position or live consumers.
+        PublishBehindError: the target is to be replaced, and has messages that the hidden subject lacks.
     """
     check_name("subject", ask.target)
     known = _published(connection, hidden, ask)
@@ -79,11 +82,11 @@ def begin_publication(
         return known
     row, target = rows[hidden], rows[ask.target]
     row = _check_hidden(connection, hidden, row, ask)
-    parents = _parents_of(connection, row)
+    parents = parents_of(connection, row)
     if target is None:
         # A subject made beside a target counts the target's names too; the lineage goes with the target.
         if row.partitions_named > len(parents):
-            raise _outdated(row, "its target was deleted")
+            raise outdated(row, "its target was deleted")
         taken = {
             "name": ask.target,
             "hidden_for": "",
@@ -95,9 +98,9 @@ def begin_publication(
         operation_id = 0
     else:
         check_open(connection, ask.target, target)
-        _check_continues(connection, row, target, parents)
+        todo = _steps_of(connection, row, target, ask, parents)
         operation_id = _journal(
-            connection, row, target, ask, parents, driver=driver, lease_ms=lease_ms
+            connection, row, target, ask, todo, driver=driver, lease_ms=lease_ms
         )
         if ask.replace:
             _place_groups(connection, target, ask, list(parents))
@@ -143,40 +146,29 @@ def _check_hidden(
     return row
 
 
-def _parents_of(connection: Connection, row: SubjectRow) -> dict[int, set[int]]:
-    """Partition id → its parents, for the open partitions of a hidden subject."""
-    ids = [partition.partition_id for partition in open_partitions(connection, row)]
-    parents: dict[int, set[int]] = {partition_id: set() for partition_id in ids}
-    chosen = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(ids))
-    for line in connection.execute(chosen):
-        parents[line.partition_id].add(line.parent_id)
-    return parents
-
-
-def _check_continues(
-    connection: Connection, row: SubjectRow, target: SubjectRow, parents: Mapping[int, set[int]]
-) -> None:
-    """Raises OperationRunningError, PublishOutdatedError."""
-    check_not_hidden(target)
-    running = running_operation(connection, target.subject_id)
-    if running is not None:
-        raise OperationRunningError(subject=target.name, operation_id=running)
-    now = {partition.partition_id for partition in open_partitions(connection, target)}
-    if now != set().union(*parents.values()):
-        raise _outdated(
-            row,
-            "its partitions were resized, moved or set"
-            if any(parents.values())
-            else "a subject of this name was created",
+def _steps_of(
+    connection: Connection,
+    row: SubjectRow,
+    target: SubjectRow,
+    ask: PublishSubject,
+    parents: Mapping[int, set[int]],
+) -> list[tuple[int, StepAction, bool]]:
+    """(partition id, action, done) of each step of a publication.  Raises what `begin_publication` raises."""
+    cut = cut_of(connection, list(parents))
+    if cut is not None:
+        check_cut(connection, row, target, ask, cut, parents)
+        return [(hidden_id, StepAction.SEAL, False) for hidden_id in parents]
+    if ask.ends is not None:
+        raise PublishTargetError(
+            f"{row.name!r} was made without a cut: messages that are sent meanwhile would be deleted unseen; delete it, and "
+            "reprocess the subject into itself again",
+            subject=row.name,
+            target=target.name,
         )
-
-
-def _outdated(row: SubjectRow, what: str) -> PublishOutdatedError:
-    return PublishOutdatedError(
-        f"{row.name!r} cannot be published in {row.hidden_for!r}: {what} since it was made",
-        subject=row.name,
-        target=row.hidden_for,
-    )
+    check_continues(connection, row, target, parents)
+    todo = [(child, StepAction.HOST, True) for child in parents]
+    sealed = sorted(set().union(*parents.values()))
+    return todo + [(parent, StepAction.SEAL, False) for parent in sealed]
 
 
 def _journal(
@@ -184,12 +176,12 @@ def _journal(
     row: SubjectRow,
     target: SubjectRow,
     ask: PublishSubject,
-    parents: Mapping[int, set[int]],
+    todo: Sequence[tuple[int, StepAction, bool]],
     *,
     driver: str,
     lease_ms: int,
 ) -> int:
-    """Give the target the hidden subject's partitions, as children of an operation that are hosted already."""
+    """Give the target the hidden subject's partitions; they are hosted already, and shown when the operation is done."""
     operation_id: int = connection.execute(
         sa.insert(operations)
         .values(
@@ -205,8 +197,6 @@ def _journal(
         )
         .returning(operations.c.operation_id)
     ).scalar_one()
-    todo = [(child, StepAction.HOST, True) for child in parents]
-    todo += [(parent, StepAction.SEAL, False) for parent in sorted(set().union(*parents.values()))]
     connection.execute(
         sa.insert(steps),
         [

@@ -1,6 +1,6 @@
 """Makes hidden subjects and publishes them.  Shell around SQL, the creation of subjects and the driver of operations.
 
-hide ─▶ planned ─▶ hosted, open ─▶ filled by clients ─▶ publish ─▶ an operation, or the name at once
+hide ─▶ planned ─▶ hosted, open ─▶ perhaps a cut: an operation ─▶ filled by clients ─▶ publish ─▶ an operation, or the name at once
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ..catalogue.service import Catalogue
 from ..operations.driver import OperationDriver
 from ..settings import MetaserverSettings
 from ..sql.database import Database
+from .cuts import begin_cut
 from .hiding import plan_hidden
 from .publishing import begin_publication
 
@@ -23,7 +24,8 @@ class PublicationService:
     Hidden subjects and their publications, over one database.
 
     Args:
-        after_step: called with hidden when a hidden subject is planned, and with published when a publication is journaled.
+        after_step: called with hidden when a hidden subject is planned, with cut when its cut is journaled, and with
+            published when a publication is journaled.
     """
 
     def __init__(
@@ -43,10 +45,10 @@ class PublicationService:
 
     async def hide(self, target: str, ask: HideSubject) -> SubjectView:
         """
-        Make a hidden subject and have its partitions hosted; a repeat continues.
+        Make a hidden subject and have its partitions hosted; a repeat continues.  Returns before its cut is done.
 
         Raises:
-            What `plan_hidden` and `Catalogue.complete` raise.
+            What `plan_hidden`, `Catalogue.complete` and `begin_cut` raise.
         """
         row = await self._database.write(
             plan_hidden, target, ask, subjects_max=self._settings.subjects_max
@@ -54,7 +56,21 @@ class PublicationService:
         self._after_step("hidden")
         if row.route_version == 0:
             await self._catalogue.complete(row)
+        if ask.cut:
+            await self._cut(target, ask)
         return await self._catalogue.subject(ask.hidden)
+
+    async def _cut(self, target: str, ask: HideSubject) -> None:
+        operation_id = await self._database.write(
+            begin_cut,
+            ask.hidden,
+            target,
+            driver=self._operations.driver_id,
+            lease_ms=self._settings.operation_lease_ms,
+        )
+        self._after_step("cut")
+        if operation_id:
+            await self._operations.drive(operation_id)
 
     async def publish(self, hidden: str, ask: PublishSubject) -> Publication:
         """

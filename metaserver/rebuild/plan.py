@@ -35,6 +35,7 @@ from ...protocol.routing import (
 from ..groups.leases import drained_through
 from .gone import fill_gone
 from .operations import canceled, forget_canceled, is_used, operations
+from .replacements import given_up, is_dropped, lineage_left, replaced_rows, was_replaced, without
 from .rows import (
     BrokerSource,
     RebuildOptions,
@@ -71,22 +72,30 @@ def plan_rebuild(
     statuses: dict[int, PartitionStatus] = {
         status.partition_id: status for source in sources for status in source.hosted.partitions
     }
+    deleted = _deleted(sources)
     of_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
     for _, status in sorted(statuses.items()):
         of_subject[status.subject].append(status)
         facts = status.facts
         parents = () if facts is None else facts.partition.parents
         if not options.gone:
-            problems += [_missing(status, parent) for parent in parents if parent not in statuses]
+            dropped = deleted.get(status.subject, 0)
+            problems += [
+                _missing(status, parent)
+                for parent in parents
+                if parent not in statuses
+                and parent > dropped
+                and not is_dropped(parent, status, statuses)
+            ]
     subjects = []
-    deleted = _deleted(sources)
     if not problems:
         for name, hosted in sorted(of_subject.items()):
             try:
-                if hosted[0].partition_id <= deleted.get(name, 0):
-                    subjects.append(_deleting(name, hosted, deleted[name]))
+                last_id = deleted.get(name, 0)
+                if hosted[0].partition_id <= last_id and not was_replaced(hosted, last_id):
+                    subjects.append(_deleting(name, hosted, last_id))
                 else:
-                    subjects.append(_subject(name, hosted, options))
+                    subjects.append(_subject(name, hosted, options, last_id))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
@@ -171,20 +180,23 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
 
 
 def _subject(
-    name: str, statuses: Sequence[PartitionStatus], options: RebuildOptions
+    name: str, hosted: Sequence[PartitionStatus], options: RebuildOptions, last_id: int
 ) -> RebuiltSubject:
+    """A subject that lives; partitions of it up to `last_id` were dropped, and replaced by others."""
+    replaced = replaced_rows(hosted, last_id)
+    lineage = lineage_left(hosted, last_id)
+    unpublished = given_up(lineage)
+    statuses = without(lineage, unpublished)
     facts = {status.partition_id: _facts(status) for status in statuses}
     if len({fact.static for fact in facts.values()}) != 1:
         raise InvalidRequestError("its partitions do not agree on whether it is static")
     counts = {fact.partitions_wanted for fact in facts.values()} - {0}
-    numbers = [
-        number for status in statuses if (number := partition_number(status.name)) is not None
-    ]
+    numbers = [number for status in hosted if (number := partition_number(status.name)) is not None]
     subject = RebuiltSubject(
         name=name,
         order_strategy=OrderStrategy.STRICT,
         partitions_wanted=min(counts, default=len(statuses)),
-        partitions_named=max([number + 1 for number in numbers] + [len(statuses)]),
+        partitions_named=max([number + 1 for number in numbers] + [len(hosted)]),
         partitions=[],
         groups=_groups(statuses),
         static=facts[statuses[0].partition_id].static,
@@ -202,11 +214,19 @@ def _subject(
     subject.partitions = list(rows.values())
     forget_canceled(statuses, rows)
     subject.fences, subject.operation = operations(statuses, rows)
+    for status in lineage:
+        if status.partition_id in unpublished:
+            gone = msgspec.structs.replace(
+                _facts(status).partition, state=PartitionState.EXPIRED, parents=()
+            )
+            rows[status.partition_id] = RebuiltPartition(partition=gone)
+            subject.partitions.append(rows[status.partition_id])
     subject.canceled = canceled(rows)
-    _settings(subject, rows, facts)
+    _settings(subject, {key: row for key, row in rows.items() if key in facts}, facts)
     problems = list(fill_gone(subject, statuses, rows, options))
     if problems:
         raise InvalidRequestError("; ".join(problems))
+    subject.partitions += replaced
     parents = _parents_left(subject)
     for group in subject.groups:
         group.drained = set(drained_through(group.drained, parents))

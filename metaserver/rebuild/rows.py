@@ -43,6 +43,8 @@ class RebuiltPartition:
     end_offset: int | None = None
     abandoned: bool = False
     lost: bool = False
+    replaced: bool = False
+    """A publication has replaced it: brokers still have to drop it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

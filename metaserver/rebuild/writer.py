@@ -74,6 +74,9 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
     for subject in cluster.subjects:
         if subject.deleting:
             plan_removals(connection, partitions.c.subject_id == ids[subject.name])
+        replaced = [row.partition.partition_id for row in subject.partitions if row.replaced]
+        if replaced:
+            plan_removals(connection, partitions.c.partition_id.in_(replaced))
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group)
         # The running operation gets the highest id: it is the subject's latest operation.

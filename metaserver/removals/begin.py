@@ -27,6 +27,7 @@ from ...protocol.errors import (
     SubjectUnknownError,
 )
 from ...protocol.ids import SessionId, check_name
+from ...protocol.operations import OperationKind
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..cluster.lost_database import check_not_lost
@@ -67,7 +68,17 @@ def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject
         raise SubjectUnknownError(subject=name)
     if row.deleting:
         return BegunDeletion(subject_id=row.subject_id)
-    running = sa.select(operations.c.operation_id).where(operations.c.running == row.subject_id)
+    # While a target is cut, brokers are told of the hidden partitions as parents.
+    target = sa.select(subjects.c.subject_id).where(subjects.c.name == row.hidden_for)
+    running = sa.select(operations.c.operation_id).where(
+        sa.or_(
+            operations.c.running == row.subject_id,
+            sa.and_(
+                operations.c.running == target.scalar_subquery(),
+                operations.c.kind == OperationKind.CUT,
+            ),
+        )
+    )
     operation_id = connection.execute(running).scalar_one_or_none()
     if operation_id is not None:
         raise OperationRunningError(subject=name, operation_id=operation_id)

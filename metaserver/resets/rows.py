@@ -31,7 +31,7 @@ from ...protocol.progress import ResetGroup
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ...protocol.text import counted
 from ..cluster.heard import mark_unsettled
-from ..cluster.partitions import subject_partitions
+from ..cluster.partitions import SEEN_PARENT, subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..groups.leases import drained_through, raise_token_floor
 from ..groups.sessions import sweep_sessions
@@ -294,6 +294,7 @@ _not_drained_before = (
     .where(
         partition_parents.c.partition_id.in_(sa.bindparam("ids")),
         sa.or_(partitions.c.state != PartitionState.EXPIRED, partitions.c.lost),
+        SEEN_PARENT,
         drained.c.partition_id.is_(None),
     )
 )

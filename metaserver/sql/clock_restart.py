@@ -12,7 +12,16 @@ from sqlalchemy.engine import Connection
 
 from .dialect import insert_or_replace, now_ms
 from .duties import forget_duties
-from .schema import brokers, facts, groups, operations, refused_brokers, sessions, subjects
+from .schema import (
+    brokers,
+    facts,
+    groups,
+    metaservers,
+    operations,
+    refused_brokers,
+    sessions,
+    subjects,
+)
 
 BOOT = "boot"
 
@@ -45,4 +54,5 @@ def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
     connection.execute(sa.update(subjects).values(hidden_since=None))
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
     connection.execute(sa.delete(refused_brokers))  # a refused broker reports itself again
+    connection.execute(sa.delete(metaservers))  # each notes itself again
     forget_duties(connection)

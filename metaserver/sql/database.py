@@ -27,10 +27,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ...protocol.clock import Clock
 from ...protocol.errors import ConfigError, DataFolderError
+from ...protocol.membership.versions import VERSION
 from .clock_restart import adopt_boot
+from .cluster_facts import open_cluster
 from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
-from .migrate import migrate
 from .postgres import PostgresDatabase
 from .sqlite_driver import open_connection
 from .transactions import TransactionRunner, run_transaction
@@ -150,7 +151,15 @@ SqlDatabase = SqliteDatabase | PostgresDatabase
 
 @asynccontextmanager
 async def open_database(
-    *, folder: Path, url: str | None, clock: Clock, boot: str, broker_ttl_ms: int
+    *,
+    folder: Path,
+    url: str | None,
+    clock: Clock,
+    boot: str,
+    broker_ttl_ms: int,
+    cluster: str = "",
+    program: str = VERSION,
+    before: Callable[[Connection], None] = lambda _connection: None,
 ) -> AsyncIterator[SqlDatabase]:
     """
     Open the database and migrate its schema.
@@ -159,9 +168,14 @@ async def open_database(
         folder: the folder of the SQLite file; unused with a `url`.
         clock: its boot time is SQLite's time.
         boot: the id of the boot that this time belongs to.
+        cluster: the name of the cluster that it has to be of; "": any.
+        program: the version of keylane that opens it.
+        before: checks a database that exists, before anything is changed.
 
     Raises:
+        What `before` raises.
         ConfigError, DataFolderError, StorageError
+        OtherClusterError, UpgradeSkippedError, MemberTooOldError: nothing was changed.
     """
     try:
         where = _embedded(folder) if url is None else make_url(url)
@@ -172,7 +186,7 @@ async def open_database(
         if database.name == "sqlite":
             _set_private(Path(where.database or ""))
             await _set_write_ahead(where.database or "")
-        await database.write(migrate)
+        await database.write(open_cluster, program=program, cluster=cluster, before=before)
         if database.name == "sqlite":
             await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
         if isinstance(database, SqliteDatabase):

@@ -15,7 +15,7 @@ from .schema import metadata
 if TYPE_CHECKING:
     from alembic.config import Config  # loaded only where there is something to migrate
 
-HEAD = "0024"
+HEAD = "0027"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
 _LOCK = 0x6B65796C616E65
 
@@ -27,9 +27,7 @@ def migrate(connection: Connection) -> None:
     Raises:
         ConfigError: the database was written by a newer keylane.
     """
-    if connection.dialect.name == "postgresql":
-        # Two metaservers may start at once; SQLite's writers wait for each other anyway.
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    lock_schema(connection)
     if _revision(connection) == HEAD:
         return
     from alembic import command
@@ -41,6 +39,22 @@ def migrate(connection: Connection) -> None:
         raise ConfigError(
             f"the database was written by a newer keylane: {error}; use that version, or another database"
         ) from error
+
+
+def lock_schema(connection: Connection) -> None:
+    """Keep other programs that open the database waiting until the transaction ends; again changes nothing."""
+    if connection.dialect.name == "postgresql":
+        # Two metaservers may start at once; SQLite's writers wait for each other anyway.
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+
+
+def check_revision(connection: Connection) -> None:
+    """Raises ConfigError if the schema is not at HEAD."""
+    revision = _revision(connection)
+    if revision != HEAD:
+        raise ConfigError(
+            f"the schema of the database is at {revision}, this keylane has {HEAD}; use the keylane that serves it"
+        )
 
 
 def alembic_config(connection: Connection) -> Config:

@@ -105,6 +105,23 @@ brokers = Table(
         server_default="0",
         comment="partitions that it said it hosts",
     ),
+    Column(
+        "version",
+        String(64),
+        nullable=False,
+        server_default="",
+        comment="of its program; empty: it told none",
+    ),
+)
+
+metaservers = Table(
+    "metaservers",
+    metadata,
+    Column("holder", String(64), primary_key=True, comment="random, of the running program"),
+    Column("address", String(512), nullable=False),
+    Column("version", String(64), nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    comment="the metaservers at work",
 )
 
 refused_brokers = Table(
@@ -544,4 +561,33 @@ access_keys = Table(
     Column("key_id", String(64), primary_key=True),
     Column("public", String(128), nullable=False, comment="Ed25519, hexadecimal"),
     Column("ends_at", BigInteger, nullable=False, comment="nothing that it signed is valid later"),
+)
+
+access_quotas = Table(
+    "access_quotas",
+    metadata,
+    Column("kind", String(16), primary_key=True, comment="principal or subject"),
+    Column("name", String(201), primary_key=True, comment="of a subject a pattern"),
+    Column("bytes_per_s", BigInteger, nullable=False, comment="0: no limit"),
+    Column("requests_per_s", BigInteger, nullable=False, comment="0: no limit"),
+    Column("connections", BigInteger, nullable=False, comment="0: no limit"),
+)
+
+access_audit = Table(
+    "access_audit",
+    metadata,
+    Column("audit_id", BigId, primary_key=True, autoincrement=True),
+    Column("at_ms", BigInteger, nullable=False, index=True, comment="calendar of the server"),
+    Column("who", String(200), nullable=False, comment="principal; '': not known"),
+    Column("remote", String(200), nullable=False),
+    Column("did", String(200), nullable=False),
+    Column("subject", String(200), nullable=False),
+    Column("group", String(200), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("code", Integer, nullable=False, comment="0: no error"),
+    Column("detail", String(200), nullable=False),
+    Column("times", BigInteger, nullable=False),
+    Column("server", String(200), nullable=False),
+    sqlite_autoincrement=True,
+    comment="names and numbers; never keys, values, tokens",
 )

@@ -7,10 +7,13 @@ A broker that does not answer is a violation of V03 alone; the other checks skip
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ...protocol.control import HostPartition, PartitionStatus, Retention
+from ...protocol.ids import PartitionId
 from ...protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
 from ...protocol.operations import StepAction
 from ...protocol.queues import is_behind_loss
@@ -130,15 +133,44 @@ def _parents_overlap(index: Index) -> Iterator[str]:
             yield f"partition {partition.partition_id}: its parents do not cover its range"
         subject = index.after.subjects.get(child.subject_id)
         if subject is not None and subject.static and partition.state in {OPEN, SEALED}:
-            yield from broken_chain(known, partition)
+            yield from broken_chain(known, shown(known, child))
+
+
+def shown(known: Mapping[int, PartitionView], child: PartitionView) -> Partition:
+    """
+    A partition with the parents that it continues for readers.
+
+    One with two of one range lies behind a cut: the hidden subject's is filled first, and takes the place of the other when
+    it is published.
+    """
+    parents = child.partition.parents
+    hidden = {
+        parent
+        for parent in parents
+        if parent in known
+        and (
+            known[parent].subject_id != child.subject_id or known[parent].partition.state is PLANNED
+        )
+    }
+    replaced = {
+        older
+        for parent in parents
+        if parent in known and parent not in hidden
+        for older in known[parent].partition.parents
+        if older in parents and known[older].partition.state is PartitionState.EXPIRED
+    }
+    left = tuple(parent for parent in parents if parent not in hidden | replaced)
+    return replace(child.partition, parents=left)
 
 
 def _of_one_subject(view: SqlView, parent: PartitionView, child: PartitionView) -> bool:
-    """Whether parent and child are of one subject, or the child of a hidden one that is made for the parent's."""
+    """Whether parent and child are of one subject, or one of them of a hidden one that is made for the other's."""
     if parent.subject_id == child.subject_id:
         return True
-    known, hidden = view.subjects.get(parent.subject_id), view.subjects.get(child.subject_id)
-    return known is not None and hidden is not None and hidden.hidden_for == known.name
+    before, behind = view.subjects.get(parent.subject_id), view.subjects.get(child.subject_id)
+    if before is None or behind is None:
+        return False
+    return behind.hidden_for == before.name or before.hidden_for == behind.name
 
 
 def _hosted_as_known(index: Index) -> Iterator[str]:
@@ -158,7 +190,8 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
             yield f"partition {partition.partition_id} is not hosted by {group!r}"
             continue
         subject = index.before.subjects[row.subject_id]
-        for name, known, hosted in _differences(subject, partition, status):
+        gone = _gone_parents(index, status, partition)
+        for name, known, hosted in _differences(subject, partition, status, gone):
             if partition.state is SEALED and name in _SETTINGS:
                 continue  # the settings were changed since
             yield (
@@ -170,15 +203,31 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
 _SETTINGS = {"order strategy", "retention", "bytes of a message"}
 
 
+def _gone_parents(
+    index: Index, status: PartitionStatus, partition: Partition
+) -> frozenset[PartitionId]:
+    """
+    The parents that the broker has as facts, and of which SQL has no row any more.
+
+    They were of a hidden subject that was deleted, or were replaced before the database was rebuilt.
+    """
+    facts = () if status.facts is None else status.facts.partition.parents
+    known = index.before.partitions.keys() | index.after.partitions.keys()
+    return frozenset(facts) - known - set(partition.parents)
+
+
 def _differences(
-    subject: SubjectRow, partition: Partition, status: PartitionStatus
+    subject: SubjectRow,
+    partition: Partition,
+    status: PartitionStatus,
+    gone: Collection[PartitionId],
 ) -> Iterator[tuple[str, object, object]]:
-    """The facts that differ: (name, value in SQL, value at the broker)."""
+    """The facts that differ: (name, value in SQL, value at the broker); `gone`: parents that no longer exist."""
     if status.facts is None:
         known: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
         hosted: dict[str, object] = {"subject": status.subject, "name": status.name}
     else:
-        known, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject)
+        known, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject, gone)
     for name, value in known.items():
         if hosted[name] != value:
             yield name, value, hosted[name]
@@ -200,7 +249,9 @@ def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
     }
 
 
-def _hosted_facts(facts: HostPartition, subject: SubjectRow) -> dict[str, object]:
+def _hosted_facts(
+    facts: HostPartition, subject: SubjectRow, gone: Collection[PartitionId]
+) -> dict[str, object]:
     partition = facts.partition
     return {
         "subject": facts.subject,
@@ -208,7 +259,7 @@ def _hosted_facts(facts: HostPartition, subject: SubjectRow) -> dict[str, object
         "queue": partition.queue,
         "range": (partition.range_start, partition.range_end),
         "broker group": partition.broker_group,
-        "parents": tuple(partition.parents),
+        "parents": tuple(parent for parent in partition.parents if parent not in gone),
         "order strategy": str(facts.order_strategy or subject.order_strategy),
         "partitions wanted": facts.partitions_wanted or subject.partitions_wanted,
         "retention": (facts.retention or subject.retention).value,
@@ -364,9 +415,9 @@ def _versions_rise(index: Index) -> Iterator[str]:
 
 def _operations_move(index: Index) -> Iterator[str]:
     view = index.after
-    hosting: set[int] = set()
+    stepping: set[int] = set()
     for operation in view.operations:
-        hosting |= {key for key, action in operation.steps.items() if action is StepAction.HOST}
+        stepping |= operation.steps.keys()
         where = f"operation {operation.operation_id} ({operation.state})"
         if operation.idle_ms > IDLE_MS_MAX:
             yield f"{where}: no driver for {operation.idle_ms / 1000:.0f} s"
@@ -377,7 +428,7 @@ def _operations_move(index: Index) -> Iterator[str]:
     for part in view.partitions.values():
         subject = view.subjects[part.subject_id]
         planned = part.partition.state is PLANNED
-        if planned and subject.route_version > 0 and part.partition.partition_id not in hosting:
+        if planned and subject.route_version > 0 and part.partition.partition_id not in stepping:
             yield f"partition {part.partition.partition_id} is planned, and no operation opens it"
     for subject in view.subjects.values():
         before = index.before.subjects.get(subject.subject_id)
@@ -398,7 +449,7 @@ def _children_after_parents(index: Index) -> Iterator[str]:
     for child in known.values():
         if child.partition.state not in {OPEN, SEALED}:
             continue
-        for parent_id in child.partition.parents:
+        for parent_id in shown(known, child).parents:
             parent = known.get(parent_id)
             if parent is not None and parent.partition.state in {OPEN, PLANNED}:
                 yield (
@@ -462,16 +513,20 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
     Yield a sentence for each partition that a group drained before a parent: children could be read before the parent.
 
-    A parent that has expired or was abandoned blocks no child.
+    A parent that has expired or was abandoned blocks no child; nor does one that was published after the child was drained.
     A parent with a higher token was granted later, or reset: an operator may reset one partition alone.
     """
     for partition_id in sorted(group.drained):
         row = view.partitions.get(partition_id)
         token = group.tokens.get(partition_id, 0)
-        for parent_id in () if row is None else row.partition.parents:
+        for parent_id in () if row is None else shown(view.partitions, row).parents:
             parent = view.partitions.get(parent_id)
             if parent is None or parent_id in group.drained:
                 continue
+            if row is not None and len(row.partition.parents) > 1:
+                published = set(parent.partition.parents) & set(row.partition.parents)
+                if published and not group.tokens.get(parent_id, 0):
+                    continue
             if parent.abandoned or parent.partition.state is PartitionState.EXPIRED:
                 continue
             if not group.tokens.get(parent_id, 0) > token > 0:

@@ -54,7 +54,7 @@ def _partitions(connection: Connection) -> dict[int, PartitionView]:
             end_offset=rows[partition.partition_id].end_offset,
             abandoned=rows[partition.partition_id].abandoned,
         )
-        for partition in read_partitions(connection, PartitionFilter(sa.true()))
+        for partition in read_partitions(connection, PartitionFilter(sa.true(), hosted=True))
     }
 
 

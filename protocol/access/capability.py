@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import CapabilityEndedError, UnauthenticatedError
+from .quota import NO_QUOTA, Quota
 from .rights import AccessGrant
 
 CAPABILITY_MS: Final = 300_000
@@ -44,6 +45,9 @@ class Capability(Struct, frozen=True, array_like=True):
     ends_at_ms: int
     grants: tuple[AccessGrant, ...]
     holder: bytes = b""
+    groups: tuple[str, ...] = ()
+    """Principals of groups, whose rights are among the grants: their changes end it too."""
+    quota: Quota = NO_QUOTA
 
 
 class AccessNews(Struct, frozen=True, kw_only=True):
@@ -58,6 +62,8 @@ class AccessNews(Struct, frozen=True, kw_only=True):
     """Principal → the version below which its capabilities have ended; of changes that old capabilities may predate."""
     floor: int = 0
     """The version below which every capability has ended."""
+    subject_bytes: dict[str, int] = {}
+    """Subject or pattern → bytes a second that each such subject takes at each broker."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -115,7 +121,8 @@ def check_current(
         raise CapabilityEndedError(
             f"the capability of {principal!r} has ended", principal=principal
         )
-    if capability.version < max(floor, changed.get(principal, 0)):
+    latest = max(changed.get(name, 0) for name in (principal, *capability.groups))
+    if capability.version < max(floor, latest):
         raise CapabilityEndedError(
             f"the rights of {principal!r} have changed since the capability was made",
             principal=principal,

@@ -15,8 +15,10 @@ from ..errors import TokenInUrlError, TokenInvalidError
 
 TOKEN_BYTES: Final = 32
 _TOKEN = re.compile(r"kl_[A-Za-z0-9_-]{43}")
-_SECRET = re.compile(r"k[lc]_[A-Za-z0-9_-]{43,}")
-"""A token or a capability inside of other text."""
+_JWT = re.compile(r"ey[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+JWT_CHARS_MAX: Final = 8_000
+_SECRET = re.compile(r"k[lc]_[A-Za-z0-9_-]{43,}|ey[A-Za-z0-9_-]{10,}\.ey[A-Za-z0-9_-]{10,}\.")
+"""A token, a capability or a JWT inside of other text."""
 _NAMES = frozenset({"token", "access_token", "authorization", "capability", "api_key", "apikey"})
 """Parameters by which other systems take tokens in URLs."""
 
@@ -29,7 +31,7 @@ def make_token(draw_bits: Callable[[int], int]) -> str:
 
 def check_token(text: object, origin: str) -> str:
     """
-    The token in `text`, without the white space around it.
+    The token in `text`, without the white space around it: one of keylane, or a JWT.
 
     Args:
         origin: where it comes from, for the error; the error never has the text itself.
@@ -38,8 +40,18 @@ def check_token(text: object, origin: str) -> str:
         TokenInvalidError
     """
     token = text.strip() if isinstance(text, str) else ""
+    outside = len(token) <= JWT_CHARS_MAX and _JWT.fullmatch(token) is not None
+    if _TOKEN.fullmatch(token) is None and not outside:
+        raise TokenInvalidError(
+            f"{origin} has no token: one is kl_ and 43 letters, or a JWT of an outside issuer"
+        )
+    return token
+
+
+def check_own_token(token: str, origin: object) -> str:
+    """Raises TokenInvalidError: it is of an outside issuer; the servers' own tokens are not."""
     if _TOKEN.fullmatch(token) is None:
-        raise TokenInvalidError(f"{origin} has no token: one is kl_ and 43 letters")
+        raise TokenInvalidError(f"{origin} needs a token of keylane: kl_ and 43 letters")
     return token
 
 

@@ -4,6 +4,7 @@
     ├── ConfigError                    settings impossible, all problems at once
     │   ├── HandlerTypeError           a handler whose body would never run; also a TypeError
     │   ├── CertificateFileError, CertificateKeyError      files of a certificate and its key
+    │   ├── BackupFileError, DatabaseInUseError    a backup that cannot be made or restored
     │   └── TokenInvalidError          a token that cannot be one, or a file of it that cannot be read
     ├── WorkerCancelledError           a handler cancelled the task that runs it
     ├── RefusedError                   the answer was no; nothing was done
@@ -12,6 +13,9 @@
     │   ├── UnauthenticatedError, CapabilityEndedError     the caller is not known, or not any more
     │   ├── AccessDeniedError, TokenIdUnknownError, AccessOffError
     │   ├── OriginError, ForeignHostError                  a web page of another site
+    │   ├── ClientTooOldError, ServerTooOldError           more than one minor version apart
+    │   ├── OtherClusterError                              a database or metaserver of another cluster
+    │   ├── UpgradeSkippedError, MemberTooOldError, FormatTooNewError    a server that the cluster's version does not allow
     │   ├── RequestTooSlowError                            the whole request did not arrive in time
     │   ├── BrokerAddressError                             a broker names an address that is not loopback
     │   ├── SubjectUnknownError, SubjectExistsError, GroupUnknownError, PartitionUnknownError
@@ -45,9 +49,10 @@
     │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
     │   ├── GroupExistsError, PolicyInvalidError, RetryPolicyError, SuspendedClientsError    settings of a consumer group
     │   ├── ResetCanceledError, ResetForwardError          a reset that was canceled, or cannot be
-    │   ├── ParkedMessageUnknownError, EditsFullError, ParkedRedrivenError    edits of them
+    │   ├── ParkedMessageUnknownError, ParkedKeyAmbiguousError, EditsFullError, ParkedRedrivenError    edits of them
     │   ├── ManifestError, JobChangedError, CutOverError   a folder of reprocessed messages
-    │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError    hidden subjects
+    │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError,
+    │   ├── PublishBehindError                             hidden subjects
     │   ├── RowsDifferError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
@@ -106,7 +111,6 @@ from .homes import *  # noqa: F403 - the rest of the tree
 from .outbox import *  # noqa: F403 - the rest of the tree
 from .parked import *  # noqa: F403 - the rest of the tree
 from .publications import *  # noqa: F403 - the rest of the tree
-from .ranges import *  # noqa: F403 - the rest of the tree
 from .reading import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
@@ -116,6 +120,7 @@ from .sink import *  # noqa: F403 - the rest of the tree
 from .streaming import *  # noqa: F403 - the rest of the tree
 from .testing import *  # noqa: F403 - the rest of the tree
 from .transport import *  # noqa: F403 - the rest of the tree
+from .versions import *  # noqa: F403 - the rest of the tree
 
 TEXT_CHARS_MAX = 4_096
 """An error that quotes its input stays smaller than a frame."""

@@ -70,4 +70,36 @@ class AccessOffError(RefusedError):
 
     code = 1356
     summary = "access control is off at this metaserver"
-    hint = "Start the metaserver with access = on, and give it an admin_token_file."
+    hint = "Start the metaserver with access = on, and give it an admin_token_file or admin_token_hash."
+
+
+class QuotaExceededError(RefusedError):
+    """A principal or a subject is so far over its limit that waiting in the call would take too long."""
+
+    code = 1357
+    retry = RetryRule.LATER
+    summary = "the quota is used up for a while"
+    hint = "Try again after retry_after_ms.  keylane access quota list shows the limits."
+    principal = Detail(str)
+    retry_after_ms = Detail(int)
+
+
+class ConnectionQuotaError(RefusedError):
+    """A principal has as many connections at a broker as it may have."""
+
+    code = 1358
+    retry = RetryRule.LATER
+    summary = "the principal has too many connections"
+    hint = "Close one, or have its quota raised: keylane access quota set PRINCIPAL --connections N"
+    principal = Detail(str)
+    limit = Detail(int)
+    retry_after_ms = Detail(int)
+
+
+class IssuerUnreachableError(RefusedError):
+    """The keys of the issuer of JWTs cannot be read now."""
+
+    code = 1359
+    retry = RetryRule.LATER
+    summary = "the keys of the outside issuer cannot be read"
+    hint = "Look at jwt_jwks of the metaserver and its log; tokens of keylane work meanwhile."

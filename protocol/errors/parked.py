@@ -66,3 +66,12 @@ class ParkedRedrivenError(RefusedError):
     summary = "the messages of this key are being redriven"
     hint = "Edit it when it is parked again; a consumer may have its old value already."
     partition_id = Detail(int)
+
+
+class ParkedKeyAmbiguousError(RefusedError):
+    """A key is parked on several partitions of which none continues the other, so that none of its messages is the first."""
+
+    code = 1276
+    summary = "the key is parked on several partitions, and none of them comes first"
+    hint = "Say which one: `--partition`, or `partition_id=`; `keylane parked list SUBJECT GROUP --key KEY` shows them."
+    partition_ids = Detail(str)

@@ -48,6 +48,23 @@ class PublishGroupsError(RefusedError):
     """Their names, with commas."""
 
 
+class PublishBehindError(RefusedError):
+    """A subject is to be replaced, and has messages of which the hidden subject has no rows; nothing was changed."""
+
+    code = 1318
+    summary = "messages of the target are not in the hidden subject"
+    hint = (
+        "Reprocess the subject to its latest message, into a new folder and another hidden subject: nothing is deleted "
+        "before every message has its rows."
+    )
+    subject = Detail(str)
+    partition_id = Detail(int)
+    from_offset = Detail(int)
+    """The first message that is missing."""
+    messages = Detail(int)
+    """How many of this partition are missing."""
+
+
 class RowsDifferError(RefusedError):
     """A task of a write was run twice, and its rows were others the second time; nothing of the job is published."""
 

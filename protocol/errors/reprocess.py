@@ -43,5 +43,5 @@ class CutOverError(RefusedError):
 
     code = 1323
     summary = "the rows do not cover the subject's messages"
-    hint = "Nothing is published.  Reprocess the subject again while its producers and consumers stand still."
+    hint = "Nothing is published.  Reprocess all of the subject into itself (--to the same subject, --hidden), from an earlier start."
     partition_id = Detail(int)

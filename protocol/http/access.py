@@ -9,7 +9,9 @@ from msgspec import Meta, Struct
 from ..access.capability import AccessNews
 from ..access.rights import AccessGrant
 from ..control import Done
+from .audit import AUDIT_CALLS
 from .endpoint import Endpoint, Rights
+from .quotas import QUOTA_CALLS
 
 LABEL_CHARS_MAX = 200
 Label = Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
@@ -186,4 +188,5 @@ ACCESS_NEWS = Endpoint(
 )
 ACCESS = (
     CREATE_TOKEN, TOKENS, REVOKE_TOKEN, GRANT, REVOKE_GRANT, GRANTS, CHECK_ACCESS, CAPABILITY, ACCESS_NEWS,
+    *QUOTA_CALLS, *AUDIT_CALLS,
 )  # fmt: skip

@@ -48,6 +48,15 @@ EDITS_MAX = 1_000
 """Edited messages that a group may have parked on one partition; a child may adopt more."""
 EDITS_BYTES_MAX = 16 << 20
 """Bytes of their values and properties, which the broker keeps in memory."""
+FAILURE_RUNS_MAX = 100_000
+"""
+Runs of messages without an order of one loose key, each run with one failure, one time: 40 bytes of the broker's memory
+each.  Of more, the oldest are told with the later time of two neighbours, and in the end not at all.
+"""
+FAULTS_MAX = 10_000
+"""Different failures of messages without an order that are kept for a group on a partition; of the oldest the text is dropped."""
+FAULT_CHARS_MAX = 1 << 20
+"""Characters of their texts, in the same way."""
 PARKED_PAGE_BYTES = 1 << 19
 """About the length of one page of parked messages; the page ends behind the key that passes it."""
 
@@ -70,6 +79,15 @@ class Failure(Struct, frozen=True, array_like=True):
     """The name of the consumer."""
     at_ms: int
     """By the consumer's calendar, milliseconds since 1970."""
+    attempts: int
+
+
+class Fault(Struct, frozen=True, array_like=True):
+    """What failures of several messages may have in common; fields as of Failure."""
+
+    kind: str
+    text: str
+    client: str
     attempts: int
 
 
@@ -117,14 +135,23 @@ class Free(Struct, frozen=True, array_like=True, tag=3):
     key: ParkKey
 
 
+class FailAgain(Struct, frozen=True, array_like=True, tag=14):
+    """Messages of `source` without an order, which were parked and are handled again, have failed again: they stay."""
+
+    key: ParkKey
+    source: int
+    ranges: tuple[Range, ...]
+    failure: Failure
+
+
 class Shift(Struct, frozen=True, array_like=True, tag=11):
     """
     Messages of `source` that wait for retry are counted as tried so often now, or given up: `to` is None.
 
-    From None to RETRIED: dead letters that are handled again.
+    To RETRIED: dead letters, or parked messages without a key, that are handled again.
     """
 
-    key: int | None
+    key: ParkKey
     to: int | None
     source: int
     ranges: tuple[Range, ...]
@@ -155,6 +182,22 @@ class Edit(Struct, frozen=True, array_like=True, tag=10):
     message: EditedMessage
 
 
+class FailureMark(Struct, frozen=True, array_like=True):
+    """How parked messages `[start, end)` of `source` failed; a time that is 0 is not known."""
+
+    source: int
+    start: int
+    end: int
+    since_ms: int
+    """When they were set aside, by the broker's calendar."""
+    at_ms: int
+    """When they failed last, by the consumer's calendar."""
+    fault: int
+    """The place of their failure in `faults`; -1: it is not known."""
+    next_ms: int = 0
+    """When they are tried again, as their owner said."""
+
+
 class AdoptedKey(Struct, frozen=True, array_like=True):
     """A key, or a part of a large one, with its parked messages as (source, start, end), oldest first."""
 
@@ -165,6 +208,9 @@ class AdoptedKey(Struct, frozen=True, array_like=True):
     rows: tuple[tuple[int, int, int], ...]
     edits: tuple[EditedMessage, ...] = ()
     """Of messages in these rows, or in earlier ones."""
+    faults: tuple[Fault, ...] = ()
+    marks: tuple[FailureMark, ...] = ()
+    """How messages of these rows, or of earlier ones, failed, if they are without an order."""
 
 
 class Adopt(Struct, frozen=True, array_like=True, tag=5):
@@ -213,6 +259,7 @@ ParkChange = (
     | AncestorTold
     | Edit
     | Shift
+    | FailAgain
 )
 AskedChange = ParkChange | ParkOrBury
 """What a request may say."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from .changes import Failure, ParkKey, ParkState
+from .changes import Failure, Fault, ParkKey, ParkState
 
 
 class ParkedKeyRow(Struct, frozen=True, array_like=True):
@@ -49,6 +49,13 @@ class ParkedList(Struct, frozen=True, kw_only=True):
     more: bool
 
 
+ParkedDetail = tuple[int, int, int, int]
+"""
+How the messages of a row failed: since when they are set aside, when they failed last, the place of their failure in
+`faults`, when they are tried again.  A time that is 0 is not known, and a place of -1.
+"""
+
+
 class ParkedOffsets(Struct, frozen=True, kw_only=True):
     """The first parked messages of a key, as (source, start, end), oldest first."""
 
@@ -57,6 +64,11 @@ class ParkedOffsets(Struct, frozen=True, kw_only=True):
     """All of them."""
     edited: list[tuple[int, int]] = []
     """(source, offset) of those in these rows that were edited."""
+    details: list[ParkedDetail] = []
+    """How the messages of each row failed, if the request asks from a place on, and they are without an order."""
+    faults: list[Fault] = []
+    more: bool = False
+    """There are messages behind these, if the request asks from a place on."""
 
 
 class ChangeParkedKey(Struct, frozen=True, kw_only=True):
@@ -67,7 +79,7 @@ class ChangeParkedKey(Struct, frozen=True, kw_only=True):
     skip: list[tuple[int, int, int]] | None = None
     """Messages to skip, as (source, start, end); None: redrive the key."""
     retry: list[tuple[int, int, int]] | None = None
-    """Dead letters to handle again, in the same way; the others stay.  Without a key, and without `skip`."""
+    """Messages without an order to handle again, in the same way; the others stay.  Without `skip`."""
 
 
 _rows = msgspec.msgpack.Decoder(list[ParkedKeyRow])

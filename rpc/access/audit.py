@@ -13,12 +13,12 @@ import logging
 from datetime import UTC, datetime
 
 from ...protocol.errors import KeylaneError
+from ...protocol.http.audit import TEXT_CHARS_MAX, AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
 from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
 audit_log.setLevel(logging.INFO)  # it is written also where a server logs warnings only
-NAME_CHARS_MAX = 200
 _SELDOM = frozenset({Rights.ADMINISTER})
 
 
@@ -37,9 +37,9 @@ def note(
     target: AccessTarget,
     error: KeylaneError | None = None,
     detail: str = "",
-) -> None:
+) -> AuditEvent:
     """
-    Write a line.
+    Write a line; returns what it says.
 
     Args:
         at_ms: the calendar.
@@ -51,15 +51,26 @@ def note(
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
     line: dict[str, object] = {
         "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "who": who[:NAME_CHARS_MAX],
+        "who": who[:TEXT_CHARS_MAX],
         "from": remote,
         "did": did,
-        "subject": target.subject[:NAME_CHARS_MAX],
-        "group": target.group[:NAME_CHARS_MAX],
+        "subject": target.subject[:TEXT_CHARS_MAX],
+        "group": target.group[:TEXT_CHARS_MAX],
         "outcome": "done" if error is None else "refused",
     }
     if detail:
-        line["detail"] = detail[:NAME_CHARS_MAX]
+        line["detail"] = detail[:TEXT_CHARS_MAX]
     if error is not None:
         line |= {"error": type(error).__name__, "code": error.code}
     audit_log.info(json.dumps(line))
+    return AuditEvent(
+        at_ms=max(0, at_ms),
+        who=who[:TEXT_CHARS_MAX],
+        remote=remote[:TEXT_CHARS_MAX],
+        did=did[:TEXT_CHARS_MAX],
+        subject=target.subject[:TEXT_CHARS_MAX],
+        group=target.group[:TEXT_CHARS_MAX],
+        outcome=str(line["outcome"]),
+        code=0 if error is None else error.code,
+        detail=detail[:TEXT_CHARS_MAX],
+    )

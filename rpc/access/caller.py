@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...protocol.access.quota import NO_QUOTA, Quota
 from ...protocol.access.rights import AccessGrant, Rights, check_allowed
 
 
@@ -12,6 +13,21 @@ class Caller(NamedTuple):
 
     principal: str
     grants: tuple[AccessGrant, ...]
+    groups: tuple[str, ...] = ()
+    """Principals of groups that it is in; their rights are among the grants."""
+    quota: Quota = NO_QUOTA
+    ends_at_ms: int = 0
+    """When what it has shown ends, by the metaserver's calendar; 0: not by itself."""
+
+    @property
+    def is_paced(self) -> bool:
+        """True if it has a quota; servers of the cluster have none."""
+        return self.quota != NO_QUOTA and not self.is_server
+
+    @property
+    def is_server(self) -> bool:
+        """True for servers of the cluster."""
+        return any(grant.right is Rights.CLUSTER for grant in self.grants)
 
     def check(self, right: Rights, subject: str, group: str = "") -> None:
         """Raises AccessDeniedError."""

@@ -11,28 +11,40 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
-from ...protocol.errors import KeylaneError, PartitionUnknownError, UnauthenticatedError
+from ...protocol.errors import (
+    KeylaneError,
+    PartitionUnknownError,
+    RequestTooSlowError,
+    UnauthenticatedError,
+)
 from ...protocol.frames import (
     Append,
     Authenticate,
     Authenticated,
     CancelScheduled,
     EditParked,
+    Pull,
+    PullShared,
     Read,
     ReadEdited,
     Request,
     Schedule,
 )
+from ...protocol.http.audit import AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
 from . import audit
+from .audit_detail import detail_of
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
+from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, exceeded
+from .peers import Peer
 
 AUTHENTICATE_S = 5.0
 """A connection of the data plane says within this time who calls."""
@@ -48,6 +60,11 @@ FRAME_RIGHTS: dict[type[Any], Rights] = {
 }
 """The others are those of members of a group, which consume."""
 _AUDITED = frozenset({Read, EditParked})
+_STORING = frozenset({Append, Schedule})
+FETCHING = frozenset({Pull, PullShared, Read})
+"""Frames that wait by themselves, while those behind them are served."""
+_LEASING = frozenset({Rights.CONSUME, Rights.KNOWN})
+"""Calls that members of groups keep their leases with."""
 CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=UNKNOWN_CALLER)
 
 Identify = Callable[[str], Awaitable[Caller]]
@@ -86,12 +103,24 @@ class DataJudge(Protocol):
         ...
 
 
+class Passed(NamedTuple):
+    """A call that was made."""
+
+    answer: object
+    caller: Caller
+    waited_ms: int
+    """For a quota."""
+
+
 class Guard:
     """
     The access control of one server.
 
     Args:
         version: changes with what callers may do.
+        subject_rate: the bytes a second that a subject takes here; 0: no limit.
+        on_audit: called with each event of the audit log.
+        certified: who has a client's certificate; None: certificates name no principal.
     """
 
     def __init__(
@@ -102,22 +131,33 @@ class Guard:
         clock: Clock,
         version: Callable[[], int] = lambda: 0,
         judge: DataJudge | None = None,
+        subject_rate: Callable[[str], int] = lambda _subject: 0,
+        on_audit: Callable[[AuditEvent], None] = lambda _event: None,
+        certified: Callable[[Peer], Caller] | None = None,
     ) -> None:
+        self._certified = certified
+        self._on_audit = on_audit
+        self.pacing = Pacing()
+        self.subject_rate = subject_rate
         self._identify = identify
         self._targets_of = targets_of
         self._clock = clock
         self._version = version
         self._judge = judge
 
-    async def caller(self, endpoint: Endpoint[Any], authorization: Sequence[str]) -> Caller:
+    async def caller(
+        self, endpoint: Endpoint[Any], authorization: Sequence[str], peer: Peer | None = None
+    ) -> Caller:
         """
-        Who makes a call, by its `Authorization` headers.
+        Who makes a call, by its `Authorization` headers; without one by the certificate of its connection.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
         if endpoint.rights is Rights.OPEN:
             return UNKNOWN_CALLER
+        if not authorization and peer is not None and self._certified is not None:
+            return self._certified(peer)
         if len(authorization) != 1:
             reason = "no token" if not authorization else "several tokens"
             raise UnauthenticatedError(f"the request has {reason}", reason=reason)
@@ -137,42 +177,84 @@ class Guard:
         endpoint: Endpoint[Any],
         authorization: Sequence[str],
         remote: str,
-        read: Callable[[], Awaitable[tuple[Any, Mapping[str, str]]]],
+        read: Callable[[], Awaitable[tuple[Any, Mapping[str, str], int]]],
         handle: Callable[[Any, Mapping[str, str]], Awaitable[object]],
-    ) -> object:
+        peer: Peer | None = None,
+    ) -> Passed:
         """
         Make a call, if its caller may, and write the audit log.
 
         Args:
-            read: reads the body, and gives it with the parameters.
+            read: reads the body, and gives it with the parameters and its size.
             handle: makes the call.
 
         Raises:
-            UnauthenticatedError, AccessDeniedError, CapabilityEndedError, and what `read` and `handle` raise.
+            UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError, and what `read` and
+            `handle` raise.
         """
-        caller, target = UNKNOWN_CALLER, AccessTarget()
+        caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
         try:
             version = self._version()
-            caller = await self.caller(endpoint, authorization)
+            caller = await self.caller(endpoint, authorization, peer)
             CALLER.set(caller)
-            body, params = await read()
+            waited_ms = await self._take_turn(caller, endpoint)
+            body, params, size = await read()
+            detail = detail_of(body, params)
             targets = await self._targets_of(endpoint, body, params)
             for target in targets:
                 caller.check(endpoint.rights, *target)
+            self.charge(caller, size)
             answer = await handle(body, params)
             if endpoint.is_get and self._version() != version:
-                now = await self.caller(endpoint, authorization)
+                now = await self.caller(endpoint, authorization, peer)
                 for target in targets:
                     now.check(endpoint.rights, *target)
         except KeylaneError as error:
             if endpoint.rights is not Rights.OPEN and (
                 _is_refusal(error) or audit.is_audited(endpoint)
             ):
-                self.note(caller, remote, f"{endpoint.method} {endpoint.path}", target, error)
+                did = f"{endpoint.method} {endpoint.path}"
+                self.note(caller, remote, did, target, error, detail=detail)
             raise
         if audit.is_audited(endpoint):
-            self.note(caller, remote, f"{endpoint.method} {endpoint.path}", target)
-        return answer
+            did = f"{endpoint.method} {endpoint.path}"
+            self.note(caller, remote, did, target, detail=detail)
+        return Passed(answer, caller, waited_ms)
+
+    async def _take_turn(self, caller: Caller, endpoint: Endpoint[Any]) -> int:
+        """
+        Wait for the caller's quota of requests and bytes.
+
+        Returns:
+            For how many milliseconds.
+
+        Raises:
+            QuotaExceededError: it would be for too long.
+        """
+        if not caller.is_paced:
+            return 0
+        principal, quota = caller.principal, caller.quota
+        now_ms = self._clock.boot_ms()
+        delay = self.pacing.delay(principal, quota, now_ms)
+        if endpoint.rights in _LEASING and delay.ms <= GRACE_MS:
+            delay = NO_DELAY
+        if delay.ms > HTTP_HOLD_MS:
+            raise exceeded(principal, delay)
+        self.pacing.take(principal, quota, now_ms)
+        if delay.ms:
+            self.pacing.note_wait(principal, delay)
+            await asyncio.sleep(delay.ms / 1000)
+        return round(delay.ms)
+
+    def charge(self, caller: Caller, size: int) -> None:
+        """Count bytes of a request or an answer."""
+        if size and caller.is_paced:
+            now_ms = self._clock.boot_ms()
+            self.pacing.take(caller.principal, caller.quota, now_ms, size=size, requests=0)
+
+    def note_refused(self, remote: str, did: str, error: KeylaneError) -> None:
+        """Write a line about a request that was refused without a look at its caller's rights."""
+        self.note(CALLER.get(), remote, did, AccessTarget(), error)
 
     def connection(self, remote: str) -> ConnectionAccess | None:
         """What a new connection of the data plane may do: nothing yet."""
@@ -190,14 +272,15 @@ class Guard:
         detail: str = "",
     ) -> None:
         """Write a line of the audit log."""
-        audit.note(
+        event = audit.note(
             at_ms=self._clock.wall_ms(), who=caller.principal, remote=remote, did=did,
             target=target, error=error, detail=detail,
         )  # fmt: skip
+        self._on_audit(event)
 
 
 def _is_refusal(error: KeylaneError) -> bool:
-    return 1350 <= error.code < 1370
+    return 1350 <= error.code < 1370 or isinstance(error, RequestTooSlowError)
 
 
 class ConnectionAccess:
@@ -212,7 +295,9 @@ class ConnectionAccess:
         self._began_ms = clock.boot_ms()
         self._held: HeldCapability | None = None
         self._caller = UNKNOWN_CALLER
-        self._allowed: set[tuple[object, ...]] = set()
+        self._allowed: dict[tuple[object, ...], AccessTarget] = {}
+        self._entered = ""
+        """The principal whose connections this one counts among."""
 
     async def authenticate(self, asked: Authenticate) -> Authenticated:
         """
@@ -220,13 +305,20 @@ class ConnectionAccess:
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
+            ConnectionQuotaError: the principal has as many connections as it may have.
         """
         try:
             held = await self._judge.authenticate(self.nonce, asked)
         except KeylaneError as error:
             self._guard.note(self._caller, self._remote, "Authenticate", AccessTarget(), error)
             raise
-        self._held, self._caller = held, held.caller
+        caller = held.caller
+        if caller.principal != self._entered:
+            if not caller.is_server:
+                self._guard.pacing.enter(caller.principal, caller.quota)
+            self.end()
+            self._entered = "" if caller.is_server else caller.principal
+        self._held, self._caller = held, caller
         self._allowed.clear()
         return Authenticated(held.ends_in_ms)
 
@@ -241,9 +333,11 @@ class ConnectionAccess:
         if self._held is not None:
             self._held.check()
         elif self._boot_ms() - self._began_ms > AUTHENTICATE_S * 1000:
-            raise UnauthenticatedError(
+            error = UnauthenticatedError(
                 "the connection has not said who calls", reason="not authenticated"
             )
+            self._guard.note_refused(self._remote, "connection", error)
+            raise error
 
     def check(self, request: Request) -> None:
         """
@@ -253,15 +347,57 @@ class ConnectionAccess:
             AccessDeniedError, PartitionUnknownError
             UnauthenticatedError: the connection has not said who calls.
         """
-        key: tuple[object, ...] = (
-            type(request),
-            getattr(request, "partition_id", None),
-            getattr(request, "group", None),
-        )
-        if key[1] is None:  # it is about a subject, or a scheduled message
-            key = (type(request), request)
+        key = _key(request)
         if key not in self._allowed:
             self._decide(request, key)
+
+    def end(self) -> None:
+        """The connection is closed."""
+        if self._entered:
+            self._guard.pacing.leave(self._entered)
+            self._entered = ""
+
+    def delay(self, request: Request) -> Delay:
+        """How long a frame that may be served waits, as of now."""
+        caller = self._caller
+        if caller.is_server:
+            return NO_DELAY
+        subject, rate = self._rate(request)
+        if not (rate or caller.is_paced):
+            return NO_DELAY
+        delay = self._guard.pacing.delay(
+            caller.principal, caller.quota, self._boot_ms(), subject=subject, subject_rate=rate
+        )
+        if type(request) in _STORING or type(request) in FETCHING:
+            return delay
+        return Delay(delay.ms - GRACE_MS, delay.limit) if delay.ms > GRACE_MS else NO_DELAY
+
+    def take(self, request: Request, size: int, *, requests: int = 1) -> None:
+        """Count a frame, or `size` bytes more that answer it."""
+        caller = self._caller
+        if caller.is_server:
+            return
+        subject, rate = self._rate(request)
+        if rate or caller.is_paced:
+            self._guard.pacing.take(
+                caller.principal, caller.quota, self._boot_ms(),
+                size=size, requests=requests, subject=subject, subject_rate=rate,
+            )  # fmt: skip
+
+    def waits(self, delay: Delay) -> None:
+        """Count a wait."""
+        self._guard.pacing.note_wait(self._caller.principal, delay)
+
+    def too_long(self, delay: Delay) -> KeylaneError:
+        """The refusal of a frame that would wait for too long."""
+        return exceeded(self._caller.principal, delay)
+
+    def _rate(self, request: Request) -> tuple[str, int]:
+        """The subject of a frame that stores messages, and its limit."""
+        if type(request) not in _STORING:
+            return "", 0
+        subject = self._allowed.get(_key(request), AccessTarget()).subject
+        return subject, self._guard.subject_rate(subject)
 
     def _decide(self, request: Request, key: tuple[object, ...]) -> None:
         kind = type(request)
@@ -287,4 +423,12 @@ class ConnectionAccess:
                 return  # each edit has a line of its own
         if len(self._allowed) >= ALLOWED_MAX:
             self._allowed.clear()
-        self._allowed.add(key)
+        self._allowed[key] = target
+
+
+def _key(request: Request) -> tuple[object, ...]:
+    """What decides about a frame."""
+    partition_id = getattr(request, "partition_id", None)
+    if partition_id is None:  # it is about a subject, or a scheduled message
+        return type(request), request
+    return type(request), partition_id, getattr(request, "group", None)

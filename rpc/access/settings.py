@@ -1,22 +1,66 @@
-"""The settings about access that server programs share.  Pure."""
+"""The settings about access that server programs share.  Pure.
+
+access = auto    on where other addresses than loopback are served, off on loopback
+access = off     everybody who reaches the server may do everything; has to be written by hand
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-ON, OFF = "on", "off"
+from ...protocol.address import is_loopback
+
+ON, OFF, AUTO = "on", "off", "auto"
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NAMED_HASH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}:[0-9a-f]{64}")
 
 
-def access_problems(values: Mapping[str, object], *files: str) -> list[str]:
+def is_access_on(access: object, host: object) -> bool:
+    """Whether a server that listens on `host` asks who calls."""
+    return access == ON or (access == AUTO and isinstance(host, str) and not is_loopback(host))
+
+
+def access_problems(values: Mapping[str, object], *needed: tuple[str, ...]) -> list[str]:
     """
-    The problems of the setting `access` and its files, as sentences.
+    The problems of the setting `access` and its tokens, as sentences.
 
     Args:
-        files: the settings that name files with tokens, all needed where access is on.
+        needed: names of settings; where access is on, one of each tuple has to be given.
     """
-    access = values.get("access", OFF)
-    if access not in (ON, OFF):
-        return [f"access is {ON} or {OFF}, not {access!r:.40}"]
-    if access != ON:
+    access, host = values.get("access", AUTO), values.get("host", "127.0.0.1")
+    if access not in (ON, OFF, AUTO):
+        return [f"access is {ON}, {OFF} or {AUTO}, not {access!r:.40}"]
+    # Without either, the start itself refuses the address, with advice about TLS.
+    served = values.get("tls_cert") is not None or values.get("insecure_network") is True
+    if access == OFF or not is_access_on(access, host) or (access == AUTO and not served):
         return []
-    return [f"{name} is missing; access = {ON} needs it" for name in files if not values.get(name)]
+    why = f"access = {ON} needs it"
+    if access == AUTO:
+        why = (
+            f'access is on because {host} is no loopback address; access = "{OFF}" serves everybody'
+        )
+    return [
+        f"{' or '.join(names)} is missing; {why}"
+        for names in needed
+        if not any(values.get(name) for name in names)
+    ]
+
+
+def hash_problems(values: Mapping[str, object], name: str, *, named: bool = False) -> list[str]:
+    """
+    The problems of a setting that has hashes of tokens, as sentences.
+
+    Args:
+        named: it is a list of NAME:HASH, not one hash.
+    """
+    given = values.get(name)
+    if not given:
+        return []
+    if not named:
+        fits = isinstance(given, str) and _HASH.fullmatch(given) is not None
+        return [] if fits else [f"{name} is the SHA-256 of a token: 64 hexadecimal digits"]
+    each = given if isinstance(given, tuple) else (given,)
+    if all(isinstance(text, str) and _NAMED_HASH.fullmatch(text) for text in each):
+        return []
+    return [f"{name} are NAME:HASH, a name and the SHA-256 of a token in 64 hexadecimal digits"]

@@ -17,7 +17,7 @@ from ...protocol.errors import TokenInvalidError
 
 FILE_VARIABLE = "KEYLANE_TOKEN_FILE"
 VARIABLE = "KEYLANE_TOKEN"
-FILE_BYTES_MAX = 4_096
+FILE_BYTES_MAX = 16_384
 
 TokenSource = Callable[[], str]
 """Returns the token as it is now.  Raises TokenInvalidError."""
@@ -55,6 +55,11 @@ class TokenFile:
         with contextlib.suppress(TokenInvalidError):
             self._last = token_in_file(self._path)
         return self._last
+
+
+def token_from_file(path: str) -> TokenSource:
+    """The token in a file, as it is when it is used.  Raises TokenInvalidError: it cannot be read at first."""
+    return TokenFile(Path(path))
 
 
 def token_source(given: str | None) -> TokenSource | None:

@@ -21,14 +21,19 @@ from .token_file import TokenSource
 
 RENEW_SHARE = 0.6
 
-Ask = Callable[[str, str, bytes], Awaitable[Capabilities]]
+Ask = Callable[[str, str | None, bytes], Awaitable[Capabilities]]
 """Asks the metaserver at an address for capabilities, with a token and the public key of the holder."""
 
 
 class Wallet:
-    """The identity of a client with a token."""
+    """
+    The identity of a client with a token.
 
-    def __init__(self, source: TokenSource, ask: Ask, *, clock: Clock | None = None) -> None:
+    Args:
+        source: None: metaservers know the client by the certificate of its connection.
+    """
+
+    def __init__(self, source: TokenSource | None, ask: Ask, *, clock: Clock | None = None) -> None:
         self._source = source
         self._ask = ask
         self._boot_ms = (clock or SystemClock()).boot_ms
@@ -45,7 +50,7 @@ class Wallet:
     async def bearer(self, address: str) -> str | None:
         """See `Credentials.bearer`.  Raises TokenInvalidError, UnauthenticatedError, NotSentError."""
         if address in self._metaservers:
-            return self._source()
+            return None if self._source is None else self._source()
         have = await self._current()
         return (have.bearer or None) if have is not None else None
 
@@ -68,6 +73,8 @@ class Wallet:
 
     async def _current(self) -> Capabilities | None:
         now_ms = self._boot_ms()
+        if self._source is None and not self._metaservers:
+            return None  # a client that calls brokers alone
         if self._have is None or now_ms >= self._renew_at_ms:
             try:
                 await self._renew()
@@ -88,7 +95,7 @@ class Wallet:
             task.exception()
 
     async def _ask_all(self) -> None:
-        token = self._source()
+        token = None if self._source is None else self._source()
         raised: KeylaneError = NotSentError("no metaserver is known that gives capabilities")
         for address in list(self._metaservers):
             began_ms = self._boot_ms()

@@ -37,6 +37,11 @@ class ServedNetwork:
                 "insecure_network: %s is served without TLS; everybody who reaches it can read and write",
                 settings.host,
             )
+        if settings.is_unguarded:
+            log.warning(
+                "access = off: %s is served to everybody who reaches it, without a token and with every right",
+                settings.host,
+            )
 
     def outgoing(
         self, token: TokenSource | None = None, *, identity: Credentials | None = None
@@ -73,7 +78,12 @@ class ServedNetwork:
         families = [
             gauge(
                 "keylane_insecure_network", "1: other machines connect without TLS.", int(insecure)
-            )
+            ),
+            gauge(
+                "keylane_access_off",
+                "1: other machines connect, and everybody may do everything.",
+                int(self._settings.is_unguarded),
+            ),
         ]
         if self.tls is not None:
             families.append(

@@ -128,7 +128,8 @@ def _use(context: ssl.SSLContext, settings: ServingSettings) -> None:
     assert settings.tls_key is not None
     if settings.tls_client_ca is not None:
         _trust(context, settings.tls_client_ca)
-    context.verify_mode = ssl.CERT_REQUIRED if settings.tls_client_ca else ssl.CERT_NONE
+    asked = ssl.CERT_OPTIONAL if settings.tls_client_principals else ssl.CERT_REQUIRED
+    context.verify_mode = asked if settings.tls_client_ca else ssl.CERT_NONE
     _load_pair(context, settings.tls_cert, settings.tls_key)
 
 

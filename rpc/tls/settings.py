@@ -10,6 +10,7 @@ from pathlib import Path
 from ...protocol.address import is_host, is_loopback, is_wildcard
 from ...protocol.errors import ConfigError
 from ...protocol.http.tls_settings import TlsSettings
+from ..access.settings import AUTO, is_access_on
 
 CA_VARIABLE = "KEYLANE_TLS_CA"
 CERT_VARIABLE = "KEYLANE_TLS_CERT"
@@ -45,9 +46,21 @@ class ServingSettings:
         default=None,
         metadata={"doc": "PEM file of an authority: clients need a certificate of it"},
     )
+    tls_client_principals: bool = field(
+        default=False,
+        metadata={
+            "doc": "true: a client without a token is the principal cert:NAME of its certificate; one with a token needs none"
+        },
+    )
     insecure_network: bool = field(
         default=False,
         metadata={"doc": "true: serve any address without TLS; everybody can read and write"},
+    )
+    access: str = field(
+        default=AUTO,
+        metadata={
+            "doc": "on: callers need a right; off: everybody may do everything; auto: off on loopback, on elsewhere"
+        },
     )
 
     @property
@@ -64,6 +77,16 @@ class ServingSettings:
     def is_insecure(self) -> bool:
         """True if other machines may connect without TLS."""
         return self.tls_cert is None and self.insecure_network and not is_loopback(self.host)
+
+    @property
+    def is_guarded(self) -> bool:
+        """True if callers are asked who they are, and need a right."""
+        return is_access_on(self.access, self.host)
+
+    @property
+    def is_unguarded(self) -> bool:
+        """True if other machines may connect, and everybody may do everything."""
+        return not self.is_guarded and not is_loopback(self.host)
 
     def client_tls(self) -> TlsSettings | None:
         """How this server connects to others; None: without TLS."""
@@ -87,6 +110,11 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
         problems.append(f"TLS needs also {' and '.join(missing)}")
     elif "tls_client_ca" in given and "tls_cert" not in given:
         problems.append("tls_client_ca needs also tls_cert, tls_key and tls_ca")
+    principals = values.get("tls_client_principals", False)
+    if not isinstance(principals, bool):
+        problems.append("tls_client_principals must be true or false")
+    elif principals and "tls_client_ca" not in given:
+        problems.append("tls_client_principals needs also tls_client_ca")
     if not isinstance(values.get("insecure_network", False), bool):
         problems.append("insecure_network must be true or false")
     host, advertised = values.get("host", "127.0.0.1"), values.get("advertised_host", "")

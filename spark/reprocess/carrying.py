@@ -74,12 +74,14 @@ def check_covers(
     """
     ranges = {each.partition_id: each for each in manifest.ranges}
     for each in stored:
+        if each.first >= each.end:
+            continue  # retention has removed all of it
         whole = ranges.get(each.partition_id)
         begin, end = (0, 0) if whole is None else (whole.start, whole.end)
         if each.end > end:
             raise CutOverError(
                 f"partition {each.partition_id} has {each.end - max(end, each.first)} messages from offset {end} on, which "
-                "are not in the backfill: stop the producers, and reprocess the subject again",
+                "are not in the backfill: reprocess the subject to its latest message, into a new folder and another hidden subject",
                 partition_id=each.partition_id,
             )
         for group, by_source in cursors.items():

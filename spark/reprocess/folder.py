@@ -54,6 +54,10 @@ class OutputFolder:
         unfinished.write_bytes(encode_manifest(manifest))
         self._finish(unfinished, self._own / name)
 
+    def forget(self, name: str) -> None:
+        """Remove the plan or the manifest, if it is there."""
+        (self._own / name).unlink(missing_ok=True)
+
     def write_piece(self, piece: JobPiece, rows: pa.Table, mark: str) -> None:
         """Write the rows of a piece with its facts, in one step; a second writer of the same piece changes nothing."""
         facts = msgspec.json.encode((mark, piece))

@@ -22,7 +22,7 @@ from msgspec.structs import replace as changed
 from ...arrow.planner import PlannedRange
 from ...arrow.selection import ReadBound, ReadOptions
 from ...arrow.snapshot import take_snapshot
-from ...protocol.errors import JobChangedError, ManifestError
+from ...protocol.errors import JobChangedError, ManifestError, PublishTargetError
 from ...protocol.reprocess.manifest import (
     Manifest,
     SourceRange,
@@ -94,24 +94,68 @@ def plan_job(
         DataLossError: retention has removed messages of missing pieces.
         RefusedError, UnreachableError: what planning raises.
     """
+    known = _known(job, options, folder, output)
+    if known is not None:
+        return _missing_of(known, options, folder)
+    return _planned_anew(job, options, folder, output)
+
+
+def _planned_anew(
+    job: Job, options: ReadOptions, folder: OutputFolder, output: SubjectOutput | None
+) -> JobPlan:
+    (subject,) = options.subjects
+    planned = [] if options.partitions == frozenset() else take_snapshot(options)
+    return _missing_of(_manifest_of(job, subject, planned, output), options, folder, planned)
+
+
+def _known(
+    job: Job, options: ReadOptions, folder: OutputFolder, output: SubjectOutput | None
+) -> Manifest | None:
+    """The manifest or the plan of the folder; None if there is none.  Raises JobChangedError, ManifestError."""
     (subject,) = options.subjects
     known = folder.read(MANIFEST) or folder.read(PLAN)
-    target = output.target if output else ""
     if known is None:
-        planned = take_snapshot(options)
-        manifest = _manifest_of(job, subject, planned, output)
-    else:
-        manifest = known
-        goes_to = known.output.target if known.output else ""
-        asked = (job.name, job.code, subject, target)
-        if asked != (known.job, known.code, known.subject, goes_to):
-            raise JobChangedError(
-                f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
-                f"{_to(goes_to)}; asked for is job {job.name}, {job.code}, of {subject}{_to(target)}",
-                path=str(folder.path),
-            )
-        planned = None
-    return _missing_of(manifest, options, folder, planned)
+        return None
+    target = output.target if output else ""
+    goes_to = known.output.target if known.output else ""
+    asked = (job.name, job.code, subject, target)
+    if asked != (known.job, known.code, known.subject, goes_to):
+        raise JobChangedError(
+            f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
+            f"{_to(goes_to)}; asked for is job {job.name}, {job.code}, of {subject}{_to(target)}",
+            path=str(folder.path),
+        )
+    return known
+
+
+def _plan_behind_cut(
+    job: Job, options: ReadOptions, folder: OutputFolder, to: JobTarget
+) -> tuple[JobPlan, ReadOptions, Manifest | None]:
+    """
+    Cut the source, then plan: all that lies before the cut is sealed, and what is sent meanwhile lies behind the rows.
+
+    Returns:
+        The plan, the options of its partitions, and the manifest if nothing is left to do.
+    """
+    known = _known(job, options, folder, to.output())
+    done = folder.read(MANIFEST)
+    asked = known.output if known and known.output else to.output()
+    try:
+        output, older = to.cut(asked)
+    except PublishTargetError:
+        if known is None or done is None:
+            raise
+        return _missing_of(known, options, folder), options, done  # published since
+    chosen = older if options.partitions is None else older & options.partitions
+    options = replace(options, partitions=chosen)
+    if known is not None and known.output == output:
+        plan = _missing_of(known, options, folder)
+        return plan, options, done if not plan.missing else None
+    # The hidden subject of before is gone, and messages may have come since: its rows are written anew, with new ranges.
+    folder.forget(MANIFEST)
+    plan = _planned_anew(job, options, folder, output)
+    folder.write(PLAN, plan.manifest)
+    return plan, options, None
 
 
 def _to(target: str) -> str:
@@ -191,16 +235,22 @@ def run_job(
     Do what is missing; returns the manifest, which is then in the folder.  Blocks.
 
     Args:
-        to: the subject that gets the rows; None: they become Parquet files.
+        to: the subject that gets the rows; None: they become Parquet files.  If it is the source, and the rows stay
+            hidden, the source is cut first: the rows are to take the place of all that lies before.
         handover_ms: how long messages behind the ranges are held afterwards, for a consumer group to begin there.
         planned: called when the plan is stored.
 
     Raises:
         What `plan_job` raises; JobFailedError, and the errors of Spark; what `JobTarget` raises.
     """
-    plan = plan_job(job, options, folder, output=to.output() if to else None)
-    done = folder.read(MANIFEST)
-    if not plan.missing and done is not None and (to is None or to.is_there(done)):
+    if to is not None and to.cuts(options.subjects[0]):
+        plan, options, done = _plan_behind_cut(job, options, folder, to)
+    else:
+        plan = plan_job(job, options, folder, output=to.output() if to else None)
+        done = folder.read(MANIFEST)
+        if plan.missing or (done is not None and to is not None and not to.is_there(done)):
+            done = None
+    if done is not None:
         planned(plan)
         return done
     with _holding(options, plan, handover_ms):

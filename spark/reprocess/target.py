@@ -54,6 +54,25 @@ class JobTarget:
         view = self._call(output, lambda subject: subject.make())
         return changed(manifest, output=changed(output, subject_id=view.route.subject_id))
 
+    def cuts(self, source: str) -> bool:
+        """Whether the rows are to take the place of what they are made of."""
+        return self.options.subject == source and not self.options.publish
+
+    def cut(self, output: SubjectOutput) -> tuple[SubjectOutput, frozenset[int]]:
+        """
+        Seal the source, and have it continued behind the hidden subject, which is made if it is not there.
+
+        Returns:
+            The output with the hidden subject's id, and the partitions of the source that the rows are made of.
+
+        Raises:
+            PublishTargetError: the hidden subject is published already.
+            PublishOutdatedError: it has rows, and the source was resized or moved since it was made without a cut.
+            KeylaneError: what the metaserver answers, or that it does not answer.
+        """
+        view, older = self._call(output, lambda subject: subject.cut())
+        return changed(output, subject_id=view.route.subject_id), older
+
     def rows(self, manifest: Manifest) -> HiddenRows:
         """What the tasks have to know."""
         return HiddenRows(

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -44,6 +45,7 @@ from .handover import lost_behind
 from .limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from .lineage import View
 from .offset import StreamOffset, check_subjects, from_json, to_json
+from .progress import GroupProgress
 from .settings import StreamSettings
 from .watch import Watch
 
@@ -147,6 +149,7 @@ class _Driver:
         self._settings = settings
         self._runner = asyncio.Runner()
         self._watch = Watch(options)
+        self._progress: GroupProgress | None = None
         self._initial: dict[str, Any] | None = None
         self._view: View | None = None
         self._ends: dict[int, int] | None = None
@@ -154,7 +157,11 @@ class _Driver:
         self._idle = False
         self._told: set[LostRange] = set()
         self.stored_ends: dict[str, Any] | None = None
-        self.run(self._open())
+        try:
+            self.run(self._open())
+        except BaseException:
+            self._runner.close()
+            raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work in the event loop of this driver."""
@@ -169,6 +176,8 @@ class _Driver:
 
     async def _open(self) -> None:
         self._watch.open()
+        if self._options.commit_group is not None:
+            self._progress = self._watch.progress_of(self._options.commit_group)
 
     async def initial(self) -> dict[str, Any]:
         """Where batch 0 begins."""
@@ -207,12 +216,16 @@ class _Driver:
             await asyncio.sleep(POLL_S)
         view = self._view = await self._watch.look(offset)
         self._check(view, offset)
+        if self._progress is not None:
+            await self._watch.patiently(partial(self._progress.begin, view, offset))
         ends = await self._bounds()
         end = next_offset(view, offset, ends=ends, rows_max=rows_max)
         done = finished(view, end)
         left = {number: each.end for number, each in view.stored.items() if number not in done}
         self.stored_ends = to_json(StreamOffset(subjects=self._watch.subjects, offsets=left))
         self._idle = end is offset
+        if self._progress is not None:
+            await self._progress.note(view, offset, idle=self._idle)
         return start if end is offset else to_json(end)
 
     async def everything(self) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 maxRowsPerTrigger   the most rows of a batch                     no limit; PySpark 4.2
 end                 where the stream ends: as of a batch         it does not end; PySpark 4.2
+commitGroup         a group whose cursors follow the sink         no cursor moves; PySpark 4.2
 
-Older versions of PySpark do not tell where a batch begins, so it cannot be limited.
+Older versions of PySpark do not tell where a batch begins, so it cannot be limited, and what the sink has is not known.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ def stream_settings(
     """
     bounded = "end" in {name.lower() for name in given}
     rows_max = options.max_rows_per_trigger
-    for option, wanted in (("maxRowsPerTrigger", rows_max is not None), ("end", bounded)):
+    limits = {
+        "maxRowsPerTrigger": rows_max is not None,
+        "end": bounded,
+        "commitGroup": options.commit_group is not None,
+    }
+    for option, wanted in limits.items():
         if wanted and not limited:
             raise NotStreamableError(
                 f"the option {option} of a stream needs PySpark 4.2 or newer", option=option

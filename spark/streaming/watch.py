@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from ...arrow.opening import open_network
 from ...arrow.selection import CursorOf, Edge, Point, ReadBound, ReadOptions, StoredAt
 from ...protocol.backoff import Backoff
 from ...protocol.control import PartitionStatus, TimeBound
@@ -24,9 +25,11 @@ from ...protocol.routing import Partition, PartitionState, Route, logical_partit
 from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
 from ...rpc.connections import Connections
 from ...rpc.environment import Environment, environment_of
+from ...rpc.http_network import HttpNetwork
 from .batches import finished
 from .lineage import Branch, Lineage, StoredOffsets, View, branches_of
 from .offset import StreamOffset
+from .progress import GroupProgress
 
 log = logging.getLogger("keylane.spark")
 
@@ -55,9 +58,7 @@ class Watch:
         self._options = options
         self._environment = environment_of(environment)
         self._clock = self._environment.clock
-        self._connections = Connections(
-            self._environment.network, timeout_ms=CALL_TIMEOUT_MS, what="stream"
-        )
+        self._own: HttpNetwork | None = None
         self._pauses = _PAUSES.pauses(self._environment.new_rng())
         self._lineage: Lineage | None = None
         self._every: set[int] = set()
@@ -71,12 +72,18 @@ class Watch:
         """Subject → its id; known after a look."""
 
     def open(self) -> None:
-        """Open the connections in the running event loop."""
+        """Open the connections in the running event loop.  Raises ConfigError: a file of the TLS or the token."""
+        network = self._environment.network
+        if network is None:
+            network = self._own = open_network(self._options.secured)
+        self._connections = Connections(network, timeout_ms=CALL_TIMEOUT_MS, what="stream")
         self._meta = MetaClient(self._connections.open(), self._options.meta)
 
     async def close(self) -> None:
         """Close every connection."""
         await self._connections.close()
+        if self._own is not None:
+            await self._own.close()
 
     async def look(self, offset: StreamOffset | None = None) -> View:
         """
@@ -85,7 +92,7 @@ class Watch:
         Args:
             offset: partitions that it has finished are not asked for.
         """
-        view = await self._patiently(lambda: self._look(offset))
+        view = await self.patiently(lambda: self._look(offset))
         missing = sorted((self._options.partitions or set()) - view.lineage.branches.keys())
         if missing:
             raise self._no_partition(missing[0])
@@ -100,12 +107,17 @@ class Watch:
         if unknown:
             raise self._no_partition(unknown[0])
         numbers = [number for number, branch in lineage.branches.items() if not branch.gone]
-        offsets = await self._patiently(
+        offsets = await self.patiently(
             lambda: _all(self._place(view, number, bound.at(number)) for number in numbers)
         )
         return dict(zip(numbers, offsets, strict=True))
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    def progress_of(self, group: str) -> GroupProgress:
+        """The cursors of a group that follow this stream; call it when it is open."""
+        return GroupProgress(self._meta, group, self._clock)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of a call, which is tried again for PATIENCE_MS while a server is away."""
         since: int | None = None
         while True:
             try:

@@ -73,7 +73,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         check_columns(schema)
         guarded_columns(schema.names, options.order)
         writer = cls(options, job=secrets.token_hex(8), started_at_ns=SystemClock.wall_ns())
-        run_with_network(writer._make)
+        run_with_network(writer._make, options.secured)
         return writer
 
     async def _make(self, network: Network) -> None:
@@ -98,7 +98,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             )
 
         with readable_errors():
-            return TaskDone(run_with_network(work))
+            return TaskDone(run_with_network(work, self.options.secured))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what the tasks have written; a repeat changes nothing."""
@@ -117,7 +117,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             await subject.publish()
 
         with readable_errors():
-            run_with_network(work)
+            run_with_network(work, self.options.secured)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete what the tasks have written."""
@@ -126,4 +126,4 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             await HiddenSubject(network, self.options, self.hidden).delete()
 
         with readable_errors():
-            run_with_network(work)
+            run_with_network(work, self.options.secured)

@@ -30,12 +30,14 @@ from ...protocol.operations import (
     Publication,
     PublishSubject,
 )
+from ...protocol.routing import PartitionState
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
 from .job import WriteOptions
 
 T = TypeVar("T")
 POLL_S = 0.05
+CUTS_MAX = 3
 _BACKOFF = Backoff()
 
 
@@ -58,16 +60,60 @@ class HiddenSubject:
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
 
-    async def make(self) -> SubjectView:
+    async def make(self, *, cut: bool = False) -> SubjectView:
         """
         Make it; again changes nothing.
 
+        Args:
+            cut: also begin to continue the target behind it; see `cut`.
+
         Raises:
+            PublishOutdatedError: the target's partitions have changed since it was made, so they cannot be cut.
             SubjectUnknownError: the target does not exist, and the options do not say to create it.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
-        ask = HideSubject(hidden=self.name, partitions=self._options.partitions)
+        ask = HideSubject(hidden=self.name, partitions=self._options.partitions, cut=cut)
         return await self._trying(lambda: self._meta.hide_subject(self._options.subject, ask))
+
+    async def cut(self) -> tuple[SubjectView, frozenset[int]]:
+        """
+        Make it, and continue the target behind it: what it is made of is sealed, and what is sent now lies behind both.
+
+        One without messages is made anew if the target's partitions have changed before the cut.
+
+        Returns:
+            The hidden subject, and the ids of all partitions of the target that lie before the cut and have data.
+
+        Raises:
+            What `make` raises; NotSentError: the cut is not done in time.
+        """
+        left, view = CUTS_MAX, None
+        while view is None:
+            left -= 1
+            try:
+                view = await self.make(cut=True)
+            except PublishOutdatedError:
+                if not left or any((await self.stored()).values()):
+                    raise
+                await self.delete()
+        parents = {parent for each in view.route.partitions for parent in each.parents}
+        first = min(each.partition_id for each in view.route.partitions)
+        until = self._clock.boot_ms() + self._options.timeout_ms
+        while True:
+            route = await self._trying(lambda: self._meta.route(self._options.subject))
+            left_open = [
+                each
+                for each in route.partitions
+                if each.partition_id in parents and each.state is PartitionState.OPEN
+            ]
+            if not left_open:
+                older = (int(each.partition_id) for each in route.partitions)
+                return view, frozenset(each for each in older if each < first)
+            if self._clock.boot_ms() >= until:
+                raise NotSentError(
+                    f"partitions of {self._options.subject!r} are not sealed yet; `keylane operations` says why"
+                )
+            await asyncio.sleep(POLL_S)
 
     async def stored(self) -> dict[int, int]:
         """Partition id → messages.  Raises UnreachableError if a broker does not answer."""

@@ -17,13 +17,17 @@ from typing import Literal
 
 import xxhash
 
+from ...arrow.secured import PLAIN, Secured
 from ...protocol.address import addresses_of
 from ...protocol.errors import ConfigError, KeylaneError, RowOrderError, RowsDifferError
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
+from ..naming import advice
+from ..securing import NAMES as SECURING
+from ..securing import path_of, secured_of, token_path_of
 
 Order = Literal["auto", "required", "none"]
-NAMES = ("meta", "subject", "partitions", "order", "hidden", "publish", "timeoutMs")
+NAMES = ("meta", "subject", "partitions", "order", "hidden", "publish", "timeoutMs", *SECURING)
 SPARK_ADDS = ("path", "checkpointlocation", "provider", "owner", "querycontext")
 """Options that Spark hands over and that are not ours; and every one that begins with `option.`."""
 TIMEOUT_MS = 120_000
@@ -43,6 +47,7 @@ class WriteOptions:
         hidden      name of the hidden subject that a batch job fills                      SUBJECT.hidden-<id>
         publish     false: fill `hidden`, and leave it hidden                              true
         timeoutMs   how long a task, or the commit, waits for a broker or the metaserver   120000
+        tlsCa, tlsCert, tlsKey, tokenFile   see securing.py                               as the environment says
     """
 
     meta: tuple[str, ...]
@@ -52,6 +57,7 @@ class WriteOptions:
     hidden: str = ""
     publish: bool = True
     timeout_ms: int = TIMEOUT_MS
+    secured: Secured = PLAIN
 
 
 def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -66,7 +72,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     known = {name.lower() for name in NAMES}
     for name in sorted(options.keys() - known):
         if name not in SPARK_ADDS and not name.startswith(("option.", "spark.")):
-            problems[name[:80]] = f"unknown; a write has {', '.join(NAMES)}"
+            problems[name[:80]] = advice(name, NAMES)
     values: dict[str, object] = {}
     for name, parse in _PARSERS.items():
         text = options.get(name.lower(), "")
@@ -78,6 +84,8 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
             values["timeout_ms" if name == "timeoutMs" else name] = parse(text)
         except (ValueError, KeylaneError) as error:
             problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
+    paths = {name: str(values.pop(name)) for name in SECURING if name in values}
+    values["secured"] = secured_of(paths, problems)
     if not problems and values.get("publish") is False and "hidden" not in values:
         problems["hidden"] = "required with publish=false"
     if problems:
@@ -112,6 +120,10 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
     "hidden": lambda text: check_name("subject", text),
     "publish": _flag,
     "timeoutMs": lambda text: _whole(text, 1, TIMEOUT_MS_MAX),
+    "tlsCa": path_of,
+    "tlsCert": path_of,
+    "tlsKey": path_of,
+    "tokenFile": token_path_of,
 }
 
 

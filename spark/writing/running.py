@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from ...rpc.http_network import client_network
+from ...arrow.opening import open_network
+from ...arrow.secured import PLAIN, Secured
 from ...rpc.network import Network
 
 T = TypeVar("T")
 
 
-def run_with_network(work: Callable[[Network], Awaitable[T]]) -> T:
+def run_with_network(work: Callable[[Network], Awaitable[T]], secured: Secured = PLAIN) -> T:
     """Run `work(network)` to its end, and close the network.  Blocks; needs a thread without event loop."""
 
     async def run() -> T:
-        network = client_network()
+        network = open_network(secured)
         try:
             return await work(network)
         finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
@@ -26,6 +26,15 @@ from .job import TaskReport, WriteOptions, check_sources, parse_write_options
 from .running import run_with_network
 from .schema import check_columns
 from .task import write_task
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except (
+    ImportError
+):  # PySpark 4.0 asks only whether a writer takes Arrow batches, whatever it writes
+    from pyspark.sql.datasource import (  # type: ignore[assignment]
+        DataSourceArrowWriter as DataSourceStreamArrowWriter,
+    )
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -66,7 +75,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         async def look(network: Network) -> None:
             await MetaClient(network, options.meta).route(options.subject)
 
-        run_with_network(look)
+        run_with_network(look, options.secured)
         return cls(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
@@ -92,7 +101,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             )
 
         with readable_errors():
-            return TaskDone(run_with_network(work))
+            return TaskDone(run_with_network(work, self._options.secured))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """End a batch: its rows are stored.  Raises RowOrderError if two tasks may have had rows of one key."""

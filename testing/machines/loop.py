@@ -189,7 +189,8 @@ class SimLoop(asyncio.BaseEventLoop):
         can_run = self._can_run
         if not can_run:
             self._jump()
-            return
+            if not can_run:
+                return
         index = int(self._rng.random() * len(can_run)) if len(can_run) > 1 else 0
         process = can_run[index]
         can_run[index] = can_run[-1]

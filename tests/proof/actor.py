@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from proof.recording import Stop, boot_ns
@@ -20,25 +22,48 @@ LAST_WORDS = 2_000
 class Actor:
     """One program: a process that can be stopped, killed and started again."""
 
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        log: Path,
+        *,
+        place: Callable[[], AbstractContextManager[None]] = nullcontext,
+        **environment: str,
+    ) -> None:
+        """
+        Args:
+            place: entered while the process is started: where it runs.
+        """
         self.name = name
         self.command = command
         self._log = log
+        self._place = place
+        self._environment = environment
         self.process: subprocess.Popen[str] | None = None
         self.stops: list[Stop] = []
         """When it was stopped, as by SIGSTOP, and went on; see `signal`."""
         self._stopped_ns: int | None = None
 
     async def start(self) -> None:
+        self.spawn()
+        await self.ready()
+
+    def spawn(self) -> None:
         paths = os.pathsep.join((str(HERE.parent), os.environ.get("PYTHONPATH", "")))
-        with self._log.open("a") as log:
+        own = {"PYTHONPATH": paths, "PYTHONHASHSEED": "0"}
+        with self._log.open("a") as log, self._place():
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "launcher.py"), *self.command],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": "0"},
+                env=os.environ | own | self._environment,
             )
+
+    async def ready(self) -> None:
+        """Wait until it says that it is."""
+        assert self.process is not None
         assert self.process.stdout is not None
         async with asyncio.timeout(READY_S):
             line = await asyncio.to_thread(self.process.stdout.readline)

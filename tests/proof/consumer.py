@@ -25,6 +25,7 @@ from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import Fate, KeylaneError
 from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
+from keylane.rpc.tls.settings import tls_of_environment
 from proof.recording import Answered, Calling, Recorder, boot_ns
 from support.observation import Telling, dropped, ended, started
 
@@ -33,7 +34,7 @@ class _RecordingNetwork(HttpNetwork):
     """Notes what the consumer tells the metaserver of its leases, at the moment of telling, and each answer."""
 
     def __init__(self, record: Recorder, group: str) -> None:
-        super().__init__()
+        super().__init__(tls_of_environment())
         self._record: Any = record
         self._group = group
         self._telling = Telling()

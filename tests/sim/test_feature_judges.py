@@ -11,9 +11,11 @@ from keylane.checker.events import (
     Served,
     Settled,
     Started,
+    Stored,
 )
 from keylane.checker.findings import Findings
 from keylane.protocol.progress import CursorView, GroupReset
+from sim.features.carried import GROUP, Judged, Round, Row
 from sim.features.deletions import Life, check_groups, mixed_up, owners_of
 from sim.features.instances import stale_calls
 from sim.features.live_resets import check_resets, granted_while_set, unhandled_after
@@ -161,3 +163,48 @@ def test_try_is_told_when_the_message_was_handled_for_good():
     assert not _wrong(handled, _try(1, 6, 1))
     released = Served("release", "group0", 1, 5, 0)
     assert "has released" in _wrong(handled, _try(1, 6, 1), history=(released,))
+
+
+# ── cut-overs ─────────────────────────────────────────────────────────────────────────────────────────
+def _handles(partition_id: int, offset: int, value: bytes) -> list[Any]:
+    return [
+        Started(GROUP, "s", partition_id, offset, value, 1, 0, 1),
+        Ended(GROUP, partition_id, offset, 1, "s"),
+    ]
+
+
+def _carried(*more: Any, stored: tuple[int, ...] = (0, 1)) -> Judged:
+    """Two acked messages, handled in partition 1; stored at the end in partition 2."""
+    sent = [Sent(b"v0.1:%d" % n, b"k", "v0.1", n, strict=True) for n in (0, 1)]
+    acks = [Settled(b"v0.1:%d" % n, "stored", 1, n) for n in (0, 1)]
+    handled = [event for n in (0, 1) for event in _handles(1, n, b"v0.1:%d" % n)]
+    at_end = [Stored(2, at, b"k", b"v0.1:%d" % n) for at, n in enumerate(stored)]
+    return Judged([*sent, *acks, *handled, *more, *at_end], {"v0"}, {2})
+
+
+def test_message_is_told_when_a_cut_over_loses_doubles_or_reorders_it():
+    lineage: dict[int, tuple[int, ...]] = {2: ()}
+    assert _carried().lost([], since=0) == []
+    assert _carried().out_of_order(lineage) == []
+    (lost,) = _carried(stored=(0,)).lost([], since=0)
+    assert "is at []" in lost
+    (twice,) = _carried(stored=(0, 1, 1)).lost([], since=0)
+    assert "[(2, 1), (2, 2)]" in twice
+    (late,) = _carried(stored=(1, 0)).out_of_order(lineage)
+    assert "is stored behind 1" in late
+    removed = Round("h", starts={1: 2})
+    assert _carried(stored=()).lost([removed], since=0) == []
+
+
+def test_message_is_told_when_it_comes_again_after_a_cut_over_or_while_it_is_replaced():
+    rows = [Row((1, n), b"k", b"v0.1:%d" % n) for n in (0, 1)]
+    places = {b"v0.1:0": (2, 0), b"v0.1:1": (2, 1)}
+    done = {"rows": rows, "cursors": {1: 2}, "stored": places, "replaced": frozenset({1})}
+    cut = Round("h", accepted_at=8, published_at=8, **done)
+    assert _carried().again([cut]) == []
+    (again,) = _carried(*_handles(2, 1, b"v0.1:1")).again([cut])
+    assert "came again" in again
+    assert _carried(*_handles(1, 1, b"v0.1:1")).early([cut]) == []
+    between = Round("h", accepted_at=8, published_at=10, **done)
+    (early,) = _carried(*_handles(1, 1, b"v0.1:1")).early([between])
+    assert "while it was being replaced" in early

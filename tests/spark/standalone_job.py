@@ -60,9 +60,24 @@ def session(master: str) -> SparkSession:
     return spark
 
 
+def stream_slowly(spark: SparkSession, meta: str, folder: str) -> None:
+    """A stream of slow batches; run again it goes on from its checkpoint."""
+    source = {"meta": meta, "subject": "flights", "batchRows": "100", "maxRowsPerTrigger": "1500"}
+    frame = spark.readStream.format("keylane").options(**source).load()
+    slow = frame.mapInArrow(slow_batches(), frame.schema)
+    writer = slow.writeStream.format("keylane").options(meta=meta, subject="streamed")
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint-killed")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    say(streamed=True)
+
+
 def main() -> None:
     master, meta, folder, stage = sys.argv[1:]
     spark = session(master)
+    if stage == "stream":
+        stream_slowly(spark, meta, folder)
+        spark.stop()
+        return
     if stage == "first":
         source = {"meta": meta, "subject": "flights", "batchRows": "300"}
         frame = spark.read.format("keylane").options(**source).load()

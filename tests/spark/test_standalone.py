@@ -3,68 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pyspark
 import pytest
 
 import keylane.arrow
 from keylane import Producer
-from keylane.cli.java import find_java
 from keylane.errors import SubjectUnknownError
 from support.cluster import Cluster, eventually
 from support.ports import free_port
+from support.spark.programs import kill_session, said, spark_class, spark_driver
 
 COUNT = 3_000
 KEYS = 53
 JOB = Path(__file__).with_name("standalone_job.py")
 DEPLOY = "org.apache.spark.deploy"
-
-
-def environment(folder: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "JAVA_HOME": str(find_java().path),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_WORKER_DIR": str(folder / "work"),
-        "SPARK_DAEMON_MEMORY": "256m",
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }
-
-
-@contextmanager
-def spark_class(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Spark, ended with all that it has started."""
-    program = Path(pyspark.__path__[0], "bin", "spark-class")
-    with (folder / f"{arguments[0].rpartition('.')[2]}-{free_port()}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(program), *arguments],
-            env=environment(folder),
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        kill_session(process)
-
-
-def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its children, by the id of its own process group."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+HOSTS = ("127.0.0.1", "127.0.0.2")
+"""Of the workers: Spark runs no task a second time on the host that it is on."""
 
 
 @pytest.fixture
@@ -72,17 +31,19 @@ def standalone(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[byte
     """The address of a master, and two workers with a core each."""
     port = free_port()
     master = f"spark://127.0.0.1:{port}"
-    host = ("--host", "127.0.0.1", "--webui-port", "0")
+    ui = ("--webui-port", "0")
     with ExitStack() as stack:
         stack.enter_context(
-            spark_class(tmp_path, f"{DEPLOY}.master.Master", *host, "--port", str(port))
+            spark_class(
+                tmp_path, f"{DEPLOY}.master.Master", "--host", HOSTS[0], *ui, "--port", str(port)
+            )
         )
         size = ("--cores", "1", "--memory", "600m")
         workers = [
             stack.enter_context(
-                spark_class(tmp_path, f"{DEPLOY}.worker.Worker", *host, *size, master)
+                spark_class(tmp_path, f"{DEPLOY}.worker.Worker", "--host", host, *ui, *size, master)
             )
-            for _ in range(2)
+            for host in HOSTS
         ]
         yield master, workers
 
@@ -113,56 +74,54 @@ def check_each_once_in_order(cluster: Cluster, subject: str) -> None:
 def driver(
     master: str, cluster: Cluster, folder: Path, stage: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The program beside this file, with its JVM, in a process group of its own."""
-    with (folder / f"driver-{stage}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(JOB), master, cluster.meta, str(folder), stage],
-            env=environment(folder),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
+    """The program beside this file, with its JVM."""
+    with spark_driver(folder, JOB, master, cluster.meta, str(folder), stage) as process:
         yield process
-    finally:
-        kill_session(process)
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def said(process: subprocess.Popen[bytes], fact: str) -> dict[str, object]:
-    """The first line with this fact; the driver has to say it before it ends."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        facts = json.loads(line)
-        if fact in facts:
-            return facts
-    raise AssertionError(f"the driver ended before it said {fact!r}")
 
 
 @pytest.mark.whole  # five JVMs, which take a minute and more
 @pytest.mark.timeout(600)
 def test_standalone_cluster_reads_streams_and_writes_while_a_worker_and_a_driver_are_killed(
-    standalone, file_cluster, tmp_path
+    standalone, cluster, tmp_path
 ):
     """Each row is there once, in the order of its key; the executors run this Python, which has keylane."""
     master, workers = standalone
-    asyncio.run(fill(file_cluster))
-    with driver(master, file_cluster, tmp_path, "first") as first:
+    asyncio.run(fill(cluster))
+    with driver(master, cluster, tmp_path, "first") as first:
         assert said(first, "rows") == {"rows": COUNT}
         said(first, "writing")
         time.sleep(1)  # rows of some tasks are stored
         kill_session(workers[0])
         said(first, "copied")
-        check_each_once_in_order(file_cluster, "streamed")
-        check_each_once_in_order(file_cluster, "copied")
+        check_each_once_in_order(cluster, "streamed")
+        check_each_once_in_order(cluster, "copied")
         said(first, "missing")
         facts = tmp_path / "job" / "_keylane" / "pieces"
         asyncio.run(eventually(lambda: len(list(facts.glob("*.json"))) > 2, what="some pieces"))
     with pytest.raises(SubjectUnknownError):
-        keylane.arrow.read(file_cluster.meta, "clean")
-    with driver(master, file_cluster, tmp_path, "second") as second:
+        keylane.arrow.read(cluster.meta, "clean")
+    with driver(master, cluster, tmp_path, "second") as second:
         missing = said(second, "missing")["missing"]
         assert 0 < int(str(missing)) < COUNT
         assert said(second, "rows_out") == {"rows_out": COUNT}
-    check_each_once_in_order(file_cluster, "clean")
+    check_each_once_in_order(cluster, "clean")
+
+
+@pytest.mark.whole  # as above
+@pytest.mark.timeout(600)
+def test_standalone_cluster_stores_each_row_once_when_the_driver_of_a_stream_is_killed(
+    standalone, cluster, tmp_path
+):
+    """SIGKILL of a stream's driver in mid-batch, which is replayed."""
+    master, _ = standalone
+    asyncio.run(fill(cluster))
+
+    def some_rows() -> bool:
+        return keylane.arrow.read(cluster.meta, "streamed").read_all().num_rows > 0
+
+    with driver(master, cluster, tmp_path, "stream"):
+        asyncio.run(eventually(some_rows, seconds=120, what="rows of a batch that runs"))
+    assert keylane.arrow.read(cluster.meta, "streamed").read_all().num_rows < COUNT
+    with driver(master, cluster, tmp_path, "stream") as again:
+        assert said(again, "streamed")
+    check_each_once_in_order(cluster, "streamed")

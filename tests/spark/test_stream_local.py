@@ -8,18 +8,24 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 
-from keylane import Producer
+from keylane import Admin, Producer
 from keylane.protocol.errors import CheckpointMismatchError, ConfigError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark import register
 from keylane.spark.failure import error_in
 from keylane.spark.streaming.lag import QueryLag, StreamLag
+from keylane.spark.streaming.limits import LIMITED
 from support.cluster import eventually
 
 KEYS = 40
 ENDS_WITHIN_S = 120
+
+
+def at_most(rows: int) -> dict[str, str]:
+    """The option that limits a batch, where PySpark has limits."""
+    return {"maxRowsPerTrigger": str(rows)} if LIMITED else {}
 
 
 async def send(meta: str, subject: str, numbers: range) -> None:
@@ -84,17 +90,44 @@ def test_query_killed_in_mid_batch_goes_on_after_a_resize(start, file_cluster, t
     asyncio.run(file_cluster.create("killed", partitions=2))
     asyncio.run(send(meta, "killed", range(400)))
     sink = Copies(tmp_path / "rows")
-    sink.dies_in = 2
+    sink.dies_in = 2 if LIMITED else 0
     with pytest.raises(StreamingQueryException, match="killed in mid-batch"):
-        start("killed", sink, maxRowsPerTrigger="100").awaitTermination(ENDS_WITHIN_S)
+        start("killed", sink, **at_most(100)).awaitTermination(ENDS_WITHIN_S)
     ask = Reshape(kind=OperationKind.RESIZE, subject="killed", partitions=3)
     asyncio.run(file_cluster.reshape(ask))
     asyncio.run(send(meta, "killed", range(400, 600)))
     sink.dies_in = None
-    assert start("killed", sink, maxRowsPerTrigger="150").awaitTermination(ENDS_WITHIN_S)
+    for _ in range(1 if LIMITED else 2):  # an older PySpark ends the run behind the replayed batch
+        assert start("killed", sink, **at_most(150)).awaitTermination(ENDS_WITHIN_S)
     sink.check(range(600))
     assert start("killed", sink).awaitTermination(ENDS_WITHIN_S)
     sink.check(range(600))
+
+
+def test_group_has_followed_when_a_run_with_available_now_ends(start, file_cluster, tmp_path):
+    """The last batch counts, too; an older PySpark does not tell what the sink has, and the option is refused."""
+    meta = file_cluster.meta
+
+    async def make() -> None:
+        await file_cluster.create("followed", partitions=2)
+        await send(meta, "followed", range(100))
+        async with Admin(meta) as admin:
+            await admin.create_group("followed", "spark")
+
+    async def lag() -> int:
+        async with Admin(meta) as admin:
+            return await admin.lag("followed", "spark")
+
+    asyncio.run(make())
+    sink = Copies(tmp_path / "rows")
+    if not LIMITED:
+        with pytest.raises(AnalysisException, match="commitGroup of a stream needs PySpark"):
+            start("followed", sink, commitGroup="spark")
+        return
+    query = start("followed", sink, commitGroup="spark", maxRowsPerTrigger="30")
+    assert query.awaitTermination(ENDS_WITHIN_S)
+    sink.check(range(100))
+    assert asyncio.run(lag()) == 0
 
 
 def test_lag_and_checkpoint_of_a_query_are_seen(spark, start, file_cluster, tmp_path):
@@ -108,8 +141,9 @@ def test_lag_and_checkpoint_of_a_query_are_seen(spark, start, file_cluster, tmp_
     spark.streams.addListener(listener)
     try:
         sink = Copies(tmp_path / "rows")
-        assert start("seen", sink, maxRowsPerTrigger="20").awaitTermination(ENDS_WITHIN_S)
-        asyncio.run(_eventually(lambda: [lag.messages for lag in told][:3] == [30, 10, 0]))
+        assert start("seen", sink, **at_most(20)).awaitTermination(ENDS_WITHIN_S)
+        if LIMITED:
+            asyncio.run(_eventually(lambda: [lag.messages for lag in told][:3] == [30, 10, 0]))
     finally:
         spark.streams.removeListener(listener)
     sink.check(range(50))

@@ -1,6 +1,6 @@
 """A real PostgreSQL for the tests: the machine's own programs, else those of a Python package.
 
-It listens on a Unix socket in a folder of its own, so that no two runs can meet.  PostgreSQL refuses to run as
+It listens on a Unix socket in a folder of its own, so that no two runs can meet; where hosts of a test use it, on their address too.  PostgreSQL refuses to run as
 root: there it runs as another user.
 """
 
@@ -75,14 +75,17 @@ def die_with_parent() -> None:
 class Postgres:
     """A running server; `url()` is a new, empty database."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str = "") -> None:
         self._folder = folder
+        self._address = address
         self._numbers = itertools.count(1)
 
     def url(self) -> str:
         """The address, for a metaserver, of a new database."""
         name = f"test_{next(self._numbers)}"
         self.execute(f"CREATE DATABASE {name}")
+        if self._address:
+            return f"postgresql+asyncpg://keylane@{self._address}/{name}"
         return f"postgresql+asyncpg://keylane@/{name}?host={self._folder}"
 
     def execute(self, statement: str, *, database: str = "postgres") -> list[Any]:
@@ -102,8 +105,13 @@ class Postgres:
 
 
 @contextmanager
-def running_postgres(programs: Path | None = None) -> Iterator[Postgres]:
-    """A server with a folder of its own, gone at the end."""
+def running_postgres(programs: Path | None = None, *, address: str = "") -> Iterator[Postgres]:
+    """
+    A server with a folder of its own, gone at the end.
+
+    Args:
+        address: where it listens beside its Unix socket; everybody who reaches it is trusted.
+    """
     programs = programs or machine_programs() or packaged_programs()
     folder = Path(tempfile.mkdtemp(prefix="keylane-pg-"))
     user = _other_user()
@@ -115,7 +123,11 @@ def running_postgres(programs: Path | None = None) -> Iterator[Postgres]:
         programs = _reachable(programs, folder, how)
         data = folder / "data"
         _initialise(programs, data, how)
-        settings = [f"--{name}={value}" for name, value in OPTIONS.items()]
+        if address:
+            with (data / "pg_hba.conf").open("a") as file:
+                file.write("host all keylane samenet trust\n")
+        options = OPTIONS | {"listen_addresses": address}
+        settings = [f"--{name}={value}" for name, value in options.items()]
         with (folder / "log").open("wb") as log:
             server = subprocess.Popen(
                 [programs / "postgres", "-D", data, "-k", folder, *settings],
@@ -126,7 +138,7 @@ def running_postgres(programs: Path | None = None) -> Iterator[Postgres]:
             )
         try:
             _wait_until_ready(server, data, folder / "log")
-            yield Postgres(folder)
+            yield Postgres(folder, address)
         finally:
             server.send_signal(signal.SIGQUIT)  # at once: its data is not needed any more
             server.wait(30)

@@ -46,6 +46,7 @@ MACHINE = [
     "outbox/client.py",  # so does the holder of a lease
     "rpc/home.py",  # hears of a fork
     "rpc/access/token_file.py",  # a client reads its token
+    "rpc/access/key_set.py",  # reads the keys of an outside issuer
     "rpc/tls/contexts.py",  # reads the files of certificates
     "broker/app.py",  # names the file of the broker's token
     "metaserver/running.py",  # names the files of tokens
@@ -71,6 +72,7 @@ HOME_OF: dict[str, list[str]] = {
         "cli/commands/cluster/check.py",  # reads the figures of servers
     ],
     "cryptography": ["rpc/tls/contexts.py", "rpc/access/signing.py", "cli/commands/cluster/*"],
+    "jwt": ["metaserver/access/issuer.py"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
     "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py", "sink/alembic.py"],

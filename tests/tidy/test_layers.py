@@ -16,6 +16,7 @@ from tidy.tree import FILES, ROOT, Source, imports_of
 # folder -> the folders of the same room that it may import
 LAYERS: dict[str, set[str]] = {
     "metaserver/sql": set(),
+    "metaserver/backup": {"metaserver/sql"},
     "metaserver/cluster": {"metaserver/sql"},
     "metaserver/groups": {"metaserver/cluster", "metaserver/sql"},
     "metaserver/catalogue": {"metaserver/cluster", "metaserver/groups", "metaserver/sql"},
@@ -102,6 +103,7 @@ LAYERS: dict[str, set[str]] = {
         "protocol/reading",
         "protocol/reprocess",
     },
+    "protocol/membership": {"protocol/errors"},
     "protocol/parked": set(),
     "protocol/reading": {"protocol/errors", "protocol/groups"},
     "protocol/reprocess": {"protocol/errors", "protocol/groups"},

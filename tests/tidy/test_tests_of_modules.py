@@ -12,20 +12,37 @@ from tidy.tree import FILES, ROOT, Source, imports_of
 ELSEWHERE: dict[str, dict[str, str]] = {
     "admin": {
         "integration/clients/test_admin.py": "calls client",
-        "integration/clients/test_parked.py": "parked_reading",
         "integration/writing/test_written_tasks.py": "publications",
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
         "integration/retention/test_holds.py": "holds",
         "integration/access/test_access.py": "access",
+        "integration/hosts/test_members.py": "members",
     },
-    "broker/access": {"integration/access/test_access.py": "guarding"},
-    "cli/commands/access": {"integration/access/test_access.py": "app"},
-    "metaserver/access": {"integration/access/test_access.py": "book off rows service targets"},
-    "protocol/access": {"unit/broker/access/test_judge.py": "capability"},
+    "broker/access": {
+        "integration/access/test_access.py": "guarding",
+        "integration/access/test_audit.py": "audit_sending",
+    },
+    "cli/commands/access": {
+        "integration/access/test_audit.py": "audit quota running",
+        "integration/access/test_access.py": "app",
+    },
+    "metaserver/access": {
+        "integration/access/test_access.py": "book book_rows off rows service targets",
+        "integration/access/test_audit.py": "audit_log",
+        "integration/access/test_quotas.py": "quota_rows",
+    },
+    "protocol/access": {
+        "unit/broker/access/test_judge.py": "capability",
+        "unit/rpc/access/test_pacing.py": "quota",
+        "unit/rpc/access/test_peers.py": "principals",
+    },
     "rpc/access": {
-        "integration/access/test_access.py": "audit caller credentials guard settings token_file wallet",
+        "integration/access/test_access.py": "caller credentials guard token_file wallet",
+        "integration/access/test_audit.py": "audit_detail",
+        "integration/access/test_quotas.py": "throttling",
         "unit/broker/access/test_judge.py": "signing",
+        "unit/metaserver/access/test_issuer.py": "issuer_settings key_set",
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
@@ -36,7 +53,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},
     "broker/partition": {
         "unit/broker/store/test_removals.py": "dropped",
-        "unit/broker/partition/test_parked.py": "parked_key",
         "unit/broker/test_service.py": "facts",
     },
     "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer"},
@@ -73,6 +89,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "cli/commands/cluster": {
         "unit/rpc/tls/test_contexts.py": "certificates",
         "integration/hosts/test_tls_cluster.py": "app check init",
+        "integration/hosts/test_members.py": "versions",
     },
     "cli/commands/group": {
         "acceptance/test_cli.py": "app",
@@ -80,6 +97,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "cli/commands/meta": {
         "integration/rebuild/test_meta_rebuild.py": "app database verify",
+        "integration/metaserver/test_backup.py": "backup",
     },
     "cli/commands/outbox": {"integration/outbox/test_outbox.py": "app"},
     "cli/commands/parked": {
@@ -142,6 +160,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/brokers/test_accepted_copy.py": "accepted",
         "integration/metaserver/test_metaserver_calls.py": "service",
     },
+    "metaserver/backup": {"integration/metaserver/test_backup.py": "file rows service"},
     "metaserver/cluster": {
         "integration/metaserver/test_metaserver_database.py": "partitions",
         "integration/rebuild/test_rebuild_waits.py": "lost_database",
@@ -156,7 +175,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "metaserver/operations": {
         "unit/metaserver/cluster/test_losses.py": "plan_inputs",
     },
-    "metaserver/publications": {"integration/writing/test_written_tasks.py": "service"},
+    "metaserver/publications": {
+        "integration/writing/test_written_tasks.py": "service",
+        "unit/metaserver/publications/test_publishing.py": "lineage",
+    },
     "spark/writing": {
         "integration/writing/test_written_tasks.py": "hidden task",
         "spark/test_writing_local.py": "batch_writer running schema stream_writer",
@@ -179,7 +201,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/metaserver/test_metaserver_database.py": "dialect transactions",
         "integration/metaserver/test_metaserver_group_write.py": "group_write",
         "integration/metaserver/test_metaserver_postgres.py": "postgres",
-        "integration/metaserver/test_migrations.py": "migrate schema",
+        "integration/metaserver/test_migrations.py": "schema",
         "integration/metaserver/test_unwritable_database.py": "write_watch",
         "unit/metaserver/operations/test_idle_operations.py": "clock_restart",
         "unit/metaserver/resets/test_rows.py": "duties",
@@ -212,17 +234,21 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "protocol/errors": {
         "tidy/test_error_details.py": "base",
-        "unit/protocol/test_errors.py": "access consuming deletions failures groups homes outbox parked publications ranges reading refusals reprocess scheduled sink streaming testing transport",
+        "unit/protocol/test_errors.py": "access consuming deletions failures groups homes outbox parked publications reading refusals reprocess scheduled sink streaming testing transport versions",
     },
     "protocol/reading": {"integration/brokers/test_broker_indexes.py": "bounds"},
+    "protocol/membership": {"integration/hosts/test_members.py": "broker_views cluster_view"},
     "protocol/parked": {"unit/consumer/pulling/test_failed_tries.py": "failing"},
     "protocol/http": {
         "integration/access/test_access.py": "access",
+        "integration/access/test_audit.py": "audit",
+        "integration/access/test_quotas.py": "quotas",
         "unit/cli/test_message_json.py": "message_json",
         "unit/protocol/test_endpoints.py": "any_server endpoint jobs openapi",
         "unit/rpc/tls/test_settings.py": "tls_settings",
     },
     "rpc/operating": {
+        "integration/access/test_quotas.py": "access_figures",
         "integration/hosts/test_operating.py": "probes",
         "integration/hosts/test_tls_cluster.py": "served_network",
     },

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
-from ...screen import make_table, run, show_json, show_line, show_table
-
-if TYPE_CHECKING:
-    from ....admin import Admin
+from ...screen import make_table, show_line, show_table
+from .audit import show_audit
+from .quota import quota_app
+from .running import ask_and_show
 
 access_app = typer.Typer(no_args_is_help=True, help="Who may do what: tokens and rights.")
 token_app = typer.Typer(no_args_is_help=True, help="Tokens of principals.")
 access_app.add_typer(token_app, name="token")
+access_app.add_typer(quota_app, name="quota")
+access_app.command("audit")(show_audit)
 
 PrincipalArgument = Annotated[str, typer.Argument(help="Who it is about.")]
 RightArgument = Annotated[
@@ -26,25 +27,6 @@ SubjectPattern = Annotated[str, typer.Option(help="A subject, or the beginning o
 GroupPattern = Annotated[
     str, typer.Option(help="A consumer group, or the beginning of names and '*'.")
 ]
-
-
-def _run(
-    meta: str,
-    output: OutputFormat,
-    ask: Callable[[Admin], Awaitable[Any]],
-    show: Callable[[Any], None],
-) -> None:
-    from ...connection import open_admin
-
-    async def work() -> None:
-        async with open_admin(meta) as admin:
-            answer = await ask(admin)
-        if output is OutputFormat.JSON:
-            show_json({} if answer is None else answer)
-        else:
-            show(answer)
-
-    run(output, work())
 
 
 @token_app.command("create")
@@ -61,7 +43,7 @@ def create_token(
 ) -> None:
     """Make a token and print it, this once."""
     until = None if ends is None else ends.astimezone()
-    _run(
+    ask_and_show(
         meta,
         output,
         lambda admin: admin.create_token(principal, label=label, ends=until),
@@ -78,7 +60,7 @@ def list_tokens(
 ) -> None:
     """Show all tokens by id; the tokens themselves are not stored."""
     heads = ("id", "principal", "state", "label")
-    _run(
+    ask_and_show(
         meta,
         output,
         lambda admin: admin.list_tokens(principal),
@@ -100,7 +82,7 @@ def revoke_token(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Revoke a token; brokers know within seconds."""
-    _run(
+    ask_and_show(
         meta,
         output,
         lambda admin: admin.revoke_token(token_id),
@@ -119,7 +101,7 @@ def grant(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Grant a right; without options on every subject and group."""
-    _run(
+    ask_and_show(
         meta,
         output,
         lambda admin: admin.grant(principal, right, subject=subject, group=group),
@@ -138,7 +120,7 @@ def revoke(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Take back exactly this right, with its patterns."""
-    _run(
+    ask_and_show(
         meta,
         output,
         lambda admin: admin.revoke_grant(principal, right, subject=subject, group=group),
@@ -155,7 +137,7 @@ def list_grants(
 ) -> None:
     """Show all rights by principal."""
     heads = ("principal", "right", "subject", "group")
-    _run(
+    ask_and_show(
         meta,
         output,
         lambda admin: admin.list_grants(principal),
@@ -189,7 +171,7 @@ def check(
         why = "nothing grants it" if by is None else f"by {by.right} {by.subject}, group {by.group}"
         show_line(f"{'allowed' if decision.allowed else 'refused'}: {why}")
 
-    _run(
+    ask_and_show(
         meta,
         output,
         lambda admin: admin.check_access(principal, right, subject=subject, group=group),

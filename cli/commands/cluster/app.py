@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,7 @@ def cluster_init(
             data=data,
             meta_port=meta_port,
             broker_port=broker_port,
+            name=f"k{secrets.token_hex(6)}",
         )
         init_cluster(folder, plan, keylane=keylane, output=output)
 
@@ -72,3 +74,14 @@ def cluster_check(
     from .check import check_cluster
 
     run(output, check_cluster(meta, output))
+
+
+@cluster_app.command("versions")
+def cluster_versions(
+    meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """Show the version of the cluster, and of each broker and metaserver: how far an upgrade is."""
+    from ...screen import run
+    from .versions import show_versions
+
+    run(output, show_versions(meta, output))

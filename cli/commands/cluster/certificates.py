@@ -18,8 +18,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 397
 """As public authorities have it: renewal is work that must not be forgotten for years."""
-LEEWAY = dt.timedelta(minutes=5)
-"""Certificates begin so much earlier, for clocks that are behind."""
+LEEWAY = dt.timedelta(days=1)
+"""Certificates begin so much earlier: a host whose clock is behind starts, and `keylane cluster check` tells it."""
 
 
 @dataclass(frozen=True, slots=True)

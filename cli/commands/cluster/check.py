@@ -17,7 +17,7 @@ import typer
 
 from ....admin import Admin
 from ....protocol.address import addresses_of, parse_address
-from ....protocol.errors import KeylaneError
+from ....protocol.errors import AccessDeniedError, KeylaneError, UnauthenticatedError
 from ....protocol.http.tls_settings import TlsSettings
 from ....rpc.http_network import HttpNetwork, client_network
 from ....rpc.tls.contexts import client_context
@@ -60,6 +60,9 @@ async def _brokers(addresses: Sequence[str], findings: list[Finding]) -> list[st
     try:
         async with Admin(addresses) as admin:
             listed = (await admin.list_brokers()).brokers
+    except (AccessDeniedError, UnauthenticatedError) as error:
+        findings.append(Finding(f"the brokers are not known: {error.message}", error.hint))
+        return []
     except KeylaneError:  # the report of each metaserver says why
         return []
     if not listed:
@@ -107,6 +110,7 @@ async def _report(
         certificate_ends_s=ends_s,
         certificate_names=names,
         insecure_network=figures.insecure,
+        access_off=figures.access_off,
         disk_bytes=figures.disk_bytes,
         disk_free_bytes=figures.disk_free_bytes,
     )
@@ -115,6 +119,7 @@ async def _report(
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     insecure: bool
+    access_off: bool
     disk_bytes: int | None
     disk_free_bytes: int | None
 
@@ -133,6 +138,7 @@ def _figures(text: str) -> _Figures:
     return _Figures(
         version=build,
         insecure=bool(values.get("keylane_insecure_network")),
+        access_off=bool(values.get("keylane_access_off")),
         disk_bytes=None if disk is None else int(disk),
         disk_free_bytes=None if free is None else int(free),
     )

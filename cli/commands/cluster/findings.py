@@ -26,6 +26,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since 1970; None: without TLS."""
     certificate_names: tuple[str, ...] = ()
     insecure_network: bool = False
+    access_off: bool = False
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
 
@@ -104,6 +105,14 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
             Finding(
                 "insecure_network: other machines read and write without TLS",
                 "Give it tls_cert, tls_key and tls_ca, and take insecure_network out of its settings.",
+                address,
+            )
+        )
+    if report.access_off:
+        findings.append(
+            Finding(
+                "access = off: everybody who reaches it may do everything",
+                "Take access = off out of its settings, and give it tokens: docs/ACCESS.md.",
                 address,
             )
         )

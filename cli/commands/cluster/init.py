@@ -12,6 +12,7 @@ from ...options import OutputFormat
 from ...screen import show_json, show_line
 from .certificates import CertificateAuthority
 from .plan import CONFIG_FOLDER, SETTINGS_FILE, ClusterPlan
+from .tokens import BROKER_FILE, ClusterTokens
 
 SECRET, PUBLIC = 0o600, 0o644
 OWN_NAMES = ("localhost", "127.0.0.1")
@@ -27,14 +28,15 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
     """
     _claim(folder)
     authority = CertificateAuthority("keylane cluster", dt.datetime.now(dt.UTC))
+    tokens = ClusterTokens([plan.group_of(host) for host in plan.hosts])
     try:
-        for path, content, mode in _files(plan, authority, keylane):
+        for path, content, mode in _files(plan, authority, tokens, keylane):
             _write(folder / path, content, mode)
     except OSError as error:
         raise ClusterFolderError(
             f"cannot write to {folder}: {error.strerror}", path=str(folder)
         ) from error
-    _say(folder, plan, output)
+    _say(folder, plan, tokens, output)
 
 
 def _claim(folder: Path) -> None:
@@ -51,7 +53,7 @@ def _claim(folder: Path) -> None:
 
 
 def _files(
-    plan: ClusterPlan, authority: CertificateAuthority, keylane: str
+    plan: ClusterPlan, authority: CertificateAuthority, tokens: ClusterTokens, keylane: str
 ) -> Iterator[tuple[str, bytes, int]]:
     """Path, content and mode of each file."""
     own = authority.pair
@@ -64,7 +66,9 @@ def _files(
         yield f"{host}/server.pem", pair.certificate, PUBLIC
         yield f"{host}/server.key", pair.key, SECRET
         # With PostgreSQL it has the password of the database.
-        yield f"{host}/{SETTINGS_FILE}", plan.settings_of(host).encode(), SECRET
+        yield f"{host}/{SETTINGS_FILE}", plan.settings_of(host, tokens).encode(), SECRET
+        token = tokens.of_broker[plan.group_of(host)]
+        yield f"{host}/{BROKER_FILE}", f"{token}\n".encode(), SECRET
         for name, text in plan.units_of(host, keylane).items():
             yield f"{host}/{name}", text.encode(), PUBLIC
 
@@ -77,7 +81,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
 
 
-def _say(folder: Path, plan: ClusterPlan, output: OutputFormat) -> None:
+def _say(folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputFormat) -> None:
     metaservers = ",".join(plan.metaservers)
     if output is OutputFormat.JSON:
         show_json(
@@ -86,6 +90,7 @@ def _say(folder: Path, plan: ClusterPlan, output: OutputFormat) -> None:
                 "hosts": list(plan.hosts),
                 "metaservers": plan.metaservers,
                 "ca": str(folder / "ca.pem"),
+                "admin_token": tokens.admin,
             }
         )
         return
@@ -97,5 +102,7 @@ def _say(folder: Path, plan: ClusterPlan, output: OutputFormat) -> None:
     show_line(
         f"  Keep {folder}/ca.key off the hosts: it makes certificates that all of them trust."
     )
+    show_line(f"  The administrator's token, shown this once: {tokens.admin}")
+    show_line("  Put it into a file for you alone, which KEYLANE_BROKER_FILE names.")
     show_line(f"Clients:  KEYLANE_TLS_CA={folder}/ca.pem  KEYLANE_META={metaservers}")
     show_line("Then:     keylane cluster check")

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 
 from ....protocol.address import is_host
 from ....protocol.errors import ConfigError
+from .tokens import ClusterTokens
 
 SETTINGS_FILE = "keylane.toml"
 CONFIG_FOLDER = "/etc/keylane"
@@ -32,6 +33,8 @@ class ClusterPlan:
     """Folder for stored data, on each host."""
     meta_port: int
     broker_port: int
+    name: str = ""
+    """The cluster's name, which keeps programs and databases of two clusters apart; "": it has none."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -64,15 +67,21 @@ class ClusterPlan:
         """The addresses of all metaservers."""
         return [_address(host, self.meta_port) for host in self.meta_hosts]
 
-    def settings_of(self, host: str) -> str:
+    def group_of(self, host: str) -> str:
+        """The name of the broker group on a host."""
+        return f"g{list(self.hosts).index(host) + 1}"
+
+    def settings_of(self, host: str, tokens: ClusterTokens) -> str:
         """The TOML file of a host, for both programs."""
         number = list(self.hosts).index(host) + 1
         broker = {
-            "group": f"g{number}",
+            "group": self.group_of(host),
+            **self._named(),
             "data": f"{self.data}/broker-g{number}",
             "meta": self.metaservers,
             **_serving(host),
             "port": self.broker_port,
+            **tokens.for_brokers,
         }
         tables = [_table("broker", broker)]
         if host in self.meta_hosts:
@@ -81,13 +90,18 @@ class ClusterPlan:
             )
             metaserver = {
                 "data": f"{self.data}/metaserver-{number}",
+                **self._named(),
                 **({"database_url": url} if url else {}),
                 **_serving(host),
                 "port": self.meta_port,
+                **tokens.for_metaservers,
             }
             tables.insert(0, _table("metaserver", metaserver))
         head = "# Paths of certificates are relative to this file.  SIGHUP has a running program read it again.\n\n"
         return head + "\n".join(tables)
+
+    def _named(self) -> dict[str, object]:
+        return {"cluster": self.name} if self.name else {}
 
     def units_of(self, host: str, keylane: str) -> dict[str, str]:
         """The systemd units of a host, by file name; `keylane` is the path of the command there."""

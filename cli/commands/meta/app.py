@@ -65,6 +65,36 @@ def meta_rebuild(
     run(output, rebuild(data, database_url, output, brokers=broker, options=options))
 
 
+@meta_app.command("backup")
+def meta_backup(
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file.")],
+    data: DataOption = None,
+    database_url: UrlOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Write all rows of the database to a file, as of one instant; metaservers may run meanwhile."""
+    from ...screen import run
+    from .backup import backup
+
+    run(output, backup(data, database_url, file, output))
+
+
+@meta_app.command("restore")
+def meta_restore(
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Written by keylane meta backup.")],
+    data: DataOption = None,
+    database_url: UrlOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Fill an empty database, SQLite or PostgreSQL, from a backup.  Then start the metaserver."""
+    from ...screen import run
+    from .backup import restore
+
+    run(output, restore(data, database_url, file, output))
+
+
 @meta_app.command("migrate")
 def meta_migrate(
     data: DataOption = None,

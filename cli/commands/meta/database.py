@@ -29,7 +29,7 @@ SETTINGS = (
 )
 
 
-def _settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
+def database_settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
     """
     Settings of a metaserver with this database; one on a server needs no folder.
 
@@ -50,7 +50,7 @@ async def rebuild(
     options: dict[str, Any],
 ) -> None:
     """Rebuild a database and show what is in it, and what is not.  Raises KeylaneError."""
-    settings = _settings(data, database_url)
+    settings = database_settings(data, database_url)
     addresses = [address for text in brokers for address in addresses_of(text)]
     network = client_network()
     try:
@@ -112,7 +112,7 @@ def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:
 
 async def migrate(data: Path | None, database_url: str | None, output: OutputFormat) -> None:
     """Bring a schema up to date and say where it is.  Raises KeylaneError."""
-    settings = _settings(data, database_url)
+    settings = database_settings(data, database_url)
     async with open_database(
         folder=prepare_folder(settings.data),
         url=settings.database_url,

@@ -33,17 +33,37 @@ OlderThanOption = Annotated[
     str | None,
     typer.Option(
         metavar="AGE",
-        help="Only keys that are parked for at least so long: 90 (seconds), 15m, 1h, 2d.",
+        help="Only what is parked for at least so long: 90 (seconds), 15m, 1h, 2d.",
     ),
 ]
 ErrorOption = Annotated[
     str | None,
     typer.Option(
-        metavar="TEXT", help="Only keys with this in the type or text of the last failure."
+        metavar="TEXT", help="Only what has this in the type or text of the last failure."
     ),
 ]
 FirstOption = Annotated[
     int, typer.Option(min=1, help="Number of messages of each key, from the oldest on.")
+]
+EditPartitionOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="ID",
+        help="The partition of the message, as show says; with a key the one that has it parked.",
+    ),
+]
+EditOffsetOption = Annotated[int | None, typer.Option(min=0, help="Its offset there.")]
+ValueOption = Annotated[str | None, typer.Option(metavar="TEXT", help="The new value.")]
+ValueFileOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A file with the new value.")
+]
+EditorOption = Annotated[
+    bool, typer.Option("--editor", help="Edit the value, which is text, in $EDITOR.")
+]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A property, in place of all it has; may be repeated."),
 ]
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask; needed where the input is no terminal.")
@@ -65,7 +85,7 @@ def parked_list(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the parked keys of a consumer group, with the last failure of each."""
+    """Show the parked keys of a consumer group, with the last failure of each, and messages without an order by their errors."""
     from ...screen import run
     from .keys import list_parked
     from .selection import Selection
@@ -136,41 +156,34 @@ def parked_edit(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
-    partition: Annotated[
-        int, typer.Option(min=1, metavar="ID", help="The partition of the message, as show says.")
-    ],
-    offset: Annotated[int, typer.Option(min=0, help="Its offset there.")],
-    value: Annotated[str | None, typer.Option(metavar="TEXT", help="The new value.")] = None,
-    value_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file with the new value.")
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="The oldest parked message of this order key."),
     ] = None,
-    editor: Annotated[
-        bool, typer.Option("--editor", help="Edit the value, which is text, in $EDITOR.")
-    ] = False,
-    header: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="A property, in place of all it has; may be repeated."
-        ),
+    key_hex: Annotated[
+        str | None, typer.Option(metavar="HEX", help="The same, of a key in hexadecimal.")
     ] = None,
+    partition: EditPartitionOption = None,
+    offset: EditOffsetOption = None,
+    value: ValueOption = None,
+    value_file: ValueFileOption = None,
+    editor: EditorOption = False,
+    header: HeaderOption = None,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Have consumers get another value in the place of a parked message.  The original stays in the log; the key stays."""
-    from ...screen import run
-    from .messages import edit_parked
+    """
+    Have consumers get another value in the place of a parked message.
 
-    run(
-        output,
-        edit_parked(
-            *(meta, output, subject, group),
-            place=(partition, offset),
-            value=value,
-            value_file=value_file,
-            in_editor=editor,
-            properties=header or (),
-        ),
-    )
+    The message is named by its partition and offset, or by its key: then it is the oldest one of the key, which fails.  The
+    original stays in the log; the key stays.
+    """
+    from ...screen import run
+    from .messages import Change, edit_parked
+
+    change = Change(value, value_file, editor, header or ())
+    place = partition, offset, key, key_hex
+    run(output, edit_parked(meta, output, subject, group, place=place, change=change))
 
 
 @parked_app.command("skip")

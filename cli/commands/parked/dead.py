@@ -15,14 +15,19 @@ from ...options import (
     SubjectArgument,
 )
 from .app import (
+    EditOffsetOption,
+    EditorOption,
+    EditPartitionOption,
     ErrorOption,
     FirstOption,
+    HeaderOption,
     KeyHexOption,
     KeyOption,
     OlderThanOption,
     PartitionOption,
+    ValueFileOption,
+    ValueOption,
     YesOption,
-    parked_edit,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +52,7 @@ def dead_list(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the number of dead letters of a consumer group on each partition, with the last failure."""
+    """Show the number of dead letters of a consumer group on each partition, by their errors."""
     from ...screen import run
     from .keys import list_parked
 
@@ -69,7 +74,7 @@ def dead_show(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show dead letters, the oldest first."""
+    """Show dead letters, the oldest first, each with its own error, its time and its tries."""
     from ...screen import run
     from .messages import show_parked
 
@@ -102,7 +107,40 @@ def dead_retry(
 
 
 dead_app.command("redrive", help="Another name of retry.")(dead_retry)
-dead_app.command("edit")(parked_edit)
+
+
+@dead_app.command("edit")
+def dead_edit(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The oldest dead letter of this order key.")
+    ] = None,
+    key_hex: Annotated[
+        str | None, typer.Option(metavar="HEX", help="The same, of a key in hexadecimal.")
+    ] = None,
+    partition: EditPartitionOption = None,
+    offset: EditOffsetOption = None,
+    value: ValueOption = None,
+    value_file: ValueFileOption = None,
+    editor: EditorOption = False,
+    header: HeaderOption = None,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """
+    Have consumers get another value in the place of a dead letter.
+
+    It is named by its partition and offset, or by its key: then it is the oldest dead letter of the key.  The original stays
+    in the log; the key stays.
+    """
+    from ...screen import run
+    from .messages import Change, edit_parked
+
+    change = Change(value, value_file, editor, header or ())
+    place = partition, offset, key, key_hex
+    run(output, edit_parked(meta, output, subject, group, place=place, change=change, dead=True))
 
 
 @dead_app.command("skip")

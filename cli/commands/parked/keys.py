@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedKeyView, ParkState
@@ -12,7 +13,7 @@ from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
-from .selection import Selection, confirm, key_facts, key_text
+from .selection import Selection, confirm, failure_text, key_facts, key_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +22,10 @@ COLUMNS = (
     *("partition#", "key", "state", "messages#", "parked since", "first", "tries#"),
     *("failed at", "last failure", "consumer", "next try"),
 )
-FAILURE_CHARS_SHOWN = 80
+ERRORS_SHOWN = 20
+"""Different errors of the messages of one partition that have no order."""
+BY_ERROR_MAX = 100_000
+"""Of more messages without an order only their number and their last failure is asked for."""
 
 
 async def list_parked(
@@ -30,6 +34,10 @@ async def list_parked(
     """Show the parked keys that are asked for."""
     async with open_admin(meta) as admin:
         views = await selected(admin, subject, group, selection, retrying=True)
+        loose = sum(view.messages for view in views if view.is_loose)
+        if 0 < loose <= BY_ERROR_MAX:
+            asked = selection.asked | {"retrying": True, "by_error": True}
+            views = [view async for view in admin.parked(subject, group, **asked)]
     if output is OutputFormat.JSON:
         show_json([key_facts(view) for view in views])
     else:
@@ -87,14 +95,24 @@ async def selected(
 def parked_table(whose: str, views: Sequence[ParkedKeyView]) -> Table:
     """Parked keys, one in each row."""
     title = f"{whose}: {_sum(views)} parked" if views else f"{whose}: nothing is parked"
-    return make_table(title, COLUMNS, map(_row, views))
+    rows: list[tuple[object, ...]] = []
+    for _, group in groupby(views, key=_which):
+        of_one = list(group)
+        rows += map(_row, of_one[:ERRORS_SHOWN])
+        if rest := of_one[ERRORS_SHOWN:]:
+            more = f"({counted(len(rest), 'more error')})"
+            count = sum(view.messages for view in rest)
+            rows.append((rest[0].partition_id, None, None, count, *(None,) * 4, more, None, None))
+    return make_table(title, COLUMNS, rows)
+
+
+def _which(view: ParkedKeyView) -> tuple[int, bytes | None, int | None, ParkState]:
+    """What the views of one key, or of one kind of messages without an order, have in common."""
+    return view.partition_id, view.key, view.tries, view.state
 
 
 def _row(view: ParkedKeyView) -> tuple[object, ...]:
     failure = view.failure
-    text = None if failure is None else f"{failure.kind}: {failure.text}".removesuffix(": ")
-    if text is not None and len(text) > FAILURE_CHARS_SHOWN:
-        text = f"{text[:FAILURE_CHARS_SHOWN]}…"
     return (
         view.partition_id,
         key_text(view.key) if view.tries is None else "(dead letters)" if not view.tries else None,
@@ -104,7 +122,7 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
         None if view.first_offset < 0 else f"{view.first_source}:{view.first_offset}",
         view.tries or (None if failure is None else failure.attempts),
         None if failure is None else shown(failure.at_ms),
-        text,
+        None if failure is None else failure_text(failure),
         None if failure is None else failure.client,
         None if view.next_ms is None else shown(view.next_ms),
     )
@@ -112,4 +130,4 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
 
 def _sum(views: Sequence[ParkedKeyView]) -> str:
     messages = counted(sum(view.messages for view in views), "message")
-    return f"{messages} of {counted(len(views), 'key')}"
+    return f"{messages} of {counted(len(set(map(_which, views))), 'key')}"

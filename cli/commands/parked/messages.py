@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....admin import Admin, ParkedMessage
 from ....protocol.errors import ConfigError, InputError, ParkedKeyUnknownError
@@ -18,12 +19,13 @@ from ...options import OutputFormat, headers_of
 from ...screen import json_text, make_table, show_json, show_line, show_table
 from .editor import edited_text
 from .keys import selected
-from .selection import Selection, confirm, key_text
+from .selection import Selection, confirm, failure_facts, failure_text, key_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 COLUMNS = ("partition#", "offset#", "sent at", "key", "value")
+FAILURE_COLUMNS = ("tries#", "failed at", "last failure")
 OPTIONS = "--key, --key-hex, --no-key, --dead, --older-than, --error or --partition"
 VALUE_CHARS_SHOWN = 100
 SKIPPED_SHOWN = 10
@@ -102,52 +104,92 @@ def _whose(selection: Selection) -> str:
     return f"dead letters of {key_text(key)}" if selection.among_dead and key else key_text(key)
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The options that say what is new of a message."""
+
+    value: str | None = None
+    value_file: Path | None = None
+    in_editor: bool = False
+    header: Sequence[str] = ()
+    """Properties as `name=value`, in place of all; none: they stay."""
+
+    @property
+    def new_value(self) -> bytes | None:
+        """
+        The new value; None: it stays, or comes from the editor.
+
+        Raises:
+            ConfigError: nothing is to be changed, or the value comes from two places.
+            InputError: the file cannot be read.
+        """
+        if (self.value is not None) + (self.value_file is not None) + self.in_editor > 1:
+            raise ConfigError("give one of --value, --value-file and --editor")
+        if self.value_file is not None:
+            return _content(self.value_file)
+        if self.value is None and not (self.in_editor or self.header):
+            raise ConfigError("say what is new: --value, --value-file, --editor, --header")
+        return None if self.value is None else self.value.encode(errors="surrogateescape")
+
+
 async def edit_parked(
     meta: str,
     output: OutputFormat,
     subject: str,
     group: str,
     *,
-    place: tuple[int, int],
-    value: str | None,
-    value_file: Path | None,
-    in_editor: bool,
-    properties: Sequence[str],
+    place: tuple[int | None, int | None, str | None, str | None],
+    change: Change,
+    dead: bool | None = None,
 ) -> None:
     """
     Put another value, or other properties, in the place of a parked message, and show it as consumers will get it.
 
     Args:
-        place: the partition and the offset of the message.
-        value, value_file, in_editor: where the new value comes from; without one it stays.
-        properties: as `name=value`, in place of all; none: they stay.
+        place: the partition and the offset of the message, or its key, as text or in hexadecimal.
+        dead: the key is one of dead letters.
 
     Raises:
-        ConfigError: nothing is to be changed, or the value comes from two places.
+        ConfigError: nothing is to be changed, or no message is named.
         InputError: the file cannot be read.
         As `Admin.edit_parked`.
     """
-    if (value is not None) + (value_file is not None) + in_editor > 1:
-        raise ConfigError("give one of --value, --value-file and --editor")
-    new = None if value is None else value.encode(errors="surrogateescape")
-    if value_file is not None:
-        new = _content(value_file)
-    if new is None and not (in_editor or properties):
-        raise ConfigError("say what is new: --value, --value-file, --editor, --header")
-    changed = headers_of(properties) or None
+    new, properties = change.new_value, headers_of(change.header) or None
+    asked = _named_message(*place, dead=dead)
     async with open_admin(meta) as admin:
-        if in_editor:
-            before = await admin.parked_message(subject, group, *place)
+        if change.in_editor:
+            before = await admin.parked_message(subject, group, **asked)
             assert before.message is not None
             new = await asyncio.to_thread(edited_text, before.message.value)
-            if new is None and changed is None:
+            if new is None and properties is None:
                 show_line("not changed")
                 return
-        edited = await admin.edit_parked(subject, group, *place, value=new, properties=changed)
+            # Its key may have another oldest message by now.
+            asked = {"partition_id": before.partition_id, "offset": before.offset}
+        edited = await admin.edit_parked(subject, group, **asked, value=new, properties=properties)
     if output is OutputFormat.JSON:
         _print_json(edited)
     else:
         show_table(message_table("consumers will get", [edited]))
+
+
+def _named_message(
+    partition: int | None,
+    offset: int | None,
+    key: str | None,
+    key_hex: str | None,
+    *,
+    dead: bool | None,
+) -> dict[str, Any]:
+    """How a user names one message.  Raises ConfigError."""
+    wanted = Selection(key, key_hex).wanted_key()
+    if isinstance(wanted, EllipsisType) or wanted is None:
+        if partition is None or offset is None:
+            raise ConfigError("say which message: --partition and --offset, or --key")
+        return {"partition_id": partition, "offset": offset}
+    if offset is not None:
+        raise ConfigError("a key names its oldest message: leave --offset out, or --key")
+    return {"key": wanted, "partition_id": partition, "dead": dead}
 
 
 def _content(path: Path) -> bytes:
@@ -165,8 +207,11 @@ async def _messages(
 
 
 def message_table(title: str, messages: Sequence[ParkedMessage]) -> Table:
-    """Parked messages, one in each row; what cannot be read has the reason."""
-    return make_table(title, COLUMNS, map(_row, messages))
+    """Parked messages, one in each row, with its own failure if it is without an order; what cannot be read has the reason."""
+    fails = any(each.failure is not None for each in messages)
+    columns = (*COLUMNS, *FAILURE_COLUMNS) if fails else COLUMNS
+    rows = ((*_row(each), *_failure(each)) if fails else _row(each) for each in messages)
+    return make_table(title, columns, rows)
 
 
 def _row(each: ParkedMessage) -> tuple[object, ...]:
@@ -180,9 +225,18 @@ def _row(each: ParkedMessage) -> tuple[object, ...]:
     return each.partition_id, each.offset, sent, key_text(message.key), value
 
 
+def _failure(each: ParkedMessage) -> tuple[object, ...]:
+    failure = each.failure
+    if failure is None:
+        return None, None, None
+    return failure.attempts, shown(failure.at_ms), failure_text(failure)
+
+
 def _print_json(each: ParkedMessage) -> None:
+    told = {"failure": failure_facts(each.failure), "since_ms": each.since_ms}
+    failed = {name: value for name, value in told.items() if value is not None}
     if each.message is None:
         facts = {"partition_id": each.partition_id, "offset": each.offset, "problem": each.problem}
-        show_line(json_text(facts))
+        show_line(json_text(facts | failed))
     else:
-        show_line(message_json(each.message))
+        show_line(message_json(each.message, failed))

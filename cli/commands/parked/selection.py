@@ -12,9 +12,11 @@ import typer
 from ....admin import ParkedKeyView
 from ....protocol.errors import ConfigError
 from ....protocol.http.message_json import bytes_field
+from ....protocol.parked import Failure
 from ....protocol.reading.instants import ago_ms
 
 KEY_CHARS_SHOWN = 60
+FAILURE_CHARS_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,21 @@ def key_text(key: bytes | None) -> str:
     return text if len(text) <= KEY_CHARS_SHOWN else f"{text[:KEY_CHARS_SHOWN]}…"
 
 
+def failure_text(failure: Failure) -> str:
+    """The type and the text of a failure for people."""
+    text = f"{failure.kind}: {failure.text}".removesuffix(": ")
+    return text if len(text) <= FAILURE_CHARS_SHOWN else f"{text[:FAILURE_CHARS_SHOWN]}…"
+
+
+def failure_facts(failure: Failure | None) -> dict[str, object] | None:
+    """A failure as names and values for programs."""
+    if failure is None:
+        return None
+    return {name: getattr(failure, name) for name in failure.__struct_fields__}
+
+
 def key_facts(view: ParkedKeyView) -> dict[str, object]:
     """A parked key as names and values for programs; `key` is missing for dead letters of any key, and for retries."""
-    failure = view.failure
     return {
         "partition_id": view.partition_id,
         "dead": view.is_dead,
@@ -117,7 +131,7 @@ def key_facts(view: ParkedKeyView) -> dict[str, object]:
         "state": view.state,
         "messages": view.messages,
         "since_ms": view.since_ms,
-        "failure": failure and {name: getattr(failure, name) for name in failure.__struct_fields__},
+        "failure": failure_facts(view.failure),
         "first_source": view.first_source,
         "first_offset": view.first_offset,
         **({} if view.tries is None else {"tries": view.tries, "next_ms": view.next_ms}),

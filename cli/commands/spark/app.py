@@ -19,7 +19,8 @@ HiddenOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later.",
+        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later. With --to the source itself it "
+        "is sealed first and continued, for a cut-over.",
     ),
 ]
 PartitionsOption = Annotated[

@@ -119,7 +119,8 @@ def subject_publish(
         str,
         typer.Option(
             metavar="DIR",
-            help="With --replace: carry the consumer groups over by the manifest of `keylane spark reprocess` in this folder.",
+            help="With --replace: carry the consumer groups over by the manifest of `keylane spark reprocess` in this folder. "
+            "Producers go on; stop the consumers.",
         ),
     ] = "",
     yes: YesOption = False,

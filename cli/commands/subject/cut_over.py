@@ -1,12 +1,13 @@
 """Where the consumer groups of a subject go on in the rows of a job that take its messages' place.
 
-Producers and consumers have to stand still meanwhile: what is sent between this look and the publication is deleted with the
-old messages.
+Producers go on: the job has sealed what its rows are made of, and what is sent lies behind both.  The groups stand still from
+this look to the publication, which is refused while one has live consumers.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....protocol.errors import CutOverError, ManifestError, NotSentError, SubjectUnknownError
@@ -14,16 +15,22 @@ from ....protocol.errors import CutOverError, ManifestError, NotSentError, Subje
 if TYPE_CHECKING:
     from ....admin import Admin
     from ....protocol.reprocess.manifest import Manifest
+    from ....spark.reprocess.carrying import SourceOffsets
 
 
-async def group_starts(
-    admin: Admin, meta: str, hidden: str, subject: str, folder: str
-) -> dict[str, dict[int, int]] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOver:
+    """What a publication has to know to put rows in the place of messages."""
+
+    starts: dict[str, dict[int, int]] | None = None
+    """Consumer group → partition of the hidden subject → first offset that it has not handled; None: it is published."""
+    ends: dict[int, int]
+    """Partition of the subject → where the messages end that the rows were made of."""
+
+
+async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, folder: str) -> CutOver:
     """
-    Consumer group → partition of the hidden subject → first offset that the group has not handled.
-
-    Returns:
-        None if the hidden subject is gone: publishing says whether it is published.
+    Look where the consumer groups are, in the messages and so in the rows.
 
     Raises:
         ManifestError: there is no manifest, it is not complete, or it is of other subjects.
@@ -32,7 +39,7 @@ async def group_starts(
     """
     from ....arrow.reading import read
     from ....protocol.reprocess.manifest import live_offsets
-    from ....spark.reprocess.carrying import SourceOffsets, check_covers, positions
+    from ....spark.reprocess.carrying import check_covers, positions
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     manifest = OutputFolder(folder).read(MANIFEST)
@@ -40,31 +47,51 @@ async def group_starts(
         raise ManifestError(f"{folder} has no manifest", path=folder)
     live_offsets(manifest, where=folder)
     _check_subjects(manifest, hidden, subject, folder)
+    covered = {each.partition_id: each.end for each in manifest.ranges}
     try:
-        new = await admin.describe_subject(hidden)
+        ends = await _ends(admin, hidden)
     except SubjectUnknownError:
-        return None
-    old = await admin.describe_subject(subject)
-    stored = [
-        SourceOffsets(partition_id=each.partition_id, first=each.first_offset, end=each.next_offset)
-        for each in old.partitions
-        if each.first_offset is not None and each.next_offset is not None
-    ]
-    ends = {
-        each.partition_id: each.next_offset
-        for each in new.partitions
-        if each.next_offset is not None
-    }
-    if len(stored) < len(old.partitions) or len(ends) < len(new.partitions):
-        raise NotSentError(f"a broker of {subject} or {hidden} does not answer")
-    cursors = await _cursors(admin, subject)
+        return CutOver(ends=covered)  # publishing says whether it is published
+    stored = await _stored(admin, subject, before=min(ends))
+    covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
+    cursors = await _cursors(admin, subject, before=min(ends))
     check_covers(manifest, stored, cursors)
 
     def scan() -> dict[str, dict[int, int]]:
         rows = read(meta, hidden, columns=("partition", "offset", "properties"))
         return positions(cursors, rows, ends)
 
-    return await asyncio.to_thread(scan) if cursors else {}
+    starts = await asyncio.to_thread(scan) if cursors else {}
+    return CutOver(starts=starts, ends=covered)
+
+
+async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
+    """Partition of the hidden subject → one past its last row.  Raises SubjectUnknownError, NotSentError."""
+    new = await admin.describe_subject(hidden)
+    ends = {
+        each.partition_id: each.next_offset
+        for each in new.partitions
+        if each.next_offset is not None
+    }
+    if len(ends) < len(new.partitions):
+        raise NotSentError(f"a broker of {hidden} does not answer")
+    return ends
+
+
+async def _stored(admin: Admin, subject: str, *, before: int) -> list[SourceOffsets]:
+    """What is stored of the partitions before the cut: those with lower ids than the hidden subject's."""
+    from ....spark.reprocess.carrying import SourceOffsets
+
+    old = await admin.describe_subject(subject)
+    there = [each for each in old.partitions if each.partition_id < before]
+    stored = [
+        SourceOffsets(partition_id=each.partition_id, first=each.first_offset, end=each.next_offset)
+        for each in there
+        if each.first_offset is not None and each.next_offset is not None
+    ]
+    if len(stored) < len(there):
+        raise NotSentError(f"a broker of {subject} does not answer")
+    return stored
 
 
 def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) -> None:
@@ -77,12 +104,13 @@ def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) 
         )
 
 
-async def _cursors(admin: Admin, subject: str) -> dict[str, dict[int, int]]:
-    """Consumer group → partition → cursor.  Raises NotSentError, CutOverError: messages are set aside."""
+async def _cursors(admin: Admin, subject: str, *, before: int) -> dict[str, dict[int, int]]:
+    """Consumer group → partition before the cut → cursor.  Raises NotSentError, CutOverError: messages are set aside."""
     cursors: dict[str, dict[int, int]] = {}
     for group in await admin.list_groups(subject):
         described = await admin.describe_group(subject, group.group)
-        for each in described.partitions:
+        mine = [each for each in described.partitions if each.partition_id < before]
+        for each in mine:
             if each.offset is None:
                 raise NotSentError(each.problem or "a broker does not answer")
             if each.parked:
@@ -91,7 +119,5 @@ async def _cursors(admin: Admin, subject: str) -> dict[str, dict[int, int]]:
                     "would be deleted: redrive or discard them first (`keylane parked`)",
                     partition_id=each.partition_id,
                 )
-        cursors[group.group] = {
-            each.partition_id: each.offset or 0 for each in described.partitions
-        }
+        cursors[group.group] = {each.partition_id: each.offset or 0 for each in mine}
     return cursors

@@ -23,13 +23,14 @@ async def publish_subject(
     if groups_from and not replace:
         raise ConfigError("--groups-from goes with --replace")
     async with open_admin(meta) as admin:
-        starts = None
+        starts = ends = None
         if groups_from:
-            from .cut_over import group_starts
+            from .cut_over import plan_cut_over
 
-            starts = await group_starts(admin, meta, hidden, subject, groups_from)
+            planned = await plan_cut_over(admin, meta, hidden, subject, groups_from)
+            starts, ends = planned.starts, planned.ends
         answer = await admin.publish_subject(
-            hidden, subject, replace=replace, starts=starts, wait=wait
+            hidden, subject, replace=replace, starts=starts, ends=ends, wait=wait
         )
     if output is OutputFormat.JSON:
         show_json(answer)

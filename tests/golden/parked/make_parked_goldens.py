@@ -19,7 +19,10 @@ from keylane.protocol.parked import (
     Clear,
     Edit,
     EditedMessage,
+    FailAgain,
     Failure,
+    FailureMark,
+    Fault,
     Free,
     Freeze,
     Park,
@@ -37,6 +40,8 @@ HERE = Path(__file__).parent
 
 FAILURE = Failure("ValueError", "no such aircraft", "host-1:consumer", 1_800_000_000_123, 5)
 EDITED = EditedMessage(7, 3, b"mended", b"\x81\xa1a\xa1b")
+FAULT = Fault("ValueError", "no such aircraft", "host-1:consumer", 5)
+MARK = FailureMark(5, 1, 9, 1_800_000_000_456, 1_800_000_000_123, 0, 1_800_000_060_000)
 CHANGES: tuple[ParkChange, ...] = (
     Park(b"N14228", ((3, 5), (9, 2**40)), FAILURE),
     Park(b"", ((6, 7),)),
@@ -53,6 +58,13 @@ CHANGES: tuple[ParkChange, ...] = (
     Shift(4, -5, 3, ((7, 8),)),
     Shift(-5, None, 3, ((7, 8),), FAILURE),
     Bury(b"N24211", ((11, 12),), FAILURE),
+    FailAgain(None, 3, ((7, 8), (9, 12)), FAILURE),
+    Adopt(
+        5,
+        (AdoptedKey(None, ParkState.PARKED, 99, FAILURE, ((5, 1, 9),), (), (FAULT,), (MARK,)),),
+        last=False,
+        sources=(4,),
+    ),
 )
 KEY_ROWS = [
     ParkedKeyRow(b"N14228", ParkState.PARKED, 2),
@@ -60,6 +72,13 @@ KEY_ROWS = [
 ]
 BODIES = {
     "parked": ParkedBody("audit", 5, 1_800_000_000_456, CHANGES),
+    "parked, with next tries": ParkedBody(
+        "audit",
+        5,
+        1_800_000_000_456,
+        (Park(2, ((5, 6),), FAILURE),),
+        ((2, 7, 5, 1_800_000_060_000),),
+    ),
     "cursor": CursorBody("audit", 5, 3, [(5, 6)], 0, [(4, 7)]),
     "cursor with crashes": CursorBody("audit", 5, 3, [(5, 6)], 0, [], [(3, 2)]),
 }
@@ -79,7 +98,14 @@ def golden_bytes() -> dict[str, str]:
     rows = {"key rows": encode_parked(KEY_ROWS).hex()}
     edited = parked()
     edited.apply(Edit(b"N14228", EDITED), at_ms=1_800_000_000_456)
-    images = {"image": parked().image().hex(), "image with an edit": edited.image().hex()}
+    retrying = Parked(7)
+    retrying.apply(Park(2, ((5, 6),), FAILURE), at_ms=1_800_000_000_456)
+    retrying.note_next_tries([(2, 7, 5, 1_800_000_060_000)])
+    images = {
+        "image": parked().image().hex(),
+        "image with an edit": edited.image().hex(),
+        "image with a next try": retrying.image().hex(),
+    }
     return {**records, **rows, **images}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from golden.make_protocol_goldens import PAYLOAD
 from golden.parked import make_parked_goldens as goldens
+from keylane.broker.partition.failure_runs import UNKNOWN
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.records import CursorBody, ParkedBody, decode_body, encode_body
 from keylane.protocol import frames
@@ -17,6 +18,8 @@ from keylane.protocol.record import HEADER_BYTES, Header, read_record
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "parked_v1.json").read_text())
+BEFORE_FAILURES = json.loads((HERE / "parked_v1_before_failures.json").read_text())
+"""Of a version that keeps one failure for all messages without an order."""
 EARLIER = json.loads((HERE / "frames_v1_before_parking.json").read_text())
 """Frames of a version that parks nothing."""
 
@@ -42,6 +45,34 @@ def test_golden_image_reads_back():
     assert parked.image().hex() == GOLDEN["image"]
     assert (len(parked), parked.adopted, parked.frozen) == (3, {3}, False)
     assert list(parked.get(b"N24211").rows()) == [(3, 1, 2), (7, 20, 22)]
+
+
+def test_golden_image_tells_how_each_message_failed():
+    parked = Parked.of_image(7, bytes.fromhex(GOLDEN["image"]))
+    (told,) = parked.get(None).marks(7, ((7, 8),))
+    assert (told[3].since_ms, parked.failure(told[3])) == (1_800_000_000_456, goldens.FAILURE)
+    retrying = Parked.of_image(7, bytes.fromhex(GOLDEN["image with a next try"]))
+    assert retrying.get(2).next_ms == 1_800_000_060_000
+
+
+@pytest.mark.parametrize("name", ["image", "image with an edit"])
+def test_image_of_a_version_without_failures_is_read(name: str):
+    """All that it said is there; how each message failed is not known."""
+    parked = Parked.of_image(7, bytes.fromhex(BEFORE_FAILURES[name]))
+    assert parked.image().hex() == BEFORE_FAILURES[name]
+    assert parked.get(None).failure == goldens.FAILURE
+    assert [mark for *_, mark in parked.get(None).marked_from((0, 0), 9)] == [UNKNOWN]
+    parked.apply(goldens.Park(None, ((20, 21),), goldens.FAILURE), at_ms=5)
+    told = [(start, mark.since_ms) for _, start, _, mark in parked.get(None).marked_from((0, 0), 9)]
+    assert told == [(7, 0), (20, 5)]
+
+
+def test_records_of_a_version_without_failures_are_read():
+    record = bytes.fromhex(BEFORE_FAILURES["parked"])
+    header = read_record(record)
+    assert isinstance(header, Header)
+    body = decode_body(header, memoryview(record)[HEADER_BYTES:])
+    assert body == ParkedBody("audit", 5, 1_800_000_000_456, goldens.CHANGES[:15])
 
 
 def test_golden_key_rows_read_back():

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer
-from keylane.protocol.access.tokens import make_token
+from keylane import Consumer, Message, Producer
 from keylane.protocol.errors import (
     AccessDeniedError,
     ForeignHostError,
@@ -25,28 +22,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Authenticate, Challenge
 from keylane.rpc.access.wallet import Wallet
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import Cluster
-
-
-class GuardedCluster(Cluster):
-    """A cluster with access control, and the token of its administrator."""
-
-    def __init__(self, folder: Path, brokers: int = 1) -> None:
-        self.admin_token = make_token(secrets.randbits)
-        (folder / "admin.token").write_text(self.admin_token)
-        (folder / "cluster.token").write_text(make_token(secrets.randbits))
-        super().__init__(
-            folder,
-            brokers,
-            meta_settings=(
-                f'access = "on"\nadmin_token_file = "{folder}/admin.token"\n'
-                f'cluster_token_file = "{folder}/cluster.token"\n'
-            ),
-            broker_settings=f'access = "on"\ntoken_file = "{folder}/cluster.token"\n',
-        )
-
-    def admin(self) -> Admin:
-        return Admin(self.meta, token=self.admin_token)
+from support.access.guarded import GuardedCluster, capabilities, figures_of, refusal_of
 
 
 @pytest.fixture(scope="module")
@@ -81,32 +57,6 @@ async def test_messages_pass_when_rights_are_granted(guarded: GuardedCluster):
         await asyncio.wait_for(got.wait(), 10)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-async def refusal_of(address: str, path: str, *, token: str | None = None, **given: Any) -> int:
-    """The code of the error with which a server answers."""
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    headers |= given.pop("headers", {})
-    method = given.pop("method", "GET")
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, f"http://{address}{path}", headers=headers, **given) as answer,
-    ):
-        assert answer.status >= 400
-        return int((await answer.json())["code"])
-
-
-async def capabilities(cluster: GuardedCluster, token: str) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {token}"}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(
-            f"http://{cluster.meta}/v1/access/capability", headers=headers, json={}
-        ) as answer,
-    ):
-        assert answer.status == 200
-        given: dict[str, Any] = await answer.json()
-        return given
 
 
 @pytest.mark.parametrize(
@@ -177,7 +127,7 @@ async def test_brokers_refuse_a_revoked_token_within_five_seconds(guarded: Guard
     async with guarded.admin() as admin:
         made = await admin.create_token("leaver")
         await admin.grant("leaver", "read")
-        bearer = (await capabilities(guarded, made.token))["bearer"]
+        bearer = (await capabilities(guarded.meta, made.token))["bearer"]
         headers = {"Authorization": f"Bearer {bearer}"}
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://{broker}/v1/partitions", headers=headers) as answer:
@@ -226,9 +176,5 @@ async def test_capability_of_a_connection_is_refused_on_another(guarded: Guarded
 
 async def test_refusals_are_counted_by_code(guarded: GuardedCluster):
     await refusal_of(guarded.meta, "/v1/subjects")
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"http://{guarded.meta}/metrics") as answer,
-    ):
-        figures = await answer.text()
+    figures = await figures_of(guarded.meta)
     assert 'keylane_refusals_total{code="1350",error="UnauthenticatedError"}' in figures

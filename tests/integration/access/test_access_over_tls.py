@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from keylane import Admin, Consumer, Producer, TlsSettings
+from keylane import Admin, Consumer, Producer
 from keylane.cli.connection import available_brokers
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import metaserver_settings
-from keylane.protocol.access.tokens import make_token
 from keylane.protocol.errors import ConfigError, HostError, UnauthenticatedError
-from support.ports import free_port
-from support.server_process import ServerProcess, run_keylane
-
-NAME = "localhost"
-
-
-class SecuredCluster:
-    """A host that `keylane cluster init` made, with access control beside TLS."""
-
-    def __init__(self, folder: Path) -> None:
-        self.admin_token = make_token(secrets.randbits)
-        admin, cluster = folder / "admin.token", folder / "cluster.token"
-        admin.write_text(self.admin_token)
-        cluster.write_text(make_token(secrets.randbits))
-        port = free_port()
-        made = run_keylane(
-            *("cluster", "init", str(folder / "made"), "--data", str(folder / "data")),
-            *("--host", NAME, "--meta-port", str(port), "--broker-port", str(free_port())),
-            *("--output", "json"),
-        )
-        assert made.returncode == 0, made.stderr
-        self.tls = TlsSettings(ca=json.loads(made.stdout)["ca"])
-        self.meta = f"{NAME}:{port}"
-        config = folder / "made" / NAME / "keylane.toml"
-        listens = 'host = "127.0.0.1"\naccess = "on"'
-        text = config.read_text().replace('host = "0.0.0.0"', listens)
-        files = f'admin_token_file = "{admin}"\ncluster_token_file = "{cluster}"'
-        text = text.replace("[metaserver]", f"[metaserver]\n{files}")
-        config.write_text(text.replace("[broker]", f'[broker]\ntoken_file = "{cluster}"'))
-        self.programs = [self._start(program, config) for program in ("metaserver", "broker")]
-
-    def _start(self, program: str, config: Path) -> ServerProcess:
-        process = ServerProcess(f"keylane.{program}", ("--config", str(config)))
-        assert json.loads(process.stdout.readline())["ready"]
-        return process
-
-    def stop(self) -> None:
-        for process in reversed(self.programs):
-            process.terminate()
-            process.wait(20)
-            process.stdout.close()
+from support.access.secured_cluster import NAME, SecuredCluster
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +56,20 @@ async def test_messages_pass_over_tls_with_tokens_and_not_without(secured: Secur
 async def test_start_is_refused_first_for_settings_and_then_for_an_address_without_tls(
     tmp_path: Path,
 ):
-    """Access control is no reason to serve other machines without TLS; off, it is asked for nothing."""
+    """Access control is no reason to serve other machines without TLS; where they are served it is on by itself."""
     given = {"data": tmp_path / "data", "host": "10.1.2.3"}
-    with pytest.raises(ConfigError, match="admin_token_file is missing"):
+    with pytest.raises(ConfigError, match="admin_token_file or admin_token_hash is missing"):
         metaserver_settings(given | {"access": "on"})
-    with pytest.raises(ConfigError, match="access is on or off"):
+    with pytest.raises(ConfigError, match="access is on, off or auto"):
         metaserver_settings(given | {"access": "of"})
+    served = given | {"insecure_network": True}
+    with pytest.raises(ConfigError, match=r"10\.1\.2\.3 is no loopback address; access = \"off\""):
+        metaserver_settings(served)
+    assert metaserver_settings(served | {"access": "off"}).is_unguarded
+    with pytest.raises(ConfigError, match="admin_token_hash is the SHA-256"):
+        metaserver_settings(given | {"admin_token_hash": "abc"})
+    with pytest.raises(ConfigError, match="broker_token_hashes are NAME:HASH"):
+        metaserver_settings(given | {"broker_token_hashes": "g1"})
     files = {"admin_token_file": "none", "cluster_token_file": "none"}
     for settings in (
         metaserver_settings(given),

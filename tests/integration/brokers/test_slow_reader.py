@@ -14,6 +14,7 @@ from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch, facts
 from support.brokers.broker_process import BrokerProcess
+from support.raw_frames import greet
 
 READS = 400
 GROWTH_BYTES_MAX = 200 << 20
@@ -37,6 +38,7 @@ async def test_client_that_reads_nothing_costs_little_memory_and_delays_no_other
     before = resident_bytes(process.pid)
     async with aiohttp.ClientSession() as session:
         socket = await session.ws_connect(f"http://{process.address}{DATA_PATH}", max_msg_size=0)
+        await greet(socket)
         socket._response.connection.transport.pause_reading()
         for number in range(READS):
             await socket.send_bytes(encode_frame(number + 1, Read(1, 0, PULL_BYTES_MAX)))

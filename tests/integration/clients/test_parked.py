@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -15,7 +16,8 @@ from keylane import (
     SubjectUnknownError,
 )
 from keylane.admin import ParkedKeyView, ParkState
-from keylane.errors import ParkedKeyUnknownError, PartitionUnknownError
+from keylane.errors import ParkedKeyUnknownError, PartitionUnknownError, SubjectExistsError
+from keylane.protocol.clock import SystemClock
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import Failure, Park, ParkedKeyRow
 from support.cluster import Cluster
@@ -29,7 +31,8 @@ async def sent(
     cluster: Cluster, subject: str, *, partitions: int = 2
 ) -> dict[bytes, list[tuple[int, int]]]:
     """Twelve messages of three keys, and three without one; where those of each key are."""
-    await cluster.create(subject, partitions=partitions)
+    with contextlib.suppress(SubjectExistsError):
+        await cluster.create(subject, partitions=partitions)
     places: dict[bytes, list[tuple[int, int]]] = {key: [] for key in (*KEYS, b"")}
     async with Producer(cluster.meta) as producer:
         for number in range(15):
@@ -258,8 +261,6 @@ async def test_dead_letters_are_chosen_by_key(shared_cluster: Cluster):
         assert "value 0" not in shown.stdout
         assert await admin.skip(*where, key=b"b", dead=True, first=1) == 1
         assert await admin.skip(*where, key=b"b", dead=True) == 1
-        with pytest.raises(InvalidRequestError, match="together"):
-            await admin.skip(*where, dead=True, error="ValueError")
         with pytest.raises(InvalidRequestError):
             await admin.skip(*where)
         with pytest.raises(ParkedKeyUnknownError):
@@ -291,3 +292,147 @@ async def test_commands_choose_by_age_and_error(shared_cluster: Cluster):
         assert "say which" in keylane(shared_cluster, "show", *where, status=1)
         said = keylane(shared_cluster, "skip", *where, "--error", "town", "--all", "--yes")
         assert "4 messages skipped" in said
+
+
+TOWN = Failure("KeyError", "town", "host-1:worker", 1_800_000_000_123, 5)
+LAST_TOWN = Failure("KeyError", "town", "host-1:worker", 1_800_000_000_999, 3)
+
+
+async def failed(cluster: Cluster, owner: RawOwner, subject: str) -> list[int]:
+    """Eight dead letters of three failures in turn, and three messages without a key of two; the dead letters' offsets."""
+    places = await sent(cluster, subject, partitions=1)
+    number = places[b"a"][0][0]
+    assert number in await owner.granted()
+    letters = sorted([offset for _, offset in places[b"a"] + places[b"b"]])
+    for place, offset in enumerate(letters):
+        failure = (FAILURE, TOWN, LAST_TOWN)[place % 3]
+        await owner.change(number, Park(None, ((offset, offset + 1),), failure))
+    keyless = ranges(places[b""])
+    await owner.change(number, Park(b"", keyless[:1], FAILURE), Park(b"", keyless[1:], TOWN))
+    return letters
+
+
+async def test_dead_letters_are_told_each_with_its_own_failure(shared_cluster: Cluster):
+    """Listed by error, shown one by one; also messages without a key."""
+    where = ("dead-by-error", "g")
+    await shared_cluster.create(where[0], partitions=1)
+    async with (
+        asyncio.timeout(120),
+        RawOwner(shared_cluster.meta, *where) as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        letters = await failed(shared_cluster, owner, where[0])
+        views = await keys_of(admin, where[0], by_error=True)
+        assert [(view.key, view.messages, view.failure) for view in views] == [
+            (None, 5, LAST_TOWN), (None, 3, FAILURE), (b"", 2, TOWN), (b"", 1, FAILURE),
+        ]  # fmt: skip
+        (chosen,) = await keys_of(admin, where[0], dead=True, error="aircraft")
+        assert (chosen.messages, chosen.failure, chosen.first_offset) == (3, FAILURE, letters[0])
+        shown = [each async for each in admin.parked_messages(*where, dead=True, error="town")]
+        assert [each.offset for each in shown] == [o for p, o in enumerate(letters) if p % 3]
+        assert [each.failure for each in shown] == [TOWN, LAST_TOWN, TOWN, LAST_TOWN, TOWN]
+        assert all(each.since_ms is not None for each in shown)
+        table = run_keylane(
+            "dead", "show", *where, "--error", "town", "--meta", shared_cluster.meta
+        )
+        assert table.stdout.count("KeyError: town") == 5
+        assert "aircraft" not in table.stdout
+        told = run_keylane(
+            "dead", "show", *where, "--first", "1", "-o", "json", "--meta", shared_cluster.meta
+        )
+        assert json.loads(told.stdout)["failure"]["text"] == "no such aircraft"
+        listed = run_keylane("dead", "list", *where, "--meta", shared_cluster.meta).stdout
+        assert "8 messages of 1 key parked" in listed
+        assert "KeyError: town" in listed
+        assert "ValueError: no such aircraft" in listed
+
+
+async def test_dead_letters_are_chosen_by_their_own_age_and_error(shared_cluster: Cluster):
+    """Skipped and retried as chosen; those that are not chosen stay."""
+    where = ("dead-chosen", "g")
+    await shared_cluster.create(where[0], partitions=1)
+    async with (
+        asyncio.timeout(120),
+        RawOwner(shared_cluster.meta, *where) as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        await failed(shared_cluster, owner, where[0])
+        (number,) = await owner.granted()
+        shown = [each async for each in admin.parked_messages(*where, dead=True)]
+        assert await keys_of(admin, where[0], dead=True, older_than_ms=3_600_000) == []
+        middle_ms = shown[4].since_ms or 0
+        older_ms = SystemClock().wall_ms() - middle_ms
+        older = admin.parked_messages(*where, dead=True, older_than_ms=older_ms)
+        chosen = [each.offset async for each in older]
+        assert chosen[:5] == [each.offset for each in shown[:5]]
+
+        assert await admin.skip(*where, dead=True, error="town", first=1) == 1
+        said = keylane(
+            shared_cluster, "skip", *where, "--no-key", "--error", "town", "--all", "--yes"
+        )
+        assert "2 messages skipped" in said
+        (redriven,) = await admin.redrive(*where, dead=True, error="town")
+        assert (redriven.messages, redriven.failure) == (4, LAST_TOWN)
+        keys = await owner.keys(number)
+        assert ParkedKeyRow(0, ParkState.REDRIVING, 4) in keys
+        assert ParkedKeyRow(None, ParkState.PARKED, 3) in keys
+        left = [each.failure async for each in admin.parked_messages(*where, dead=True)]
+        assert left == [FAILURE] * 3
+        (again,) = await admin.redrive(*where, key=b"", error="aircraft")
+        assert (again.key, again.messages) == (b"", 1)
+        assert ParkedKeyRow(0, ParkState.REDRIVING, 5) in await owner.keys(number)
+
+
+async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
+    """The oldest of the key, parked or a dead letter; after a resize that of the parent."""
+    places = await sent(shared_cluster, "edit-by-key", partitions=1)
+    where = ("edit-by-key", "g")
+    async with (
+        asyncio.timeout(120),
+        RawOwner(shared_cluster.meta, *where) as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        number = places[b"a"][0][0]
+        await owner.change(number, Park(b"a", ranges(places[b"a"][1:]), FAILURE))
+        await owner.change(number, Park(None, ranges(places[b"b"]), FAILURE))
+        edited = await admin.edit_parked(*where, key=b"a", value=b"mended")
+        assert (edited.partition_id, edited.offset) == places[b"a"][1]
+        assert (edited.message.value, edited.edited) == (b"mended", True)
+        assert (await admin.parked_message(*where, key=b"a")).message.value == b"mended"
+        dead = await admin.edit_parked(*where, key=b"b", dead=True, value=b"dead")
+        assert (dead.partition_id, dead.offset) == places[b"b"][0]
+        with pytest.raises(ParkedKeyUnknownError):
+            await admin.edit_parked(*where, key=b"b", value=b"no")
+        for wrong in (
+            {"key": b"a", "offset": 1}, {"key": b""}, {}, {"partition_id": number}, {"key": "a"},
+        ):  # fmt: skip
+            with pytest.raises(InvalidRequestError):
+                await admin.edit_parked(*where, **wrong, value=b"no")
+
+        said = keylane(shared_cluster, "edit", *where, "--key", "a", "--value", "again")
+        assert "again" in said
+        told = run_keylane(
+            "dead", "edit", *where, "--key-hex", "62", "--value", "hex", "-o", "json",
+            "--meta", shared_cluster.meta,
+        )  # fmt: skip
+        assert json.loads(told.stdout)["value"] == "hex"
+        for words, error in (
+            (("--key", "unknown"), "ParkedKeyUnknownError"),
+            (("--key", "a", "--offset", "1"), "leave --offset out"),
+            ((), "say which message"),
+        ):
+            refused = keylane(shared_cluster, "edit", *where, *words, "--value", "x", status=1)
+            assert error in refused
+
+        await owner.ack(number, (0, 15))
+        await shared_cluster.reshape(
+            Reshape(kind=OperationKind.RESIZE, subject="edit-by-key", partitions=2)
+        )
+        await drained(owner, number)
+        for child in await owner.granted():
+            if child != number:
+                await owner.adopt(number, child)
+        moved = await admin.edit_parked(*where, key=b"a", value=b"at the child")
+        assert (moved.partition_id, moved.offset) == places[b"a"][1]
+        (view,) = await keys_of(admin, "edit-by-key", key=b"a")
+        assert view.partition_id != number

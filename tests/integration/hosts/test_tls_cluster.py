@@ -44,6 +44,7 @@ class HostedCluster:
         assert made.returncode == 0, made.stderr
         self.told = json.loads(made.stdout)
         self.tls = TlsSettings(ca=self.told["ca"])
+        self.token = self.told["admin_token"]
         self.meta = f"127.0.0.1:{self.ports[0]}"
         self.programs = [self._start("metaserver", HOSTS[0])]
         self.programs += [self._start("broker", host) for host in HOSTS]
@@ -57,7 +58,11 @@ class HostedCluster:
     @property
     def environment(self) -> dict[str, str]:
         """Of commands and clients that take all from it."""
-        return {"KEYLANE_TLS_CA": self.tls.ca, "KEYLANE_META": self.meta}
+        return {
+            "KEYLANE_TLS_CA": self.tls.ca,
+            "KEYLANE_META": self.meta,
+            "KEYLANE_TOKEN": self.token,
+        }
 
     def stop(self) -> None:
         for process in reversed(self.programs):
@@ -81,7 +86,7 @@ def cluster(tmp_path_factory) -> Iterator[HostedCluster]:
 
 
 async def created(cluster: HostedCluster, subject: str) -> None:
-    async with Admin(cluster.meta, tls=cluster.tls, wait_s=30) as admin:
+    async with Admin(cluster.meta, tls=cluster.tls, token=cluster.token, wait_s=30) as admin:
         await available_brokers(admin, len(HOSTS))
         await admin.create_subject(subject, partitions=6)
 
@@ -90,20 +95,22 @@ async def test_messages_pass_over_tls_through_three_hosts(cluster: HostedCluster
     """Every broker has some; each key keeps its order."""
     await created(cluster, SUBJECT)
     sent = {b"key-%d" % key: [b"%d" % number for number in range(20)] for key in range(30)}
-    async with Producer(cluster.meta, tls=cluster.tls) as producer:
+    async with Producer(cluster.meta, tls=cluster.tls, token=cluster.token) as producer:
         for number in range(20):
             for key in sent:
                 producer.send(SUBJECT, b"%d" % number, key=key)
         await producer.flush()
     got: dict[bytes, list[bytes]] = {}
-    async with Consumer(cluster.meta, subject=SUBJECT, group="g", tls=cluster.tls) as consumer:
+    async with Consumer(
+        cluster.meta, subject=SUBJECT, group="g", tls=cluster.tls, token=cluster.token
+    ) as consumer:
         async for message in consumer:
             got.setdefault(message.key, []).append(message.value)
             await message.ack()
             if sum(map(len, got.values())) == 600:
                 break
     assert got == sent
-    async with Admin(cluster.meta, tls=cluster.tls) as admin:
+    async with Admin(cluster.meta, tls=cluster.tls, token=cluster.token) as admin:
         route = await admin.describe_subject(SUBJECT)
         places = {part.address for part in route.partitions}
     assert places == {f"{host}:{cluster.ports[1]}" for host in HOSTS}
@@ -114,6 +121,7 @@ async def test_clients_take_the_authority_from_the_environment(
 ) -> None:
     await created(cluster, "ambient")
     monkeypatch.setenv("KEYLANE_TLS_CA", cluster.tls.ca)
+    monkeypatch.setenv("KEYLANE_TOKEN", cluster.token)
 
     def send() -> None:
         with sync.Producer(cluster.meta) as producer:
@@ -147,9 +155,11 @@ def test_init_writes_private_keys_for_their_owner_alone_and_refuses_a_used_folde
 ) -> None:
     files = sorted(path for path in cluster.folder.rglob("*") if path.is_file())
     secret = [path for path in files if path.suffix in {".key", ".toml"}]
-    assert len(secret) == 1 + 2 * len(HOSTS)
+    secret += cluster.folder.rglob("*.token")
+    assert len(secret) == 1 + 3 * len(HOSTS)
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
     before = {path: path.read_bytes() for path in files}
+    assert not any(cluster.token.encode() in content for content in before.values())
     again = keylane("cluster", "init", str(cluster.folder), "--host", "127.0.0.1")
     assert again.returncode == 1
     assert "ClusterFolderError 1349" in again.stderr
@@ -238,6 +248,9 @@ def test_server_without_tls_is_refused_beyond_loopback(tmp_path: Path, program: 
     assert done.returncode == 1
     assert "HostError 1403" in done.stderr
     assert "insecure_network" in done.stderr
+    done = keylane(program, "run", *needed, *everywhere, "--insecure-network", "true")
+    assert done.returncode == 1
+    assert 'access = "off"' in done.stderr
     process = subprocess.Popen(
         [
             sys.executable,
@@ -245,8 +258,7 @@ def test_server_without_tls_is_refused_beyond_loopback(tmp_path: Path, program: 
             f"keylane.{program}",
             *needed,
             *everywhere,
-            "--insecure-network",
-            "true",
+            *("--insecure-network", "true", "--access", "off"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -257,8 +269,10 @@ def test_server_without_tls_is_refused_beyond_loopback(tmp_path: Path, program: 
     assert address.startswith("127.0.0.1:")
     if program == "metaserver":
         checked = keylane("cluster", "check", "--meta", address, "--output", "json")
-        assert any(
-            "insecure_network" in f["problem"] for f in json.loads(checked.stdout)["findings"]
-        )
+        problems = [finding["problem"] for finding in json.loads(checked.stdout)["findings"]]
+        assert any("insecure_network" in problem for problem in problems)
+        assert any("access = off" in problem for problem in problems)
     process.terminate()
-    assert "insecure_network" in process.communicate(timeout=20)[1]
+    told = process.communicate(timeout=20)[1]
+    assert "insecure_network" in told
+    assert "access = off" in told

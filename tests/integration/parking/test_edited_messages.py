@@ -232,8 +232,10 @@ async def test_commands_of_dead_letters(shared_cluster: Cluster):
             await eventually(lambda: [n for _, n in judge.handled[b"k"]] == [1])
             while await parked_count(admin, subject) < 2:
                 await asyncio.sleep(0.02)
-            (listed,) = json.loads(await keylane("list", subject, "g"))
-            assert (listed["dead"], listed["messages"]) == (True, 2)
+            listed = json.loads(await keylane("list", subject, "g"))
+            assert [(each["dead"], each["messages"]) for each in listed] == [(True, 1)] * 2
+            told = sorted(each["failure"]["text"] for each in listed)
+            assert ("b'bad'" in told[0], "b'worse'" in told[1]) == (True, True)
             shown = (await keylane("show", subject, "g")).splitlines()
             assert [json.loads(line)["value"] for line in shown] == ["bad", "worse"]
             await keylane("skip", subject, "g", "--yes")

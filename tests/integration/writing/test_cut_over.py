@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
+import pytest
 
+import keylane.arrow
 from keylane import Admin, Consumer, Message, Producer
+from keylane.protocol.errors import PublishBehindError, PublishTargetError
+from keylane.protocol.ids import Subject
+from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark.options import parse_options
 from keylane.spark.reprocess import run as runs
 from keylane.spark.reprocess.folder import OutputFolder
@@ -20,13 +27,15 @@ from support.tasks_here import TasksHere
 KEYS = 10
 
 
-async def send(cluster: Cluster, numbers: range) -> None:
+async def send(cluster: Cluster, numbers: range, subject: str = "orders") -> None:
     async with Producer(cluster.meta) as producer:
         for number in numbers:
-            await producer.send("orders", b"%d" % number, key=b"k%d" % (number % KEYS))
+            await producer.send(subject, b"%d" % number, key=b"k%d" % (number % KEYS))
 
 
-async def handled(cluster: Cluster, group: str, count: int) -> list[Message]:
+async def handled(
+    cluster: Cluster, group: str, count: int, subject: str = "orders"
+) -> list[Message]:
     """What a consumer of the group handles until it has `count` messages."""
     got: list[Message] = []
     full = asyncio.Event()
@@ -37,7 +46,7 @@ async def handled(cluster: Cluster, group: str, count: int) -> list[Message]:
         got.append(message)
 
     async with Consumer(
-        cluster.meta, subject="orders", group=group, handler=handle, concurrency=1, ttl_ms=3_000
+        cluster.meta, subject=subject, group=group, handler=handle, concurrency=1, ttl_ms=3_000
     ):
         await eventually(lambda: len(got) >= count, what="the messages of the group")
     return got[:count]
@@ -48,15 +57,38 @@ def doubled(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array([at for at in range(rows.num_rows) for _ in range(2)], pa.int64()))
 
 
-def backfill(cluster: Cluster, folder: str, hidden: str) -> None:
-    given = {"meta": cluster.meta, "subject": "orders"}
+def same(rows: pa.Table) -> pa.Table:
+    return rows
+
+
+def check_order(pairs: Iterable[tuple[bytes | None, bytes]]) -> None:
+    """Each value once, and those of a key rise."""
+    last: dict[bytes | None, int] = {}
+    for key, value in pairs:
+        assert last.get(key, -1) < int(value)
+        last[key] = int(value)
+
+
+def backfill(
+    cluster: Cluster,
+    folder: str,
+    hidden: str,
+    function: Callable[[pa.Table], pa.Table] = doubled,
+    subject: str = "orders",
+    **more: str,
+) -> None:
+    given = {"meta": cluster.meta, "subject": subject, **more}
     given["columns"] = "partition,offset,key,value,timestamp,properties"
     target = JobTarget(
         options=WriteOptions(
-            meta=(cluster.meta,), subject="orders", hidden=hidden, publish=False, timeout_ms=20_000
+            meta=(cluster.meta,),
+            subject=Subject(subject),
+            hidden=hidden,
+            publish=False,
+            timeout_ms=20_000,
         )
     )
-    job = Job("doubled", doubled, "jobs:doubled@1")
+    job = Job(function.__name__, function, f"jobs:{function.__name__}@1")
     runs.run_job(
         TasksHere(),  # type: ignore[arg-type]
         job,
@@ -66,38 +98,177 @@ def backfill(cluster: Cluster, folder: str, hidden: str) -> None:
     )
 
 
+def publish(cluster: Cluster, hidden: str, folder: str, target: str = "orders"):
+    words = ("publish", hidden, target, "--replace", "--yes")
+    more = ("--groups-from", folder, "--meta", cluster.meta)
+    return asyncio.to_thread(run_keylane, "subject", *words, *more)
+
+
 async def test_groups_go_on_in_the_rows_where_they_were_in_the_messages(
     file_cluster: Cluster, tmp_path
 ):
-    """One group has handled a part, one all, one nothing; messages behind the backfill refuse it."""
+    """One group has handled a part, one all, one nothing; what is sent behind the job lies behind its rows."""
     await file_cluster.create("orders", partitions=2)
     await send(file_cluster, range(100))
     async with Admin(file_cluster.meta) as admin:
         await admin.create_group("orders", "none")
     done = await handled(file_cluster, "some", 37)
     await handled(file_cluster, "every", 100)
-
-    def publish(number: int):
-        words = ("publish", f"orders.new-{number}", "orders", "--replace", "--yes")
-        folder = str(tmp_path / str(number))
-        more = ("--groups-from", folder, "--meta", file_cluster.meta)
-        return asyncio.to_thread(run_keylane, "subject", *words, *more)
-
-    await asyncio.to_thread(backfill, file_cluster, str(tmp_path / "1"), "orders.new-1")
+    folder = str(tmp_path / "1")
+    await asyncio.to_thread(backfill, file_cluster, folder, "orders.new-1")
     await send(file_cluster, range(100, 101))
-    refused = await publish(1)
+    await asyncio.to_thread(backfill, file_cluster, folder, "orders.new-1")
+    for _ in range(2):
+        published = await publish(file_cluster, "orders.new-1", folder)
+        assert "orders.new-1 is published in orders" in published.stdout, published.stderr
+    first = {message.value for message in done}
+    late = await handled(file_cluster, "every", 1)
+    assert {message.value for message in late} == {b"100"}
+    whole = [message.value for message in await handled(file_cluster, "none", 201)]
+    assert sorted(whole) == sorted([b"%d" % number for number in range(100)] * 2 + [b"100"])
+    left = sorted({b"%d" % number for number in range(101)} - first)
+    rest = await handled(file_cluster, "some", 2 * len(left) - 1)
+    assert {message.value for message in rest} >= set(left)
+
+
+async def test_cut_over_loses_nothing_while_a_producer_sends(file_cluster: Cluster, tmp_path):
+    """Each acked message is in the subject once, in the order of its key; a group handles each once; no send fails."""
+    await file_cluster.create("live", partitions=2)
+    acked: dict[int, object] = {}
+    until = asyncio.Event()
+
+    async def produce() -> None:
+        number = 0
+        async with Producer(file_cluster.meta) as producer:
+            while not until.is_set():
+                receipts = await asyncio.gather(
+                    *(
+                        producer.send("live", b"%d" % each, key=b"k%d" % (each % KEYS))
+                        for each in range(number, number + KEYS)
+                    )
+                )
+                acked.update(zip(range(number, number + KEYS), receipts, strict=True))
+                number += KEYS
+                await asyncio.sleep(0.005)
+
+    sending = asyncio.create_task(produce())
+    await eventually(lambda: len(acked) >= 200, what="messages before the job")
+    before = await handled(file_cluster, "some", 53, "live")
+    folder = str(tmp_path / "f")
+    await asyncio.to_thread(backfill, file_cluster, folder, "live.new", same, "live")
+    between = len(acked)
+    await eventually(lambda: len(acked) >= between + 100, what="messages behind the job")
+    await file_cluster.reshape(Reshape(kind=OperationKind.RESIZE, subject="live", partitions=3))
+    published = await publish(file_cluster, "live.new", folder, "live")
+    assert "live.new is published in live" in published.stdout, published.stderr
+    since = len(acked)
+    await eventually(lambda: len(acked) >= since + 100, what="messages behind the publication")
+    until.set()
+    await sending
+    table = await asyncio.to_thread(
+        lambda: keylane.arrow.read(
+            file_cluster.meta, "live", columns=("epoch", "partition", "offset", "key", "value")
+        ).read_all()
+    )
+    rows = sorted(
+        table.to_pylist(), key=lambda row: (row["epoch"], row["partition"], row["offset"])
+    )
+    assert sorted(int(row["value"]) for row in rows) == sorted(acked)
+    check_order((row["key"], row["value"]) for row in rows)
+    left = len(acked) - len(before)
+    rest = await handled(file_cluster, "some", left, "live")
+    got = [*before, *rest]
+    assert {int(message.value) for message in got} == set(acked)
+    check_order((message.key, message.value) for message in got)
+    async with Admin(file_cluster.meta) as admin:
+        assert (await admin.verify()).ok
+
+
+async def test_cut_over_is_refused_when_the_job_ended_before_the_latest_message(
+    file_cluster: Cluster, tmp_path
+):
+    """Also where a caller gives ends that he looked up before; the subject stays as it is."""
+    view = await file_cluster.create("short", partitions=1)
+    first = int(view.partitions[0].partition_id)
+    await send(file_cluster, range(30), "short")
+    folder = str(tmp_path / "f")
+    await asyncio.to_thread(
+        backfill, file_cluster, folder, "short.new", same, "short", end=json.dumps({first: 20})
+    )
+    await send(file_cluster, range(30, 40), "short")
+    refused = await publish(file_cluster, "short.new", folder, "short")
     assert refused.returncode == 1
     assert "1323" in refused.stderr
-    assert "1 messages from offset" in refused.stderr
-    await asyncio.to_thread(backfill, file_cluster, str(tmp_path / "2"), "orders.new-2")
-    for _ in range(2):
-        published = await publish(2)
-        assert "orders.new-2 is published in orders" in published.stdout, published.stderr
-    first = {message.value for message in done}
-    late = await handled(file_cluster, "every", 2)
-    assert {message.value for message in late} >= {b"100"}
-    whole = [message.value for message in await handled(file_cluster, "none", 202)]
-    assert sorted(whole) == sorted(b"%d" % number for number in range(101) for _ in range(2))
-    left = sorted({b"%d" % number for number in range(101)} - first)
-    rest = await handled(file_cluster, "some", 2 * len(left))
-    assert {message.value for message in rest} >= set(left)
+    assert "10 messages from offset 20" in refused.stderr
+    async with Admin(file_cluster.meta) as admin:
+        with pytest.raises(PublishBehindError, match="10 messages of partition") as told:
+            await admin.publish_subject("short.new", "short", replace=True, ends={first: 20})
+        assert (told.value.partition_id, told.value.from_offset, told.value.messages) == (
+            first,
+            20,
+            10,
+        )
+        with pytest.raises(PublishTargetError, match="--replace"):
+            await admin.publish_subject("short.new", "short")
+    values = [message.value for message in await handled(file_cluster, "all", 40, "short")]
+    assert sorted(map(int, values)) == list(range(40))
+
+
+def rows_of(cluster: Cluster, subject: str) -> list[bytes]:
+    columns = ("epoch", "partition", "offset", "value")
+    rows = keylane.arrow.read(cluster.meta, subject, columns=columns).read_all().to_pylist()
+    return [
+        row["value"]
+        for row in sorted(rows, key=lambda row: (row["epoch"], row["partition"], row["offset"]))
+    ]
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", ["cut", "hosted", "sealing", "opened"])
+async def test_cut_is_finished_when_the_metaserver_dies_after_a_step(
+    file_cluster: Cluster, tmp_path, step
+):
+    """The job asks again; messages that are sent then lie behind its rows, and the publication finds them all."""
+    subject = f"cut-{step}"
+    await file_cluster.create(subject, partitions=2)
+    await send(file_cluster, range(20), subject)
+    program = file_cluster.meta_program
+    program.restart_to_die_after(step)
+    folder = str(tmp_path / "f")
+    job = asyncio.create_task(
+        asyncio.to_thread(backfill, file_cluster, folder, f"{subject}.new", same, subject)
+    )
+    await program.died()
+    program.restart()
+    await job
+    await send(file_cluster, range(20, 30), subject)
+    published = await publish(file_cluster, f"{subject}.new", folder, subject)
+    assert published.returncode == 0, published.stderr
+    values = await asyncio.to_thread(rows_of, file_cluster, subject)
+    assert sorted(map(int, values)) == list(range(30))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", ["published", "sealing", "opened"])
+async def test_publication_is_finished_when_the_metaserver_dies_after_a_step(
+    file_cluster: Cluster, tmp_path, step
+):
+    """A repeat of the command changes nothing more."""
+    subject = f"shown-{step}"
+    await file_cluster.create(subject, partitions=2)
+    await send(file_cluster, range(20), subject)
+    folder = str(tmp_path / "f")
+    await asyncio.to_thread(backfill, file_cluster, folder, f"{subject}.new", same, subject)
+    await send(file_cluster, range(20, 30), subject)
+    program = file_cluster.meta_program
+    program.restart_to_die_after(step)
+    first = asyncio.create_task(publish(file_cluster, f"{subject}.new", folder, subject))
+    await program.died()
+    program.restart()
+    await first
+    async with Admin(file_cluster.meta, wait_s=30) as admin:
+        await admin.list_subjects()
+    published = await publish(file_cluster, f"{subject}.new", folder, subject)
+    assert published.returncode == 0, published.stderr
+    values = await asyncio.to_thread(rows_of, file_cluster, subject)
+    assert sorted(map(int, values)) == list(range(30))

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.broker.partition import park_checks
+from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, Mark
 from keylane.broker.partition.offset_runs import OffsetRuns
 from keylane.broker.partition.park_checks import park_changes
+from keylane.broker.partition.park_views import adopted_page, changes_of
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.offsets import AckedOffsets
@@ -23,7 +25,10 @@ from keylane.protocol.parked import (
     Clear,
     Edit,
     EditedMessage,
+    FailAgain,
     Failure,
+    FailureMark,
+    Fault,
     Free,
     Freeze,
     Park,
@@ -55,6 +60,15 @@ EDITED = st.builds(
     st.sampled_from([b"", b"v", b"w"]),
     st.just(b""),
 )
+MARKS = st.builds(
+    lambda source, part, *rest: FailureMark(source, *part, *rest),
+    st.sampled_from([3, 5]),
+    RANGES,
+    st.integers(1, 9),
+    st.integers(0, 9),
+    st.integers(-1, 2),
+    st.integers(0, 2),
+)
 ADOPTED = st.builds(
     AdoptedKey,
     KEYS,
@@ -65,6 +79,8 @@ ADOPTED = st.builds(
         st.tuples(st.sampled_from([3, 5]), RANGES).map(lambda row: (row[0], *row[1])), max_size=3
     ).map(tuple),
     st.lists(EDITED, max_size=2).map(tuple),
+    st.just((Fault("E", "text", "c", 1), Fault("G", "", "c", 1))),
+    st.lists(MARKS, max_size=3).map(tuple),
 )
 
 CHANGES = st.one_of(
@@ -75,8 +91,9 @@ CHANGES = st.one_of(
     st.builds(Unpark, KEYS, st.just(OWN), st.just(((0, END),))),
     st.builds(Redrive, KEYS),
     st.builds(Free, KEYS),
+    st.builds(FailAgain, KEYS, SOURCES, SOME, FAILURES),
     st.builds(Edit, KEYS, EDITED),
-    st.builds(Shift, st.sampled_from([None, 0]), st.sampled_from([None, 0]), SOURCES, SOME),
+    st.builds(Shift, st.sampled_from([None, 0, b""]), st.sampled_from([None, 0]), SOURCES, SOME),
     st.builds(Shift, RETRY_KEYS, RETRY_KEYS | st.none(), SOURCES, SOME, st.none() | FAILURES),
     st.builds(
         Adopt, st.sampled_from([3, 5]), st.lists(ADOPTED, max_size=2).map(tuple), st.booleans()
@@ -93,22 +110,35 @@ Log = list[tuple[int, ParkChange]]
 
 def state_of(parked: Parked) -> dict[Any, Any]:
     """All but the order of the keys, which nothing rests on."""
-    keys, following = parked.page(lambda _key: True)
+    keys, following = adopted_page(parked, lambda _key: True)
     assert following is None
     rows = {key.key: (key.state, key.since_ms, key.failure, key.rows) for key in keys if key.rows}
     rows |= {
         key.key: (key.state, key.since_ms, key.failure, ())
         for key in keys
-        if key.key not in rows and not key.edits
+        if key.key not in rows and not key.edits and not key.marks
     }
     messages = {key: parked.get(key).messages for key in rows}
     return {
+        "failures": failures_of(parked),
         "keys": rows,
         "counts": messages,
         "edits": {key: dict(parked.get(key).edits) for key in rows},
         "all": parked.messages,
         "frozen": parked.frozen,
         "adopted": set(parked.adopted),
+    }
+
+
+def failures_of(parked: Parked) -> dict[Any, Any]:
+    """How each message without an order failed, of which anything is known."""
+    return {
+        (key, source, offset): (mark.since_ms, mark.at_ms, parked.fault(mark.fault), mark.next_ms)
+        for key, each in parked.items()
+        for source, start, end in each.rows()
+        for _, low, high, mark in each.marks(source, ((start, end),))
+        for offset in range(low, high)
+        if mark != UNKNOWN
     }
 
 
@@ -151,7 +181,7 @@ def test_changes_folded_twice_lead_to_the_same_state(requests, first, last):
 @given(REQUESTS)
 def test_counts_and_acks_agree_with_what_is_parked(requests):
     _, parked, acked = served(requests)
-    keys, _ = parked.page(lambda _key: True)
+    keys, _ = adopted_page(parked, lambda _key: True)
     own = [
         offset
         for key in keys
@@ -164,7 +194,7 @@ def test_counts_and_acks_agree_with_what_is_parked(requests):
     assert parked.first_own() == min(own, default=None)
     for key in keys:
         assert all(parked.get(key.key).has((e.source, e.offset)) for e in key.edits)
-        if key.edits:
+        if key.edits or key.marks:
             continue
         count = sum(high - low for _, low, high in key.rows)
         assert parked.get(key.key).messages == count
@@ -219,7 +249,7 @@ def test_image_reads_back(requests):
 def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests, first):
     """Of nothing, and of the rest of the log before them, whatever retention has removed of it."""
     log, parked, _ = served(requests)
-    changes = [(0, change) for change in parked.changes()]
+    changes = [(0, change) for change in changes_of(parked)]
     assert state_of(fold(changes)) == state_of(parked)
     left = log[first % (len(log) + 1) :]
     assert state_of(fold(changes, fold(left))) == state_of(parked)
@@ -247,3 +277,42 @@ def test_offset_runs_are_a_set(steps):
         assert not model or runs.first == min(model)
         again = OffsetRuns.of_packed(*runs.packed())
         assert list(again) == list(runs) == list(runs.some(0, runs.runs))
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.booleans(), RANGES, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2)),
+        max_size=30,
+    ),
+    st.integers(0, 31),
+)
+def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
+    """In no more rows than twice the messages; what is coarse has the fault, and no earlier time."""
+    runs, present, model = FailureRuns(), OffsetRuns(), {}
+    for place, (add, (start, end), since_ms, fault, next_ms) in enumerate(steps):
+        mark = Mark(since_ms, 5, fault, next_ms)
+        if add:
+            present.add(start, end)
+            runs.put(start, end, mark)
+            model |= dict.fromkeys(range(start, end), mark)
+        else:
+            present.remove(start, end)
+            runs.forget(start, end, present)
+            model = {offset: known for offset, known in model.items() if not start <= offset < end}
+        if place == coarse:
+            runs.coarsen()
+            for offset, known in model.items():
+                told = runs.at(offset)
+                assert told == UNKNOWN or (told.fault, told.since_ms >= known.since_ms) == (
+                    known.fault, True,
+                )  # fmt: skip
+                model[offset] = told
+        assert {offset: runs.at(offset) for offset in model} == model
+        told = [part for low, high in present for part in runs.within(low, high)]
+        assert {o: mark for low, high, mark in told for o in range(low, high)} == model
+        assert len(runs) <= 2 * len(model) + 1
+        tries = [known.next_ms for known in model.values() if known.next_ms]
+        assert runs.next_ms == min(tries, default=None)
+        again = FailureRuns.of_packed(runs.packed(), runs.end)
+        assert list(again.rows(0, 99)) == list(runs.rows(0, 99))

@@ -16,7 +16,7 @@ from keylane.checker.events import Edited, SetAside
 from keylane.checker.findings import Findings
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
-from keylane.protocol.parked import ChangeParkedKey, ParkedView
+from keylane.protocol.parked import ChangeParkedKey, ParkedView, ParkState
 from keylane.rpc.client import BrokerClient
 from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import SUBJECT
@@ -68,8 +68,12 @@ class ParkedKeys:
             with contextlib.suppress(KeylaneError):
                 await broker.change_parked(number, ask)
 
-    async def edit_some(self) -> None:
-        """Put another value in the place of the first message of some parked keys; most are redriven at once."""
+    async def edit_some(self, problems: list[str]) -> None:
+        """
+        Put another value in the place of the first message of some parked keys; most are redriven at once.
+
+        Half of them are named by their key: that has to be its oldest message.
+        """
         world = self._world
         async for broker, number, view in self._listed():
             if self._rng.random() < 0.5 or view.first_offset < 0:
@@ -77,18 +81,37 @@ class ParkedKeys:
             place = (GROUP, view.first_source, view.first_offset)
             value = b"%s%d" % (EDITED, len(world.history))
             world.record(Edited(*place, value, done=False))
+            key = bytes.fromhex(view.key_hex or "")
+            by_key = (
+                bool(key) and view.state is not ParkState.REDRIVING and self._rng.random() < 0.5
+            )
+            named = {"key": key} if by_key else {"partition_id": place[1], "offset": place[2]}
             try:
                 async with Admin(world._meta, call_timeout_ms=1_000) as admin:
-                    await admin.edit_parked(SUBJECT, *place, value=value)
+                    edited = await admin.edit_parked(SUBJECT, GROUP, **named, value=value)
             except KeylaneError as error:
                 world.trace(f"not edited: {error!r}")
                 continue
+            if (edited.partition_id, edited.offset) != place[1:]:
+                if self._has(key, place[1:]):
+                    problems.append(f"{edited.offset} was edited by its key, which has {place[1:]}")
+                place = GROUP, edited.partition_id, edited.offset
+                world.record(Edited(*place, value, done=False))
             world.record(Edited(*place, value, done=True))
             self.edited += 1
             if self._rng.random() < 0.7:
                 with contextlib.suppress(KeylaneError):
                     ask = ChangeParkedKey(group=GROUP, key_hex=view.key_hex)
                     await broker.change_parked(number, ask)
+
+    def _has(self, key: bytes, place: tuple[int, int]) -> bool:
+        """True if this message is parked under the key, where no child has taken it over."""
+        stores = [host.store for host in self._world.brokers if host.running and host.store]
+        return any(
+            not parked.frozen and (known := parked.get(key)) is not None and known.has(place)
+            for store in stores
+            for parked in parked_on(store).values()
+        )
 
     async def _listed(self) -> AsyncIterator[tuple[BrokerClient, int, ParkedView]]:
         network = SimNetwork(self._world.internet, self._world._operator)
@@ -157,7 +180,7 @@ class Parks(Feature):
             elif deed < 0.75:
                 await self.keys.change_some(chance=0.5)
             elif deed < 0.9:
-                await self.keys.edit_some()
+                await self.keys.edit_some(self.problems)
             else:
                 await self._reshape()
         self.keys.poison.clear()

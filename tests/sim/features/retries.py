@@ -9,14 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from keylane.broker.partition.park_views import parked_keys, parked_offsets
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Event, Sent, Served, Settled, Stored
 from keylane.checker.findings import Findings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.message import Message
+from keylane.protocol.parked import CRASHED, Failure
 from sim.actors.consumers import ConsumerHost
 from sim.features.feature import Feature
-from sim.features.parks import ParkedKeys, parked_on
+from sim.features.parks import GROUP, ParkedKeys, parked_on
 from sim.swarm import Swarm
 
 if TYPE_CHECKING:
@@ -44,6 +46,11 @@ class Try:
     outcome: str = ""
     """"failed", "handled"; "" if its process ended, or it was cancelled."""
     ended_s: float = 0.0
+
+
+def text_of(partition_id: int, offset: int) -> str:
+    """Why the handler of a message fails: few texts, so that neighbours may have the same one."""
+    return f"the handler fails for such messages: {(partition_id + offset // 2) % 3}"
 
 
 def check_tries(
@@ -110,7 +117,7 @@ class RetryingHost(ConsumerHost):
         assert self.retries is not None
         if self.retries.fails(message):
             self.retries.note(message, "failed")
-            raise ValueError("the handler fails for this message")
+            raise ValueError(text_of(message.partition_id, message.offset))
 
     def _ended(self, message: Message) -> None:
         assert self.retries is not None
@@ -194,7 +201,9 @@ class Retries(Feature):
         world = self.world
         while not world.faults.healed:
             await asyncio.sleep(0.2)
+            self._check_told()
         await asyncio.sleep(world.service.limit_s + 5.0)
+        self._check_told()
         dead, retrying = self._waiting()
         handled = {each.place for each in self.tries if each.outcome == "handled"}
         self._check_handled(handled, dead, retrying)
@@ -216,11 +225,46 @@ class Retries(Feature):
             for parked in parked_on(broker.store).values() if broker.store else ():
                 if parked.frozen:
                     continue
-                for row in parked.key_rows(0):
+                for row in parked_keys(parked, 0):
                     places = dead if row.key is None else retrying
-                    for source, start, end in parked.offsets(row.key, count=1 << 30).rows:
+                    for source, start, end in parked_offsets(parked, row.key, count=1 << 30).rows:
                         places |= {(source, offset) for offset in range(start, end)}
         return dead, retrying
+
+    def _check_told(self) -> None:
+        """Each message that is set aside has its own failure, and its next try while the owner that said it has the fence."""
+        tried: dict[tuple[int, int], Try] = {}
+        for each in self.tries:
+            if each.place not in tried or each.token >= tried[each.place].token:
+                tried[each.place] = each
+        for broker in self.world.brokers:
+            if not (broker.running and broker.store):
+                continue
+            for number, parked in parked_on(broker.store).items():
+                fence = broker.store.state.partition(number).groups[GROUP].lock.fence
+                for key, known in parked.items():
+                    if not isinstance(key, bytes) and not parked.frozen:
+                        for source, start, end, mark in known.marked_from((0, 0), 1 << 30):
+                            for offset in range(start, end):
+                                last = tried.get((source, offset)) if source == number else None
+                                self._check_mark((source, offset), parked.failure(mark))
+                                self._check_next((source, offset), key, mark.next_ms, last, fence)
+
+    def _check_mark(self, place: tuple[int, int], failure: Failure | None) -> None:
+        if failure is None or (failure.kind != CRASHED and failure.text != text_of(*place)):
+            self.problems.append(f"{place[0]}/{place[1]} is told to have failed with {failure}")
+
+    def _check_next(
+        self, place: tuple[int, int], key: int | None, next_ms: int, last: Try | None, fence: int
+    ) -> None:
+        """Of a message of the partition itself, whose tries all have the partition's tokens."""
+        if not key or last is None:
+            return
+        said = f"{place[0]}/{place[1]}, tried {key} times, has its next try at {next_ms}"
+        if last.token < fence and next_ms:
+            self.problems.append(f"{said}, as an owner said that is gone")
+        if (last.token, last.attempt, last.outcome) == (fence, key, "failed") and not next_ms:
+            self.problems.append(f"{said}, though its owner has said when it is")
 
     def _check_handled(
         self,

@@ -21,6 +21,7 @@ from sim.actors.clients import SUBJECT
 from sim.actors.consumers import ConsumerHost
 from sim.actors.hosts import META_SETTINGS
 from sim.actors.outboxes import Outboxes
+from sim.features.cut_overs import CutOvers
 from sim.features.deletions import Deletions
 from sim.features.feature import Feature
 from sim.features.first_sends import MADE, PARTITIONS, FirstSends
@@ -56,10 +57,14 @@ OTHERS: dict[int, type[Feature]] = {
     14: Relays,
 }
 """By the remainders of numbers by OTHERS_EVERY."""
+CUT_EVERY, CUT_AT = 30, 29
+"""Numbers with this remainder have cut-overs, before all others."""
 
 
 def kind_of(number: int) -> type[Feature]:
     """The feature of a seed: in turn, and in some seeds an outbox, or what only consumer groups have."""
+    if number % CUT_EVERY == CUT_AT:
+        return CutOvers
     return OTHERS.get(number % OTHERS_EVERY, FEATURES[number % len(FEATURES)])
 
 

@@ -6,6 +6,7 @@ from sim.actors import outboxes
 from sim.mutants import (
     of_brokers,
     of_consumers,
+    of_cut_overs,
     of_features,
     of_members,
     of_metaservers,
@@ -35,6 +36,7 @@ MUTANTS = {
         of_parks,
         of_members,
         of_retries,
+        of_cut_overs,
     )
     for breaks in room.BREAKS
 }
@@ -46,6 +48,7 @@ FIRST_SEEDS = {
         (of_parks, FEATURES_FIRST),
         (of_members, FEATURES_FIRST),
         (of_retries, FEATURES_FIRST),
+        (of_cut_overs, FEATURES_FIRST),
     )
     for breaks in room.BREAKS
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keylane.admin import Admin
+from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
-from keylane.broker.partition import parked as partition_parked
 from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.parking.ancestors import Ancestors
 from keylane.consumer.parking.key_parking import KeyParking
@@ -119,15 +120,30 @@ def children_adopt_nothing(patches: Patches) -> None:
 def children_adopt_what_is_not_theirs(patches: Patches) -> None:
     """A parent gives each child everything that it has parked."""
 
-    def page(self: Any, _wanted: Any, *, first: int = 0) -> Any:
-        return real(self, lambda _key: True, first=first)
+    def page(parked: Any, _wanted: Any, *, first: int = 0) -> Any:
+        return real(parked, lambda _key: True, first=first)
 
-    real = patches.set(partition_parked.Parked, "page", page)
+    real = patches.set(broker_parking, "adopted_page", page)
 
 
 def parked_parents_are_not_told(patches: Patches) -> None:
     """The metaserver forgets which drained partitions have parked messages."""
     patches.set(lease_rows, "_parked_parents", lambda *_args: {})
+
+
+def edit_by_key_takes_the_newest(patches: Patches) -> None:
+    """A message that is named by its key is the newest one."""
+
+    async def place(self: Any, subject: str, group: str, *named: Any, key: Any, dead: Any) -> Any:
+        if key is None:
+            return await real(self, subject, group, *named, key=key, dead=dead)
+        places = [
+            (each.partition_id, each.offset)
+            async for each in self.parked_messages(subject, group, key, dead=dead)
+        ]
+        return max(places)
+
+    real = patches.set(Admin, "_place", place)
 
 
 BREAKS: tuple[Breaks, ...] = (
@@ -142,4 +158,5 @@ BREAKS: tuple[Breaks, ...] = (
     children_adopt_nothing,
     children_adopt_what_is_not_theirs,
     parked_parents_are_not_told,
+    edit_by_key_takes_the_newest,
 )

@@ -7,8 +7,12 @@ from typing import Any
 
 import msgspec
 
+from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
+from keylane.broker.partition import parked as partition_parked
+from keylane.broker.partition.failure_runs import UNKNOWN
 from keylane.broker.partition.parked import Parked
+from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.handling.failing import Failing
 from keylane.consumer.parking.park_sender import ParkSender
@@ -47,10 +51,10 @@ def tries_are_forgotten_at_restart(patches: Patches) -> None:
 def children_adopt_no_retries(patches: Patches) -> None:
     """What waits for retry stays with the parent."""
 
-    def page(self: Any, wanted: Any, *, first: int = 0) -> Any:
-        return real(self, lambda key: not isinstance(key, int) and wanted(key), first=first)
+    def page(parked: Any, wanted: Any, *, first: int = 0) -> Any:
+        return real(parked, lambda key: not isinstance(key, int) and wanted(key), first=first)
 
-    real = patches.set(Parked, "page", page)
+    real = patches.set(broker_parking, "adopted_page", page)
 
 
 def children_count_from_the_start(patches: Patches) -> None:
@@ -172,6 +176,40 @@ def retries_are_learned_again(patches: Patches) -> None:
     real = patches.set(Retrying, "begin", begin)
 
 
+def dead_letters_have_one_failure(patches: Patches) -> None:
+    """What is said of a message that failed is said of all that are set aside with it."""
+
+    def mark(self: Any, marks: Any) -> None:
+        for source, start, end, known in marks:
+            runs = self.pieces.get(source) or ((start, end),)
+            real(self, [(source, low, high, known) for low, high in runs])
+
+    real = patches.set(ParkedKey, "mark", mark)
+
+
+def children_adopt_no_failures(patches: Patches) -> None:
+    """A child does not learn how the messages failed that it takes over."""
+
+    def mark_of(said: Any, *args: Any, **given: Any) -> Any:
+        return (*real(said, *args, **given)[:3], UNKNOWN)
+
+    real = patches.set(partition_parked, "mark_of", mark_of)
+
+
+def next_tries_are_kept_in_memory(patches: Patches) -> None:
+    """A restarted broker does not read when messages are tried again."""
+
+    def apply(self: Any, body: Any) -> None:
+        real(self, msgspec.structs.replace(body, next_tries=()))
+
+    real = patches.set(HostedPartition, "apply_parked", apply)
+
+
+def next_tries_outlive_their_owner(patches: Patches) -> None:
+    """What an owner said of next tries is told under the next one, who tries at once what waits."""
+    patches.set(Parked, "forget_next_tries", lambda _self: None)
+
+
 async def _nothing_for_ever(*_args: Any, **_kwargs: Any) -> None:
     """Do nothing."""
 
@@ -193,4 +231,8 @@ BREAKS: tuple[Breaks, ...] = (
     retries_are_due_at_once,
     retries_hold_their_keys,
     retries_are_learned_again,
+    dead_letters_have_one_failure,
+    children_adopt_no_failures,
+    next_tries_are_kept_in_memory,
+    next_tries_outlive_their_owner,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keylane.broker.parking import Parking
+from keylane.broker.partition.park_views import adopted_page
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.partition import Group
 from keylane.broker.store.parking import change_parked
@@ -73,7 +74,7 @@ class ParkedDesk(Desk):
         keys: dict[ParkKey, tuple[Any, ...]] = {}
         following: int | None = 0
         while following is not None:
-            page, following = self.parked.page(lambda _key: True, first=following)
+            page, following = adopted_page(self.parked, lambda _key: True, first=following)
             for key in page:
                 rows = keys.get(key.key, (*(None,) * 3, ()))[3] + key.rows
                 keys[key.key] = key.state, key.since_ms, key.failure, rows

@@ -36,6 +36,7 @@ def status(
     static: bool = False,
     name: str = "",
     message_bytes_max: int = 0,
+    hidden: str = "",
 ) -> PartitionStatus:
     """A partition as its broker has it; without a `queue`, it is the first of one of its own."""
     partition = Partition(
@@ -66,6 +67,7 @@ def status(
             partitions_wanted=wanted,
             static=static,
             message_bytes_max=message_bytes_max,
+            hidden=hidden,
         ),
     )
 

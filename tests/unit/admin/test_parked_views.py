@@ -6,8 +6,18 @@ from typing import Any
 
 import pytest
 
-from keylane.admin.parked_views import ParkedKeyView, WantedKeys, checked_key, view_of
-from keylane.protocol.errors import InvalidRequestError
+from keylane.admin.parked_views import (
+    ParkedKeyView,
+    WantedKeys,
+    checked_key,
+    first_in_lineage,
+    view_of,
+)
+from keylane.protocol.errors import (
+    InvalidRequestError,
+    ParkedKeyAmbiguousError,
+    ParkedKeyUnknownError,
+)
 from keylane.protocol.parked import Failure, ParkedView, ParkState
 
 FAILURE = Failure("TimeoutError", "no answer of the bank", "c", 7, 5)
@@ -40,7 +50,8 @@ RETRYING = view(None, tries=2)
         ({"key": b"b", "dead": True}, [LETTERS]),
         ({"key": b"a", "error": "Timeout"}, [PARKED, DEAD_KEY]),
         ({"key": b"a", "error": "the bank"}, [PARKED, DEAD_KEY]),
-        ({"error": "ValueError"}, []),
+        ({"error": "ValueError"}, [LETTERS, RETRYING]),
+        ({"error": "ValueError", "key": b"a"}, []),
         ({"key": b"a", "older_than_ms": 6_000}, [PARKED, DEAD_KEY]),
         ({"older_than_ms": 6_001}, []),
     ],
@@ -49,6 +60,29 @@ def test_keys_are_chosen_by_key_kind_age_and_error(asked: dict, matching: list):
     wanted = WantedKeys(**{"key": ..., "now_ms": NOW_MS, **asked})
     views = [PARKED, DEAD_KEY, LETTERS, RETRYING]
     assert [each for each in views if wanted.matches(each)] == matching
+
+
+@pytest.mark.parametrize(
+    ("asked", "since_ms", "failure", "chosen"),
+    [
+        ({"error": "the bank"}, 4_000, FAILURE, True),
+        ({"error": "TimeoutError: no"}, None, FAILURE, True),
+        ({"error": "ValueError"}, 4_000, FAILURE, False),
+        ({"error": "the bank"}, 4_000, None, False),
+        ({"older_than_ms": 6_000}, 4_000, None, True),
+        ({"older_than_ms": 6_001}, 4_000, FAILURE, False),
+        ({"older_than_ms": 0}, None, FAILURE, False),
+        ({"older_than_ms": 6_000, "error": "x"}, 4_000, FAILURE, False),
+        ({}, None, None, True),
+    ],
+)
+def test_message_without_an_order_is_chosen_by_what_is_known_of_it(
+    asked: dict[str, Any], since_ms: int | None, failure: Failure | None, chosen: bool
+):
+    wanted = WantedKeys(..., now_ms=NOW_MS, **asked)
+    assert wanted.chooses(since_ms, failure) is chosen
+    assert wanted.picks(LETTERS) is bool(asked)
+    assert not wanted.picks(PARKED)
 
 
 def test_dead_letters_of_any_key_are_looked_into_for_a_key():
@@ -78,3 +112,25 @@ def test_view_of_a_broker_is_told_whole():
         first_source=3, first_offset=9,
     )  # fmt: skip
     assert view_of(7, said) == PARKED
+
+
+def test_first_message_of_a_key_is_that_of_the_oldest_partition_in_its_lineage():
+    """Also where a partition between them has none, and where one has the key under two names."""
+    parents = {7: (5,), 5: (3,), 3: ()}
+    child = view(b"a", partition_id=7, first_source=7, first_offset=0)
+    oldest = view(b"a", partition_id=3, first_source=3, first_offset=9)
+    letters = view(None, partition_id=3, first_source=3, first_offset=12)
+    assert first_in_lineage([child, letters, oldest], parents) == oldest
+    assert first_in_lineage([child], parents) == child
+
+
+def test_no_message_is_the_first_of_partitions_that_do_not_follow_each_other():
+    views = [view(b"a", partition_id=each, first_source=each, first_offset=0) for each in (7, 9)]
+    with pytest.raises(ParkedKeyAmbiguousError, match="7, 9") as caught:
+        first_in_lineage(views, {7: (3,), 9: (3,)})
+    assert caught.value.partition_ids == "7, 9"
+
+
+def test_key_without_messages_has_no_first_one():
+    with pytest.raises(ParkedKeyUnknownError):
+        first_in_lineage([view(b"a", messages=0, first_source=7, first_offset=-1)], {})

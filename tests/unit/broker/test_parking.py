@@ -39,6 +39,8 @@ from keylane.protocol.parked import (
     EditedMessage,
     FailingMessage,
     Failure,
+    FailureMark,
+    Fault,
     Freeze,
     Park,
     ParkChange,
@@ -46,6 +48,7 @@ from keylane.protocol.parked import (
     ParkState,
     Redrive,
     Unpark,
+    encode_parked,
     failing_message,
 )
 from keylane.protocol.routing import logical_partition
@@ -190,8 +193,10 @@ async def test_children_take_each_key_once_and_loose_messages_go_to_one(desk: Pa
     assert taken[0] & {b"", None} == {b"", None}
     assert not taken[1] & {b"", None}
     assert sorted(map(len, taken)) == [1, 3]
-    (only,) = [key for key in halves[0][0] if key.key is None]
+    only, failed = (key for key in halves[0][0] if key.key is None)
     assert only == AdoptedKey(None, ParkState.PARKED, only.since_ms, FAILURE, ((1, 7, 8),))
+    assert failed.faults == (Fault("ValueError", "no such aircraft", "c", 3),)
+    assert failed.marks == (FailureMark(1, 7, 8, only.since_ms, 5, 0),)
 
 
 async def test_taken_messages_change_no_more(desk: ParkedDesk):
@@ -419,3 +424,39 @@ async def test_edits_have_a_limit(desk: ParkedDesk):
         await desk.edit(b"a", 39, most)
     await desk.edit(b"a", 0, b"small")
     await desk.edit(b"a", 39, most)
+
+
+async def test_operators_page_through_dead_letters_with_their_failures(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    page = await desk.offsets(after="0:0")
+    assert (page.rows, page.faults) == (
+        [(1, 7, 8)],
+        [Fault("ValueError", "no such aircraft", "c", 3)],
+    )
+    assert page.details[0][1:] == (5, 0, 0)
+    assert (await desk.offsets(after="1:8")).rows == []
+    for wrong in ({"after": "7"}, {"after": "a:1"}, {"after": "1:-1"}, {"tries": "x"}):
+        with pytest.raises(InvalidRequestError):
+            await desk.offsets(**wrong)
+
+
+async def test_next_try_is_told_while_the_owner_is_there_that_said_it(desk: ParkedDesk):
+    """Also behind a restart, from when the same owner has acquired again; never behind another one."""
+    request = ChangeParked(1, "audit", SESSION, 1, ((2, 1, 3, 99_000),))
+    await desk.say(request, encode_parked((Park(2, ((3, 4),), FAILURE),)))
+    (view,) = (await desk.listed(retrying=1)).keys
+    assert (view.tries, view.next_ms) == (2, 99_000)
+    await desk.store.commit.close()
+    again = desk.again(snapshot=False)
+    (view,) = (await again.listed(retrying=1)).keys
+    assert view.next_ms is None, "no owner holds the partition"
+    await again.acquired(1)
+    (view,) = (await again.listed(retrying=1)).keys
+    assert view.next_ms == 99_000
+    await again.acquired(2)
+    (view,) = (await again.listed(retrying=1)).keys
+    assert view.next_ms is None
+    await again.store.commit.close()
+    last = again.again(snapshot=False)
+    await last.acquired(2)
+    assert [view.next_ms for view in (await last.listed(retrying=1)).keys] == [None]

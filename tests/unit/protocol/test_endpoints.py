@@ -17,14 +17,14 @@ from keylane.metaserver.access.off import AccessOff
 from keylane.metaserver.calls import control_routes
 from keylane.protocol import endpoints
 from keylane.protocol.endpoints import BROKER, METASERVER
-from keylane.protocol.http import access
+from keylane.protocol.http import access, audit, quotas
 from keylane.protocol.http.endpoint import Endpoint, Rights
 from keylane.protocol.http.openapi import openapi_document
 from tidy.tree import FILES
 
 EVERY = {
     id(value): value
-    for module in (endpoints, access)
+    for module in (endpoints, access, audit, quotas)
     for value in vars(module).values()
     if isinstance(value, Endpoint)
 }
@@ -111,6 +111,8 @@ def test_paths_are_written_in_the_table_only():
         "protocol/endpoints.py",
         "protocol/http/access.py",
         "protocol/http/any_server.py",
+        "protocol/http/audit.py",
         "protocol/http/endpoint.py",
         "protocol/http/jobs.py",
+        "protocol/http/quotas.py",
     }

@@ -13,6 +13,7 @@ from keylane.protocol.errors import ForeignHostError, OriginError
 from keylane.protocol.frames import Append, decode_answer, encode_frame
 from keylane.rpc.origin import check_host, check_origins
 from keylane.rpc.server import ControlRoute
+from support.raw_frames import greet
 
 FOREIGN = [
     "http://example.com",
@@ -77,6 +78,7 @@ async def test_no_foreign_page_opens_the_data_plane(server):
         assert not server.connections
         for origin in (None, f"http://{server.address}"):
             socket = await session.ws_connect(place, origin=origin)
+            await greet(socket)
             await socket.send_bytes(encode_frame(5, Append(1), b"pay"))
             number, _, payload = decode_answer(await socket.receive_bytes())
             assert (number, payload) == (5, b"pay")

@@ -13,8 +13,17 @@ import pytest
 
 from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import AddressError, FrameError, HostError
-from keylane.protocol.frames import Append, Read, Refused, decode_answer, encode_frame
+from keylane.protocol.frames import (
+    Append,
+    Hello,
+    Read,
+    Refused,
+    Welcome,
+    decode_answer,
+    encode_frame,
+)
 from keylane.protocol.limits import FRAME_BYTES_MAX
+from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.listening import check_free, check_loopback
 from keylane.rpc.server import Server
 
@@ -158,12 +167,13 @@ async def test_frame_is_the_same_in_one_piece_and_in_many(server):
         "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
     )
     await reader.readuntil(b"\r\n\r\n")
-    frame = encode_frame(5, Append(1), b"pay")
-    message = bytes([0x82, 0x80 | len(frame), 0, 0, 0, 0]) + frame
-    for byte in message:
-        writer.write(bytes([byte]))
-        await writer.drain()
-        await asyncio.sleep(0)
+    for frame in (encode_frame(4, Hello(VERSION)), encode_frame(5, Append(1), b"pay")):
+        for byte in bytes([0x82, 0x80 | len(frame), 0, 0, 0, 0]) + frame:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+    head = await reader.readexactly(2)
+    assert decode_answer(await reader.readexactly(head[1]))[:2] == (4, Welcome(VERSION))
     head = await reader.readexactly(2)
     number, _, payload = decode_answer(await reader.readexactly(head[1]))
     assert (number, payload) == (5, b"pay")

@@ -24,6 +24,7 @@ from keylane.protocol.frames import (
 from keylane.rpc import data_plane
 from keylane.rpc.answer_room import AnswerRoom, take_room
 from keylane.rpc.server import Server
+from support.raw_frames import greet
 
 MIB = 1 << 20
 
@@ -51,6 +52,7 @@ async def session():
 async def stuck_client(session, server: Server, *, reads: int):
     """A client that asks for `reads` MiB and takes nothing; its socket and transport."""
     socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}", max_msg_size=0)
+    await greet(socket)
     transport = socket._response.connection.transport
     transport.pause_reading()
     for number in range(reads):

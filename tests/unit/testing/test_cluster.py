@@ -13,12 +13,13 @@ import pytest
 
 from keylane import NACK, ConfigError, Consumer, Message, Producer, SubjectUnknownError, testing
 from keylane.admin import Admin
+from keylane.consumer.handling.workers import Workers
 from keylane.errors import ConditionNotMetError, RealWorldError, StoryError, StoryStuckError
 from keylane.sync import Producer as SyncProducer
 from keylane.testing import VirtualCluster
 
 ADDRESS = "127.0.0.1:7000"
-TURNS_MAX = 7_000
+TURNS_MAX = 5_600
 """Of the event loop, some 7 us each, for ten minutes of one consumer of one partition."""
 
 
@@ -302,3 +303,31 @@ async def test_condition_that_does_not_come_true_is_an_error(keylane_cluster: Vi
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         VirtualCluster(**options)
+
+
+def test_idle_consumer_checks_its_leases_a_few_times_in_a_ttl():
+    """While a message is with a handler it looks each second; idle consumers are cheap."""
+    looks = 0
+
+    async def story(cluster: VirtualCluster) -> tuple[int, int]:
+        async def handle(_message: Message) -> None:
+            await asyncio.sleep(30)
+
+        await cluster.create_subject("orders", partitions=1)
+        consumer = Consumer(cluster.address, subject="orders", group="billing", handler=handle)
+        async with consumer, Producer(cluster.address) as producer:
+            await asyncio.sleep(60)
+            idle = looks
+            await producer.send("orders", b"1", key=b"a")
+            await asyncio.sleep(30)
+            return idle, looks - idle
+
+    def look(_workers: Workers) -> None:
+        nonlocal looks
+        looks += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workers, "look", look)
+        idle, busy = testing.run(story)
+    assert 15 <= idle <= 25, "each 3 s of a ttl of 30 s"
+    assert busy >= 27, "each second"

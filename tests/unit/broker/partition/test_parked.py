@@ -8,7 +8,12 @@ import sys
 import msgspec
 import pytest
 
-from keylane.broker.partition.park_views import listed_keys
+from keylane.broker.partition.park_views import (
+    adopted_page,
+    listed_keys,
+    parked_keys,
+    parked_offsets,
+)
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import ParkedMessageUnknownError
 from keylane.protocol.offsets import AckedOffsets
@@ -126,15 +131,15 @@ def test_page_has_its_rows_and_goes_on_in_a_key():
         Park(b"a", ((0, 3),), FAILURE), Park(b"k", spread, FAILURE), Park(b"z", ((50_000, 50_001),))
     )
     parked.apply(Park(b"e", (), FAILURE), at_ms=1)
-    page, following = parked.page(lambda _key: True)
+    page, following = adopted_page(parked, lambda _key: True)
     assert following == PARKED_ROWS_MAX
-    rest, end = parked.page(lambda _key: True, first=following)
+    rest, end = adopted_page(parked, lambda _key: True, first=following)
     assert end is None
     assert [key.key for key in page] == [b"a", b"k"]
     assert [key.key for key in rest] == [b"k", b"z", b"e"]
     assert page[1].rows + rest[0].rows == tuple(rows(parked, b"k"))
-    assert parked.page(lambda _key: True, first=99_999) == ([], None)
-    assert [key.key for key in parked.page(lambda key: key == b"z")[0]] == [b"z"]
+    assert adopted_page(parked, lambda _key: True, first=99_999) == ([], None)
+    assert [key.key for key in adopted_page(parked, lambda key: key == b"z")[0]] == [b"z"]
 
 
 def test_pages_keep_their_length():
@@ -145,7 +150,7 @@ def test_pages_keep_their_length():
     )
     pages, first = [], 0
     while first is not None:
-        page, first = parked.page(lambda _key: True, first=first)
+        page, first = adopted_page(parked, lambda _key: True, first=first)
         pages.append(page)
     assert sum(len(page) for page in pages) == 1500
     assert all(len(msgspec.msgpack.encode(page)) < PARKED_PAGE_BYTES + 8_192 for page in pages)
@@ -153,18 +158,18 @@ def test_pages_keep_their_length():
     assert listed.more
     assert len(msgspec.json.encode(listed)) < PARKED_PAGE_BYTES + 16_384
     assert listed_keys(parked, "g", 1499, 1_000).more is False
-    key_rows = parked.key_rows(0)
+    key_rows = parked_keys(parked, 0)
     assert len(msgspec.msgpack.encode(key_rows)) < PARKED_PAGE_BYTES + 8_192
-    assert parked.key_rows(len(key_rows))[0].key[:4] == b"%04d" % len(key_rows)
+    assert parked_keys(parked, len(key_rows))[0].key[:4] == b"%04d" % len(key_rows)
 
 
 def test_offsets_of_a_key_are_given_from_the_oldest_on():
     adopted = AdoptedKey(b"k", ParkState.PARKED, 1, None, ((3, 0, 4),))
     parked = parked_of(Park(b"k", ((0, 2), (5, 9)), FAILURE), Adopt(3, (adopted,), last=True))
-    assert parked.offsets(b"k", count=5).rows == [(3, 0, 4), (7, 0, 1)]
-    assert parked.offsets(b"k", count=9, first=1).rows == [(7, 0, 2), (7, 5, 9)]
-    assert parked.offsets(b"k", count=1).messages == 10
-    assert parked.offsets(b"other", count=1).rows == []
+    assert parked_offsets(parked, b"k", count=5).rows == [(3, 0, 4), (7, 0, 1)]
+    assert parked_offsets(parked, b"k", count=9, first=1).rows == [(7, 0, 2), (7, 5, 9)]
+    assert parked_offsets(parked, b"k", count=1).messages == 10
+    assert parked_offsets(parked, b"other", count=1).rows == []
 
 
 def test_buried_key_is_dead_with_all_its_messages():
@@ -183,11 +188,11 @@ def test_buried_key_is_dead_with_all_its_messages():
 def test_next_tries_are_known_until_the_message_leaves():
     parked = parked_of(Park(2, ((0, 2),), FAILURE))
     parked.note_next_tries([(2, 7, 0, 400), (2, 7, 1, 300), (2, 7, 9, 1), (3, 7, 0, 1)])
-    assert parked.get(2).next_tries == {(7, 0): 400, (7, 1): 300}
+    assert parked.get(2).next_ms == 300
     parked.apply(Shift(2, 3, 7, ((1, 2),), FAILURE), at_ms=1)
-    assert parked.get(2).next_tries == {(7, 0): 400}
+    assert (parked.get(2).next_ms, parked.get(3).next_ms) == (400, None)
     parked.forget_next_tries()
-    assert parked.get(2).next_tries == {}
+    assert parked.get(2).next_ms is None
 
 
 def test_image_of_nothing_is_empty():
@@ -205,6 +210,7 @@ MILLION = """
 import resource
 from array import array
 import msgspec
+from keylane.broker.partition.park_views import changes_of
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.parked import Failure, Park
 
@@ -224,7 +230,7 @@ for place in range(1_000):
     parked.apply(Park(b"key-%04d" % place, ranges), at_ms=1)
 assert parked.messages == 1_000_000
 again = Parked.of_image(1, parked.image())
-pages = sum(1 for _ in again.changes())
+pages = sum(1 for _ in changes_of(again))
 assert again.messages == 1_000_000 and pages >= 200, pages
 print((resident_kb() - before) // 1024)
 """
@@ -277,8 +283,8 @@ def test_adopted_edit_gives_way_to_one_that_was_made_here():
 
 def test_offsets_name_the_edited_messages_of_a_page():
     parked = parked_of(Park(b"k", ((0, 2), (5, 8)), FAILURE), edit(7, 1), edit(7, 6), edit(7, 7))
-    assert parked.offsets(b"k", count=4).edited == [(7, 1), (7, 6)]
-    assert parked.offsets(b"k", count=9, first=1).edited == [(7, 6), (7, 7)]
+    assert parked_offsets(parked, b"k", count=4).edited == [(7, 1), (7, 6)]
+    assert parked_offsets(parked, b"k", count=9, first=1).edited == [(7, 6), (7, 7)]
 
 
 def test_pages_hold_edits_up_to_their_size():
@@ -290,7 +296,7 @@ def test_pages_hold_edits_up_to_their_size():
     )  # fmt: skip
     pages, first = [], 0
     while first is not None:
-        page, first = parked.page(lambda _key: True, first=first)
+        page, first = adopted_page(parked, lambda _key: True, first=first)
         pages.append(page)
     sizes = [[len(each.value) for key in page for each in key.edits] for page in pages]
     assert sizes == [[large] * 2, [large] * 2, [2 * PARKED_PAGE_BYTES]]

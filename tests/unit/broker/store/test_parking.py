@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from keylane.broker.partition.park_views import changes_of
 from keylane.broker.partition.records import CursorBody, FenceBody, ParkedBody, encode_body
 from keylane.broker.store.carry_over import STATE_BYTES_MAX
 from keylane.broker.store.parking import change_parked
@@ -134,7 +135,7 @@ async def test_carried_over_messages_stay_when_the_log_ends_between_their_record
     told.own(1, CursorBody("audit", 1, 0, [(2, 4), (5, 6)]))
     parked = told.state.partition(1).groups["audit"].parked
     before = parked.image()
-    changes = list(parked.changes())
+    changes = list(changes_of(parked))
     assert len(changes) == 4
     for change in changes[:records]:
         told.own(1, ParkedBody("audit", 1, 0, (change,)))
@@ -209,7 +210,7 @@ async def test_reset_without_its_end_is_finished_by_a_repeat():
     await busy(desk)
     parked = desk.parked.image()
     told = ReplayTeller(1)
-    told.own(1, ParkedBody("audit", 1, 5, tuple(desk.parked.changes())))
+    told.own(1, ParkedBody("audit", 1, 5, tuple(changes_of(desk.parked))))
     told.own(1, FenceBody("audit", 2, "=reset"))
     told.own(1, CursorBody("audit", 2, 40, []))
     assert told.state.partition(1).groups["audit"].parked.image() == parked

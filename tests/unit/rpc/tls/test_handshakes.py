@@ -25,7 +25,7 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
 from keylane.rpc.tls.contexts import ServerTls
 from keylane.rpc.tls.settings import ServingSettings
-from support.certificates import NOW, CertificateShelf
+from support.access.certificates import NOW, CertificateShelf
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_certificate_is_refused_when_it_has_ended(shelf) -> None:
 
 
 async def test_certificate_is_refused_when_it_is_not_valid_yet(shelf) -> None:
-    start = NOW + dt.timedelta(days=1)
+    start = NOW + dt.timedelta(days=2)
     later_ms = int((start + dt.timedelta(days=1)).timestamp() * 1000)
     async with serving(shelf.serving(start=start), at_ms=later_ms) as (server, calls):
         await refused(server.address, shelf.client, CertificateEarlyError)

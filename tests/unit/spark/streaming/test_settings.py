@@ -10,9 +10,12 @@ from keylane.protocol.ids import Subject
 from keylane.spark.streaming.settings import stream_settings
 
 
-def options(rows_max: int | None = None) -> ReadOptions:
+def options(rows_max: int | None = None, group: str | None = None) -> ReadOptions:
     return ReadOptions(
-        meta=("127.0.0.1:1",), subjects=(Subject("flights"),), max_rows_per_trigger=rows_max
+        meta=("127.0.0.1:1",),
+        subjects=(Subject("flights"),),
+        max_rows_per_trigger=rows_max,
+        commit_group=group,
     )
 
 
@@ -24,10 +27,16 @@ def test_settings_are_those_of_the_options():
 
 
 @pytest.mark.parametrize(
-    ("given", "rows_max", "option"), [({"meta"}, 5, "maxRowsPerTrigger"), ({"end"}, None, "end")]
+    ("given", "asked", "option"),
+    [
+        ({"meta"}, options(5), "maxRowsPerTrigger"),
+        ({"end"}, options(), "end"),
+        ({"meta"}, options(group="g"), "commitGroup"),
+    ],
+    ids=("limit", "end", "group"),
 )
-def test_limits_and_ends_are_refused_by_an_older_pyspark(given, rows_max, option):
+def test_limits_ends_and_groups_are_refused_by_an_older_pyspark(given, asked, option):
     """It does not tell where a batch begins."""
     with pytest.raises(NotStreamableError, match=r"needs PySpark 4\.2") as caught:
-        stream_settings(options(rows_max), given, limited=False)
+        stream_settings(asked, given, limited=False)
     assert caught.value.option == option

@@ -27,6 +27,7 @@ FINE = {
         ({"certificate_ends_s": NOW_S + 29.6 * DAY_S}, "its certificate ends in 30 days"),
         ({"certificate_ends_s": NOW_S - DAY_S}, "its certificate ends in 0 days"),
         ({"insecure_network": True}, "insecure_network: other machines read and write without TLS"),
+        ({"access_off": True}, "access = off: everybody who reaches it may do everything"),
         ({"disk_free_bytes": 9}, "9% of its disk is free"),
         ({"version": "1.1.0"}, "different versions of keylane: 1.1.0, 1.2.0; here 1.2.0"),
         ({"failure": "cannot reach it", "advice": "Start it."}, "cannot reach it"),

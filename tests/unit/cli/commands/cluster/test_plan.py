@@ -7,9 +7,11 @@ import pytest
 
 from keylane.broker.settings import broker_settings
 from keylane.cli.commands.cluster.plan import ClusterPlan
+from keylane.cli.commands.cluster.tokens import ClusterTokens
 from keylane.metaserver.settings import metaserver_settings
 from keylane.protocol.errors import ConfigError
 
+TOKENS = ClusterTokens(["g1", "g2", "g3"])
 GIVEN = {"postgresql": None, "data": "/data", "meta_port": 7000, "broker_port": 7100}
 
 
@@ -24,7 +26,7 @@ def test_programs_read_the_settings_as_they_are(tmp_path: Path) -> None:
     for number, (host, listens, advertised) in enumerate(
         [("a.example", "0.0.0.0", "a.example"), ("10.0.0.2", "10.0.0.2", ""), ("::1", "::1", "")], 1
     ):
-        config.write_text(plan.settings_of(host), encoding="utf-8")
+        config.write_text(plan.settings_of(host, TOKENS), encoding="utf-8")
         broker, metaserver = broker_settings({}, config), metaserver_settings({}, config)
         for settings, port in ((broker, 7100), (metaserver, 7000)):
             assert (settings.host, settings.advertised_host) == (listens, advertised)
@@ -32,6 +34,12 @@ def test_programs_read_the_settings_as_they_are(tmp_path: Path) -> None:
             assert settings.tls_cert == tmp_path / "server.pem"
             assert settings.client_tls() is not None
         assert broker.group == f"g{number}"
+        assert broker.token_file == tmp_path / "broker.token"
+        assert broker.is_guarded
+        assert metaserver.is_guarded
+        assert len(metaserver.broker_token_hashes) == 3
+        assert TOKENS.admin not in config.read_text()
+        assert not any(token in config.read_text() for token in TOKENS.of_broker.values())
         assert broker.meta == tuple(plan.metaservers)
         assert metaserver.database_url == "postgresql+asyncpg://u:p@db/keylane"
 
@@ -39,8 +47,8 @@ def test_programs_read_the_settings_as_they_are(tmp_path: Path) -> None:
 def test_first_host_alone_has_a_metaserver_without_a_shared_database() -> None:
     plan = plan_of("a.example", "b.example")
     assert plan.metaservers == ["a.example:7000"]
-    assert set(tomllib.loads(plan.settings_of("a.example"))) == {"broker", "metaserver"}
-    assert set(tomllib.loads(plan.settings_of("b.example"))) == {"broker"}
+    assert set(tomllib.loads(plan.settings_of("a.example", TOKENS))) == {"broker", "metaserver"}
+    assert set(tomllib.loads(plan.settings_of("b.example", TOKENS))) == {"broker"}
     assert set(plan.units_of("b.example", "/usr/bin/keylane")) == {"keylane-broker.service"}
 
 

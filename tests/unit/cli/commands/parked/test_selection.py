@@ -158,3 +158,23 @@ def test_change_needs_a_yes_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     with pytest.raises(ConfigError, match="--yes"):
         confirm("Skip?", yes=False)
+
+
+def test_table_has_a_row_for_many_errors_of_one_kind():
+    """Behind the first of them, which have the most messages."""
+    errors = [view(None, failure=Failure("E", str(place), "c", 7, 5)) for place in range(25)]
+    table = parked_table("g on s", errors)
+    rows = cells(table)
+    assert table.title == "g on s: 50 messages of 1 key parked"
+    assert len(rows) == 21
+    assert (rows[20][0], rows[20][3], rows[20][8]) == ("7", "10", "(5 more errors)")
+
+
+def test_message_is_shown_with_its_own_failure():
+    failure = Failure("KeyError", "town", "c", 7, 5)
+    message = Message("s", b"a", b"v", 9, 3, 0)
+    failed = ParkedMessage(partition_id=3, offset=9, message=message, failure=failure, since_ms=8)
+    gone = ParkedMessage(partition_id=3, offset=8, message=None, problem="removed")
+    first, second = cells(message_table("a", [failed, gone]))
+    assert (first[5], first[6][:23], first[7]) == ("5", "1970-01-01T00:00:00.007", "KeyError: town")
+    assert second[5:] == ["-"] * 3

@@ -1,0 +1,49 @@
+"""A start that waits for its predecessor: the new program is there before the old one is stopped.
+
+The program is loaded, which takes longer than anything else of a start, while the old one still serves.  Then clients
+wait only for the end of the old one and the recovery of its folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from ..protocol.errors import AddressError, HostError
+from ..rpc.listening import check_free
+from .settings import BrokerSettings
+from .storage.files import is_locked
+
+log = logging.getLogger("keylane.broker")
+
+POLL_S = 0.01
+
+
+async def wait_for_predecessor(settings: BrokerSettings) -> None:
+    """
+    Wait at most `takeover_ms` until no other program has the data folder and the port.
+
+    Nothing is taken here: who comes first then has them, and the other one is refused.
+
+    Raises:
+        HostError: this address is never free for it.
+    """
+    told = False
+    with suppress(TimeoutError):  # the start says what is in use
+        async with asyncio.timeout(settings.takeover_ms / 1000):
+            while is_locked(str(settings.data)) or not _is_free(settings):
+                if not told and settings.takeover_ms:
+                    log.warning("ready to take over: stop the broker that has %s", settings.data)
+                told = True
+                await asyncio.sleep(POLL_S)
+
+
+def _is_free(settings: BrokerSettings) -> bool:
+    try:
+        check_free(settings.host, settings.port, anywhere=settings.is_open)
+    except HostError:
+        raise
+    except AddressError:
+        return False
+    return True

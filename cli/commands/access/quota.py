@@ -1,0 +1,93 @@
+"""`keylane access quota`: how much principals may use of each server, and subjects take at each broker."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from ...screen import make_table, show_line, show_table
+from .running import ask_and_show
+
+quota_app = typer.Typer(no_args_is_help=True, help="Limits of principals and subjects.")
+
+NameArgument = Annotated[
+    str, typer.Argument(help="A principal, or '*' for all without a quota of their own.")
+]
+SubjectOption = Annotated[
+    bool, typer.Option("--subject", help="NAME is a subject, or the beginning of names and '*'.")
+]
+
+
+@quota_app.command("set")
+def set_quota(
+    name: NameArgument,
+    *,
+    bytes_per_s: Annotated[
+        int, typer.Option("--bytes", min=0, help="Bytes of messages a second; 0: no limit.")
+    ] = 0,
+    requests_per_s: Annotated[
+        int, typer.Option("--requests", min=0, help="Requests a second; 0: no limit.")
+    ] = 0,
+    connections: Annotated[
+        int, typer.Option(min=0, help="Connections to each broker; 0: no limit.")
+    ] = 0,
+    subject: SubjectOption = False,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Limit a principal at each server, in place of its limits before; with --subject what subjects take."""
+    ask_and_show(
+        meta,
+        output,
+        lambda admin: admin.set_quota(
+            name,
+            bytes_per_s=bytes_per_s,
+            requests_per_s=requests_per_s,
+            connections=connections,
+            kind="subject" if subject else "principal",
+        ),
+        lambda _: show_line(f"{name} is limited"),
+    )
+
+
+@quota_app.command("unset")
+def unset_quota(
+    name: NameArgument,
+    *,
+    subject: SubjectOption = False,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """End the limits of a principal or, with --subject, of subjects."""
+    ask_and_show(
+        meta,
+        output,
+        lambda admin: admin.unset_quota(name, kind="subject" if subject else "principal"),
+        lambda _: show_line(f"{name} is not limited"),
+    )
+
+
+@quota_app.command("list")
+def list_quotas(
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show all limits; 0 is none."""
+    heads = ("kind", "name", "bytes/s#", "requests/s#", "connections#")
+    ask_and_show(
+        meta,
+        output,
+        lambda admin: admin.list_quotas(),
+        lambda listed: show_table(
+            make_table(
+                "quotas",
+                heads,
+                [
+                    (row.kind, row.name, row.bytes_per_s, row.requests_per_s, row.connections)
+                    for row in listed.quotas
+                ],
+            )
+        ),
+    )

@@ -1,0 +1,99 @@
+"""The audit log in SQL: events of this metaserver and of brokers stored, listed, and removed by age and number."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ...protocol.clock import Clock
+from ...protocol.control import Done
+from ...protocol.errors import StorageError
+from ...protocol.http.audit import (
+    AUDIT,
+    EVENTS_MAX,
+    NOTE_AUDIT,
+    AuditPage,
+    NoteAudit,
+)
+from ...protocol.ids import MAX_I64
+from ...rpc.access.audit_buffer import AuditBuffer
+from ...rpc.server import ControlRoute, Params, check_params, whole_number
+from ..sql.database import Database
+from .audit_rows import AuditSearch, append_events, read_events, remove_events
+
+log = logging.getLogger("keylane.metaserver")
+
+STORE_S = 0.5
+REMOVE_S = 60.0
+
+
+class AuditLog:
+    """
+    The audit log of one database.
+
+    Args:
+        retention_ms: events are removed when they are older.
+        rows_max: the oldest are removed when there are more.
+    """
+
+    def __init__(
+        self, database: Database, *, clock: Clock, retention_ms: int, rows_max: int
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._retention_ms = retention_ms
+        self._rows_max = rows_max
+        self.buffer = AuditBuffer("metaserver")
+
+    async def run(self) -> None:
+        """Store what waits, and remove what is old, until cancelled; then store the rest."""
+        removed_ms = 0
+        try:
+            while True:
+                await asyncio.sleep(STORE_S)
+                await self.store()
+                if self._clock.boot_ms() - removed_ms >= REMOVE_S * 1000:
+                    removed_ms = self._clock.boot_ms()
+                    await self._remove()
+        finally:
+            await self.store()
+
+    async def store(self) -> None:
+        """Store what waits; while the database is away, it waits on."""
+        while events := self.buffer.take():
+            try:
+                await self._database.write(append_events, events)
+            except StorageError as error:
+                self.buffer.put_back(events)
+                log.warning("the audit log is not stored: %s", error.message)
+                return
+
+    async def _remove(self) -> None:
+        oldest_ms = self._clock.wall_ms() - self._retention_ms
+        try:
+            await self._database.write(
+                remove_events, older_than_ms=oldest_ms, rows_max=self._rows_max
+            )
+        except StorageError as error:
+            log.warning("old events of the audit log are not removed: %s", error.message)
+
+    def routes(self) -> list[ControlRoute]:
+        """A route for each of `http.audit.AUDIT_CALLS`."""
+        return [ControlRoute(NOTE_AUDIT, self._note), ControlRoute(AUDIT, self._list)]
+
+    async def _note(self, body: NoteAudit, _params: Params) -> Done:
+        await self._database.write(append_events, body.events)
+        return Done()
+
+    async def _list(self, _body: object, params: Params) -> AuditPage:
+        check_params(AUDIT, params)
+        await self.store()
+        search = AuditSearch(
+            who=params.get("who"),
+            subject=params.get("subject"),
+            outcome=params.get("outcome"),
+            since_ms=whole_number(params, "since_ms", 0),
+            before=whole_number(params, "before", MAX_I64),
+            limit=whole_number(params, "limit", 100, low=1, high=EVENTS_MAX),
+        )
+        return await self._database.read(read_events, search)

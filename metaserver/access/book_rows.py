@@ -1,0 +1,36 @@
+"""All rows of access, read at once.  SQL, synchronous."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.access.rights import AccessGrant
+from ..sql.schema import access_keys, access_principals, access_tokens
+from .book import AccessBook, KnownToken
+from .quota_rows import quotas_of, read_quotas
+from .rows import STATE, read_grants
+
+
+def read_book(connection: Connection, now_ms: int) -> AccessBook:
+    """Return all of access."""
+    state = connection.execute(STATE).one()
+    tokens = connection.execute(sa.select(access_tokens).where(access_tokens.c.revoked_at == 0))
+    grants: dict[str, list[AccessGrant]] = {}
+    for row in read_grants(connection, None):
+        grants.setdefault(row[0], []).append(row[1])
+    keys = connection.execute(sa.select(access_keys).where(access_keys.c.ends_at > now_ms))
+    quotas, subject_bytes = quotas_of(read_quotas(connection))
+    return AccessBook(
+        cluster=state.cluster,
+        version=state.version,
+        tokens={row.hash: KnownToken(row.principal, row.begins_at, row.ends_at) for row in tokens},
+        grants={principal: tuple(given) for principal, given in grants.items()},
+        changed={
+            row.principal: (row.version, row.changed_at)
+            for row in connection.execute(sa.select(access_principals))
+        },
+        keys={row.key_id: bytes.fromhex(row.public) for row in keys},
+        quotas=quotas,
+        subject_bytes=subject_bytes,
+    )

@@ -1,0 +1,147 @@
+"""Believes tokens (JWT) of an outside issuer: signature, issuer, audience, times, and the name of the principal.
+
+    header: alg on the list, kid known ─▶ key of that kind ─▶ claims ─▶ jwt:NAME, group:NAME …
+
+What the header says of keys (jku, x5u, jwk) is not looked at; `crit` is refused.
+
+Source: RFC 7519 and RFC 8725.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import Any, Final, NamedTuple
+
+import jwt
+
+from ...protocol.access.principals import GROUP, JWT, is_outside
+from ...protocol.clock import Clock
+from ...protocol.errors import UnauthenticatedError
+from ...rpc.access.issuer_settings import IssuerSettings
+from ...rpc.access.key_set import KeySet
+
+TEXT_CHARS_MAX: Final = 8_000
+GROUPS_MAX: Final = 50
+KNOWN_MAX: Final = 10_000
+_KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
+_CURVES: Final = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
+
+
+class Vouched(NamedTuple):
+    """Whom an issuer vouches for, until when by the calendar in milliseconds."""
+
+    principal: str
+    groups: tuple[str, ...]
+    ends_at_ms: int
+
+
+class Issuer:
+    """An outside issuer that is believed."""
+
+    def __init__(self, settings: IssuerSettings, *, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._keys = KeySet(settings.jwks, ca=settings.jwks_ca, boot_ms=clock.boot_ms)
+        self._known: OrderedDict[bytes, tuple[str, Vouched]] = OrderedDict()
+        """SHA-256 of a token → its key, and whom it is of."""
+        self._known_of = 0
+
+    @staticmethod
+    def looks_like(text: str) -> bool:
+        """True if the text may be a JWT."""
+        return text.count(".") == 2 and len(text) <= TEXT_CHARS_MAX
+
+    async def vouched(self, text: str) -> Vouched:
+        """
+        Whom a token is of.
+
+        Raises:
+            UnauthenticatedError: it is not to be believed.
+            IssuerUnreachableError: the issuer's keys are not known.
+        """
+        digest = hashlib.sha256(text.encode()).digest()
+        known = self._known.get(digest)
+        kid = known[0] if known is not None else _header(text, self._settings.algorithms)[0]
+        key = await self._keys.find(kid)
+        if self._known_of != self._keys.version:
+            self._known.clear()
+            self._known_of = self._keys.version
+        known = self._known.get(digest)
+        if known is not None and self._clock.wall_ms() < known[1].ends_at_ms:
+            return known[1]
+        _kid, algorithm = _header(text, self._settings.algorithms)
+        if key is None:
+            raise _refused("its key is not one of the issuer's", "unknown key")
+        vouched = self._judge(text, _key_for(key, algorithm), algorithm)
+        self._known[digest] = kid, vouched
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return vouched
+
+    def _judge(self, text: str, key: jwt.PyJWK, algorithm: str) -> Vouched:
+        settings = self._settings
+        try:
+            claims = jwt.decode(
+                text,
+                key,
+                algorithms=[algorithm],
+                audience=settings.audience,
+                issuer=settings.issuer,
+                leeway=settings.leeway_s,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except jwt.ExpiredSignatureError:
+            raise _refused("it has ended", "ended") from None
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
+            raise _refused(str(error)[:200], type(error).__name__) from None
+        name = claims.get(settings.principal_claim)
+        principal = f"{JWT}{name}"
+        if not isinstance(name, str) or not is_outside(principal):
+            raise _refused(f"its claim {settings.principal_claim} is no name", "name")
+        ends_at_ms = (int(claims["exp"]) + settings.leeway_s) * 1000
+        return Vouched(principal, self._groups(claims), ends_at_ms)
+
+    def _groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
+        """The groups in a token; those whose name no principal may have are left out."""
+        given = claims.get(self._settings.groups_claim, ()) if self._settings.groups_claim else ()
+        names = given.split() if isinstance(given, str) else given
+        if not isinstance(names, list | tuple):
+            return ()
+        groups = (f"{GROUP}{name}" for name in names[:GROUPS_MAX] if isinstance(name, str))
+        return tuple(dict.fromkeys(group for group in groups if is_outside(group)))
+
+
+def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
+    """The id of the key, and the algorithm.  Raises UnauthenticatedError."""
+    try:
+        header = jwt.get_unverified_header(text)
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        raise _refused("it is no JWT", "no token") from None
+    algorithm, kid = header.get("alg"), header.get("kid")
+    if algorithm not in allowed:
+        raise _refused(f"its algorithm is not one of {', '.join(allowed)}", "algorithm")
+    if "crit" in header:
+        raise _refused("it has critical headers", "critical headers")
+    if not isinstance(kid, str) or not 0 < len(kid) <= 200:
+        raise _refused("it names no key", "unknown key")
+    return kid, str(algorithm)
+
+
+def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
+    """The key, if it is of the algorithm's kind.  Raises UnauthenticatedError."""
+    fits = (
+        key.get("kty") == _KINDS[algorithm[:2]]
+        and key.get("alg", algorithm) == algorithm
+        and key.get("crv") == _CURVES.get(algorithm, key.get("crv"))
+    )
+    if not fits:
+        raise _refused("its key is of another algorithm", "algorithm")
+    try:
+        return jwt.PyJWK(key, algorithm=algorithm)
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+        raise _refused("the issuer's key cannot be used", "unusable key") from None
+
+
+def _refused(why: str, reason: str) -> UnauthenticatedError:
+    return UnauthenticatedError(f"the token of the outside issuer is refused: {why}", reason=reason)

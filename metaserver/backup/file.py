@@ -1,0 +1,76 @@
+"""The file of a backup: JSON lines, a head, the rows, and an end with their number and checksum.  Pure.
+
+{"format":1,"program":"0.1.0","revision":"0027","cluster":"k…","cluster_version":"0.1"}
+["subjects",{"subject_id":1,…}]
+{"rows":57,"sha256":"…"}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from ...protocol.errors import BackupFileError
+
+FORMAT = 1
+
+
+class BackupHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Which database was backed up, and by what."""
+
+    format: int
+    program: str
+    revision: str
+    cluster: str
+    cluster_version: str
+
+
+class BackupEnd(msgspec.Struct, frozen=True):
+    """What makes the file whole."""
+
+    rows: int
+    sha256: str
+
+
+Row = tuple[str, dict[str, Any]]
+
+
+def encode_backup(head: BackupHead, rows: Iterable[Row]) -> Iterator[bytes]:
+    """The lines of a file."""
+    digest = hashlib.sha256()
+    count = 0
+    line = msgspec.json.encode(head) + b"\n"
+    digest.update(line)
+    yield line
+    for row in rows:
+        line = msgspec.json.encode(row) + b"\n"
+        digest.update(line)
+        count += 1
+        yield line
+    yield msgspec.json.encode(BackupEnd(count, digest.hexdigest())) + b"\n"
+
+
+def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
+    """
+    Head and rows of a file.
+
+    Raises:
+        BackupFileError: it is no backup, of another format, cut off, or damaged.
+    """
+    lines = content.splitlines(keepends=True)
+    try:
+        if len(lines) < 2:
+            raise BackupFileError(f"{path} is no backup, or is cut off", path=path)
+        head = msgspec.json.decode(lines[0], type=BackupHead)
+        if head.format != FORMAT:
+            raise BackupFileError(f"{path} has format {head.format}, not {FORMAT}", path=path)
+        end = msgspec.json.decode(lines[-1], type=BackupEnd)
+        rows = [msgspec.json.decode(line, type=Row) for line in lines[1:-1]]
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BackupFileError(f"{path} is no whole backup: {error}", path=path) from error
+    if end != BackupEnd(len(rows), hashlib.sha256(b"".join(lines[:-1])).hexdigest()):
+        raise BackupFileError(f"{path} is damaged: its checksum does not fit", path=path)
+    return head, rows

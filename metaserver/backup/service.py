@@ -1,0 +1,94 @@
+"""Backs a database up, and restores it.  Shell around SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from sqlalchemy.engine import Connection
+
+from ...protocol.clock import SystemClock
+from ...protocol.errors import BackupFileError, DataFolderError
+from ...protocol.membership.versions import VERSION, check_member, parse_version
+from ..settings import MetaserverSettings, machine_boot, prepare_folder
+from ..sql.cluster_facts import check_cluster, read_facts
+from ..sql.database import FILE, open_database
+from ..sql.migrate import HEAD, check_revision
+from .file import FORMAT, BackupHead, decode_backup, encode_backup
+from .rows import check_unused, read_rows, store_rows
+
+
+def _backup(connection: Connection) -> tuple[BackupHead, list[bytes]]:
+    rows = list(read_rows(connection))
+    known = read_facts(connection)
+    head = BackupHead(
+        format=FORMAT,
+        program=VERSION,
+        revision=HEAD,
+        cluster=known.name,
+        cluster_version=str(known.version),
+    )
+    return head, [*encode_backup(head, rows)]
+
+
+async def backup_database(
+    settings: MetaserverSettings, write: Callable[[bytes], None]
+) -> BackupHead:
+    """
+    Back a database up while metaservers use it; `write` gets the whole file.
+
+    Raises:
+        DataFolderError: there is no database.
+        ConfigError: its schema is of another version; nothing was changed.
+        OtherClusterError, UpgradeSkippedError, MemberTooOldError, StorageError
+    """
+    if settings.database_url is None and not (settings.data / FILE).exists():
+        raise DataFolderError(f"{settings.data} has no {FILE}", path=settings.data)
+    opening = open_database(
+        folder=settings.data, url=settings.database_url, clock=SystemClock(), boot=machine_boot(),
+        broker_ttl_ms=settings.broker_ttl_ms, cluster=settings.cluster, before=check_revision,
+    )  # fmt: skip
+    async with opening as database:
+        head, lines = await database.read(_backup)
+    write(b"".join(lines))
+    return head
+
+
+async def restore_database(
+    settings: MetaserverSettings, content: bytes, path: str
+) -> tuple[BackupHead, int]:
+    """
+    Fill an empty database from a backup; returns its head and the number of rows.
+
+    Raises:
+        BackupFileError: the file is damaged, or of another version.
+        OtherClusterError: the settings or the database are of another cluster.
+        UpgradeSkippedError, MemberTooOldError: the cluster's version does not allow this program.
+        DatabaseInUseError: the database is not empty.
+        DataFolderError, StorageError
+    """
+    head, rows = decode_backup(content, path)
+    if head.revision != HEAD:
+        raise BackupFileError(
+            f"{path} was written by keylane {head.program}, with the schema {head.revision}; this is {VERSION}, with {HEAD}",
+            path=path,
+        )
+    check_cluster(settings.cluster, head.cluster, path)
+    check_member(VERSION, parse_version(head.cluster_version), "this program")
+    clock = SystemClock()
+    opening = open_database(
+        folder=prepare_folder(settings.data), url=settings.database_url, clock=clock, boot=machine_boot(),
+        broker_ttl_ms=settings.broker_ttl_ms, before=partial(_check_target, head),
+    )  # fmt: skip
+    async with opening as database:
+        await database.write(
+            store_rows, rows, route_version=clock.wall_ms(), broker_ttl_ms=settings.broker_ttl_ms
+        )
+    return head, len(rows)
+
+
+def _check_target(head: BackupHead, connection: Connection) -> None:
+    """Check a database that exists, before anything of it is changed."""
+    check_revision(connection)
+    check_cluster(head.cluster, read_facts(connection).name, "the database")
+    check_unused(connection)

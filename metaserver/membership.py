@@ -1,0 +1,123 @@
+"""A metaserver as a member of the cluster: it notes itself, raises the cluster's version, and checks brokers against it.
+
+every BEAT_S: own row renewed ─▶ lowest version of all members ─▶ the cluster's version, told to brokers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ..protocol.control import BrokerHeartbeat
+from ..protocol.errors import KeylaneError, MemberTooOldError, UpgradeSkippedError
+from ..protocol.membership.cluster_view import ClusterView, MemberView
+from ..protocol.membership.versions import OWN, VERSION, check_member, holding_back
+from .cluster.members import ClusterState, leave, note_metaserver, read_cluster
+from .sql.cluster_facts import check_cluster
+from .sql.database import Database
+
+log = logging.getLogger("keylane.metaserver")
+
+BEAT_S = 2.0
+TTL_MS = 15_000
+"""A metaserver that was killed holds an upgrade back for so long."""
+
+
+def cluster_view(state: ClusterState) -> ClusterView:
+    """The cluster for operators."""
+    return ClusterView(
+        name=state.name,
+        version=str(state.version),
+        members=tuple(MemberView(*member) for member in state.members),
+        held_back_by=tuple(holding_back(state.version, state.members)),
+    )
+
+
+class ClusterMember:
+    """
+    The part of one metaserver in its cluster.
+
+    Args:
+        version: of this program.
+    """
+
+    def __init__(self, database: Database, *, version: str = VERSION) -> None:
+        self._database = database
+        self._holder = secrets.token_hex(16)
+        self._version = version
+        self._known = ClusterState("", OWN, [])
+        self.problem = ""
+        """Why this metaserver must not go on; "" as it should be."""
+
+    @property
+    def version(self) -> str:
+        """The cluster's version."""
+        return str(self._known.version)
+
+    async def learn(self) -> None:
+        """Learn the cluster's name and version, before any broker reports itself.  Raises StorageError."""
+        self._known = await self.state()
+
+    async def state(self) -> ClusterState:
+        """The cluster as of now.  Raises StorageError."""
+        return await self._database.read(read_cluster)
+
+    async def beat(self, address: str) -> None:
+        """Note this metaserver, and learn the cluster's version.  Raises StorageError."""
+        self._known = await self._database.write_first(
+            note_metaserver,
+            holder=self._holder,
+            address=address,
+            version=self._version,
+            ttl_ms=TTL_MS,
+        )
+        try:
+            check_member(self._version, self._known.version, "this metaserver")
+        except (MemberTooOldError, UpgradeSkippedError) as error:
+            # It was not heard of while the others went on, as a suspended one.
+            if not self.problem:
+                log.error("%s; %s", error.message, error.hint)
+            self.problem = error.message
+
+    @asynccontextmanager
+    async def at_work(self, address: str) -> AsyncIterator[None]:
+        """Beat until the block ends, and hold no upgrade back from then on."""
+        await self.beat(address)
+        beating = asyncio.create_task(self._run(address))
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+            await self._leave()
+
+    async def _run(self, address: str) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            try:
+                await self.beat(address)
+            except KeylaneError as error:
+                log.warning("cannot note this metaserver: %s", error.message)
+
+    async def _leave(self) -> None:
+        try:
+            await self._database.write(leave, holder=self._holder)
+        except KeylaneError as error:
+            log.debug("cannot leave: %s", error.message)
+
+    def check(self, report: BrokerHeartbeat) -> None:
+        """
+        Check that a broker may be of this cluster.
+
+        Raises:
+            OtherClusterError: its settings name another one.
+            UpgradeSkippedError, MemberTooOldError: its version is not allowed.
+            InvalidRequestError: it tells no readable version.
+        """
+        check_cluster(report.cluster, self._known.name, "the metaserver")
+        if report.version:
+            name = f"broker group {report.broker_group}"
+            check_member(report.version, self._known.version, name)

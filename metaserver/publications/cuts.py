@@ -1,0 +1,167 @@
+"""Cuts: a target's partitions are sealed and continued, so that a hidden subject can take the place of all that lies before.
+
+    P open, H hidden behind P ─▶ cut: P sealed, C open behind P and H ─▶ H filled from P ─▶ published: P expired, H sealed, C open
+
+SQL, synchronous.
+
+Invariants
+    Brokers host a partition of a cut with both parents: publishing the hidden subject changes no fact at a broker.
+    While a hidden subject is not published, its partitions are no one's parents to readers: `SEEN_PARENT`.
+    What lies before a cut has its end for ever.  So ends are compared in the transaction that begins the publication, and
+    no message comes between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import (
+    OperationRunningError,
+    PublishBehindError,
+    PublishTargetError,
+    SubjectUnknownError,
+)
+from ...protocol.ids import PartitionId
+from ...protocol.operations import (
+    ROUTE_FINAL,
+    OperationKind,
+    OperationState,
+    PublishSubject,
+    Reshape,
+    StepAction,
+)
+from ...protocol.routing import PartitionState
+from ..cluster.brokers import lock_brokers, writable_groups
+from ..cluster.rows import SubjectRow
+from ..cluster.subjects import check_not_hidden, check_open, find_subject
+from ..operations.begin import journal_operation
+from ..operations.plan import plan_set
+from ..operations.plan_inputs import PlannedOperation, open_partitions, running_operation
+from ..sql.schema import operations, partition_parents, partitions, steps
+from .lineage import check_continues, parents_of
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The operation that continued, or is to continue, what a hidden subject lies behind."""
+
+    operation_id: int
+    state: OperationState
+
+
+def begin_cut(
+    connection: Connection, hidden: str, target: str, *, driver: str, lease_ms: int
+) -> int:
+    """
+    Begin to continue the target's partitions behind those of a hidden subject; a repeat changes nothing.
+
+    Returns:
+        The id of the operation; 0 if there is no target, and so nothing to cut.
+
+    Raises:
+        SubjectUnknownError: the hidden subject is gone, or not created to its end yet.
+        PublishOutdatedError: the target's partitions have changed since the hidden subject was made.
+        OperationRunningError, NotEnoughBrokersError
+    """
+    lock_brokers(connection)
+    rows = {name: find_subject(connection, name, lock=True) for name in sorted({hidden, target})}
+    row, there = rows[hidden], rows[target]
+    if row is None or row.deleting or not row.route_version or row.hidden_for != target:
+        raise SubjectUnknownError(
+            f"{hidden!r} is no hidden subject that is made for {target!r}", subject=hidden
+        )
+    parents = parents_of(connection, row)
+    if there is None and not any(parents.values()):
+        return 0
+    there = check_open(connection, target, there)
+    known = cut_of(connection, list(parents))
+    if known is not None:
+        return known.operation_id
+    check_continues(connection, row, there, parents)
+    behind = {parent: hidden_id for hidden_id, ids in parents.items() for parent in ids}
+    plan = plan_set(open_partitions(connection, there), writable_groups(connection))
+    children = tuple(
+        replace(
+            child,
+            parents=(*child.parents, *(PartitionId(behind[parent]) for parent in child.parents)),
+        )
+        for child in plan.children
+    )
+    planned = PlannedOperation(subject=there, plan=replace(plan, children=children))
+    ask = Reshape(kind=OperationKind.CUT, subject=target)
+    return journal_operation(connection, ask, planned, driver=driver, lease_ms=lease_ms)
+
+
+def cut_of(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
+    """The operation that put partitions behind these of a hidden subject; None if there is none, or it was canceled."""
+    chosen = (
+        sa.select(operations.c.operation_id, operations.c.state)
+        .join(steps, steps.c.operation_id == operations.c.operation_id)
+        .join(partition_parents, partition_parents.c.partition_id == steps.c.partition_id)
+        .where(
+            operations.c.kind == OperationKind.CUT,
+            operations.c.state != OperationState.CANCELED,
+            steps.c.action == StepAction.HOST,
+            partition_parents.c.parent_id.in_(hidden_ids),
+        )
+        .limit(1)
+    )
+    row = connection.execute(chosen).one_or_none()
+    return None if row is None else Cut(row.operation_id, OperationState(row.state))
+
+
+def check_cut(
+    connection: Connection,
+    row: SubjectRow,
+    target: SubjectRow,
+    ask: PublishSubject,
+    cut: Cut,
+    parents: Mapping[int, Collection[int]],
+) -> None:
+    """
+    Check that a hidden subject with a cut may take the place of what lies before it.
+
+    Raises:
+        PublishTargetError: it is not to replace the target's messages, which is what the cut was made for.
+        OperationRunningError: the cut, or another operation, is under way.
+        PublishBehindError: there are messages of which it has no rows.
+    """
+    if not ask.replace:
+        raise PublishTargetError(
+            f"{row.name!r} was made to take the place of messages of {target.name!r}: publish it with --replace",
+            subject=row.name,
+            target=target.name,
+        )
+    check_not_hidden(target)
+    running = running_operation(connection, target.subject_id)
+    if running is None and cut.state not in ROUTE_FINAL:
+        running = cut.operation_id
+    if running is not None:
+        raise OperationRunningError(subject=target.name, operation_id=running)
+    older = sa.select(partitions).where(
+        partitions.c.subject_id == target.subject_id,
+        partitions.c.partition_id < min(parents),
+        partitions.c.state != PartitionState.EXPIRED,
+    )
+    for each in connection.execute(older.order_by(partitions.c.partition_id)):
+        expected = None if ask.ends is None else ask.ends.get(each.partition_id, 0)
+        if each.end_offset is None:
+            raise PublishBehindError(
+                f"where partition {each.partition_id} ends is not known: its broker was left behind while it was silent, "
+                "and is to seal it",
+                subject=target.name,
+                partition_id=each.partition_id,
+            )
+        if expected is not None and each.end_offset > expected:
+            raise PublishBehindError(
+                f"{each.end_offset - expected} messages of partition {each.partition_id}, from offset {expected} on, are not "
+                f"in {row.name!r}; nothing was changed",
+                subject=target.name,
+                partition_id=each.partition_id,
+                from_offset=expected,
+                messages=each.end_offset - expected,
+            )

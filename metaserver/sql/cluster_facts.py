@@ -1,0 +1,89 @@
+"""Which cluster a database is of, and the version that the cluster has reached.  SQL, synchronous.
+
+Invariants
+    The name is written once, by the first metaserver whose settings have one, and never changed.
+    The version only rises; a program that it does not allow changes nothing, the schema included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import OtherClusterError
+from ...protocol.membership.versions import Version, check_member, parse_version
+from .dialect import insert_new, insert_or_replace
+from .migrate import lock_schema, migrate
+from .schema import facts
+
+CLUSTER, CLUSTER_VERSION = "cluster", "cluster version"
+FIRST = Version(0, 1)
+"""Of databases that say none."""
+_values = sa.select(facts.c.name, facts.c.value).where(facts.c.name.in_((CLUSTER, CLUSTER_VERSION)))
+
+
+class ClusterFacts(NamedTuple):
+    """What a database says of its cluster."""
+
+    name: str
+    """"": none of its metaservers has had one in its settings."""
+    version: Version
+
+
+def read_facts(connection: Connection) -> ClusterFacts:
+    """What the database says."""
+    stored = {row.name: row.value for row in connection.execute(_values)}
+    version = stored.get(CLUSTER_VERSION)
+    return ClusterFacts(stored.get(CLUSTER, ""), parse_version(version) if version else FIRST)
+
+
+def open_cluster(
+    connection: Connection,
+    *,
+    program: str,
+    cluster: str,
+    before: Callable[[Connection], None] = lambda _connection: None,
+) -> None:
+    """
+    Check that a program may use the database, and bring its schema up to date.
+
+    Args:
+        program: the version of keylane that opens it.
+        cluster: the name in its settings; "": it takes any.
+        before: checks a database that exists, before anything is changed.
+
+    Raises:
+        OtherClusterError: it is the database of another cluster.
+        UpgradeSkippedError, MemberTooOldError: the cluster has a version that does not allow this program.
+        ConfigError: the database was written by a newer keylane.
+    """
+    lock_schema(connection)
+    new = not sa.inspect(connection).has_table(facts.name)
+    if not new:
+        known = read_facts(connection)
+        check_cluster(cluster, known.name, "the database")
+        check_member(program, known.version, "this program")
+        before(connection)
+    migrate(connection)
+    if new:
+        raise_version(connection, parse_version(program))
+    if cluster:
+        insert_new(connection, facts, {"name": CLUSTER, "value": cluster})
+
+
+def check_cluster(expected: str, actual: str, place: str) -> None:
+    """Raises OtherClusterError if both are known and differ; `place` is where the second was read."""
+    if expected and actual and expected != actual:
+        raise OtherClusterError(
+            f"{place} is of the cluster {actual!r:.80}, and the settings say {expected!r:.80}",
+            expected=expected,
+            actual=actual,
+        )
+
+
+def raise_version(connection: Connection, version: Version) -> None:
+    """Write the cluster's version down."""
+    insert_or_replace(connection, facts, {"name": CLUSTER_VERSION, "value": str(version)})

@@ -1,0 +1,92 @@
+"""What is refused of programs of another version, and of databases of another cluster.  Pure."""
+
+from __future__ import annotations
+
+from .base import Detail
+from .refusals import ConfigError, RefusedError
+
+
+class ClientTooOldError(RefusedError):
+    """The client is more than one minor version older than the server, or so old that it tells no version."""
+
+    code = 1360
+    summary = "the client is too old for the server"
+    hint = "Upgrade keylane where the client runs, to the server's version or the one before it."
+    client = Detail(str)
+    server = Detail(str)
+
+
+class ServerTooOldError(RefusedError):
+    """The server is more than one minor version older than the client, or so old that it tells no version."""
+
+    code = 1361
+    summary = "the server is too old for the client"
+    hint = (
+        "Upgrade the servers, one minor version after another; until then use a client of their version or the one "
+        "after it."
+    )
+    client = Detail(str)
+    server = Detail(str)
+
+
+class UpgradeSkippedError(RefusedError):
+    """A server is more than one minor version newer than the cluster; nothing was changed."""
+
+    code = 1362
+    summary = "an upgrade skips a version"
+    hint = (
+        "Install the next minor version on every host, start all brokers and metaservers, and wait until "
+        "keylane cluster versions shows it; then go on."
+    )
+    version = Detail(str)
+    cluster = Detail(str)
+
+
+class MemberTooOldError(RefusedError):
+    """A server is older than the version that the whole cluster had reached; nothing was changed."""
+
+    code = 1363
+    summary = "the cluster has been upgraded past this version"
+    hint = "Install the cluster's version: keylane cluster versions shows it."
+    version = Detail(str)
+    cluster = Detail(str)
+
+
+class FormatTooNewError(RefusedError):
+    """Not every member of the cluster reads this format yet; nothing was written."""
+
+    code = 1364
+    summary = "not every member of the cluster reads this format"
+    hint = "Finish the upgrade: keylane cluster versions shows who holds it back."
+    format = Detail(str)
+    cluster = Detail(str)
+
+
+class OtherClusterError(RefusedError):
+    """A program and the database or metaserver that it was given are of two clusters; nothing was changed."""
+
+    code = 1365
+    summary = "this is of another cluster"
+    hint = (
+        "Each cluster has a database of its own.  Is the setting database_url, or meta, that of this cluster?  The "
+        "setting cluster has the cluster's name."
+    )
+    expected = Detail(str)
+    actual = Detail(str)
+
+
+class BackupFileError(ConfigError):
+    """The file of a backup cannot be written or read, is damaged, or of another version; nothing was changed."""
+
+    code = 1366
+    summary = "the file of the backup cannot be used"
+    hint = "Give a file that keylane meta backup wrote whole, and a keylane of its version or the one after it."
+    path = Detail(str)
+
+
+class DatabaseInUseError(ConfigError):
+    """A backup is restored only to an empty database; nothing was changed."""
+
+    code = 1367
+    summary = "the database is not empty"
+    hint = "Give a new folder or a new database; what is in this one may still be needed."

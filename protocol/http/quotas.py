@@ -1,0 +1,72 @@
+"""The control calls of a metaserver about quotas of principals and limits of subjects.  Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from ..access.quota import Quota
+from ..control import Done
+from .endpoint import Endpoint, Rights
+
+PRINCIPAL: Final = "principal"
+SUBJECT: Final = "subject"
+QuotaKind = Literal["principal", "subject"]
+
+
+class SetQuota(Struct, frozen=True, kw_only=True):
+    """Limit a principal, or each subject that a pattern means, in place of the limits before."""
+
+    kind: QuotaKind
+    name: str
+    """A principal, `*` for all that have no quota of their own; or a subject or pattern."""
+    quota: Quota
+    """Of a subject it has bytes_per_s alone: of messages stored, at each broker."""
+
+
+class UnsetQuota(Struct, frozen=True, kw_only=True):
+    """End the limits of a principal or pattern."""
+
+    kind: QuotaKind
+    name: str
+
+
+class QuotaRow(Struct, frozen=True, order=True):
+    """The limits of a principal or pattern."""
+
+    kind: QuotaKind
+    name: str
+    bytes_per_s: int
+    requests_per_s: int
+    connections: int
+
+
+class QuotaList(Struct, frozen=True, kw_only=True):
+    """All limits, sorted."""
+
+    quotas: list[QuotaRow]
+
+
+SET_QUOTA = Endpoint(
+    "POST",
+    "/v1/access/quotas",
+    SetQuota,
+    Done,
+    Rights.ADMINISTER,
+    "Limit a principal or subjects; brokers know within seconds.",
+    idempotent=True,
+)
+UNSET_QUOTA = Endpoint(
+    "POST",
+    "/v1/access/quotas/unset",
+    UnsetQuota,
+    Done,
+    Rights.ADMINISTER,
+    "End the limits of a principal or of subjects; a repeat changes nothing.",
+    idempotent=True,
+)
+QUOTAS = Endpoint(
+    "GET", "/v1/access/quotas", None, QuotaList, Rights.ADMINISTER, "All quotas and limits."
+)
+QUOTA_CALLS = (SET_QUOTA, UNSET_QUOTA, QUOTAS)

@@ -1,0 +1,57 @@
+"""Events of the audit log on their way to SQL: bounded, and the same refusals are counted as one.  Pure."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ...protocol.http.audit import EVENTS_MAX, AuditEvent
+
+WAITING_MAX = 10_000
+
+
+class AuditBuffer:
+    """
+    Waiting events.
+
+    Attributes:
+        lost: events that found no room.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._waiting: dict[object, AuditEvent] = {}
+        self._number = 0
+        self.lost = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, event: AuditEvent) -> None:
+        """Take an event; a refusal like one that waits raises its count."""
+        self._number += 1
+        key: object = self._number
+        if event.outcome != "done":
+            key = replace(event, at_ms=0)
+            before = self._waiting.get(key)
+            if before is not None:
+                self._waiting[key] = replace(before, times=before.times + 1)
+                return
+        if len(self._waiting) >= WAITING_MAX:
+            self.lost += 1
+            return
+        self._waiting[key] = replace(event, server=self._server)
+
+    def take(self) -> list[AuditEvent]:
+        """The oldest events, which are the caller's from now on."""
+        keys = list(self._waiting)[:EVENTS_MAX]
+        return [self._waiting.pop(key) for key in keys]
+
+    def put_back(self, events: list[AuditEvent]) -> None:
+        """Take events again that could not be stored."""
+        room = max(0, WAITING_MAX - len(self._waiting))
+        self.lost += max(0, len(events) - room)
+        again: dict[object, AuditEvent] = {}
+        for event in events[:room]:
+            self._number += 1
+            again[self._number] = event
+        self._waiting = again | self._waiting

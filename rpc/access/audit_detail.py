@@ -1,0 +1,37 @@
+"""What the audit log says of a call beside its subject and group: names and numbers of its body, never keys or values.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...protocol.http.access import ChangeGrant, CreateToken
+from ...protocol.http.quotas import SetQuota, UnsetQuota
+from ...protocol.operations import Reshape
+from ...protocol.parked.views import ChangeParkedKey
+
+
+def detail_of(body: Any, params: Mapping[str, str]) -> str:
+    """The detail of a call, "" if there is none."""
+    number = params.get("id", "")
+    if isinstance(body, ChangeGrant):
+        given = body.grant
+        return f"{body.principal}: {given.right.value} {given.subject}, group {given.group}"
+    if isinstance(body, CreateToken):
+        return body.principal
+    if isinstance(body, SetQuota):
+        limits = body.quota
+        return (
+            f"{body.kind} {body.name}: {limits.bytes_per_s} bytes/s, {limits.requests_per_s} requests/s, "
+            f"{limits.connections} connections"
+        )
+    if isinstance(body, UnsetQuota):
+        return f"{body.kind} {body.name}"
+    if isinstance(body, Reshape):
+        return f"{body.kind.value} {body.broker_group}".strip()
+    if isinstance(body, ChangeParkedKey):
+        ranges = body.skip or body.retry or ()
+        messages = sum(end - start for _source, start, end in ranges)
+        what = "skip" if body.skip else "retry" if body.retry else "redrive"
+        return f"{what} {messages or 'all'} messages, partition {number}"
+    return f"id {number}" if number.isdecimal() else ""

@@ -1,0 +1,116 @@
+"""The cursors of a consumer group that follow a stream, for those who watch its lag and for retention.  Network only.
+
+    Spark asks for the batch behind `start`  ═  the sink has committed everything before it  ─▶  cursors of the group
+
+Spark has the progress; the group is told of it.  It is set as an operator sets it (`keylane group reset`), so no lock is
+taken, and a group with live consumers is refused.
+
+Invariants
+    A cursor is never ahead of what the sink has committed, and never goes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+
+from ...protocol.clock import Clock
+from ...protocol.errors import GroupBusyError, KeylaneError, RetryRule
+from ...protocol.progress import ResetGroup, ResetTo
+from ...rpc.client import MetaClient
+from .batches import finished
+from .lineage import View
+from .offset import StreamOffset
+
+log = logging.getLogger("keylane.spark")
+
+COMMIT_MS = 1_000
+"""The least time between two settings while batches follow each other."""
+
+
+def committed(view: View, offset: StreamOffset) -> dict[int, int]:
+    """Partition id → the first message that a stream at this offset has not read, of partitions that a group can be at."""
+    if offset.initial:
+        return {}
+    ends = {number: view.end_of(number) for number in finished(view, offset)}
+    cursors = dict(offset.offsets) | {
+        number: end for number, end in ends.items() if end is not None
+    }
+    return {
+        number: at
+        for number, at in sorted(cursors.items())
+        if number in view.lineage.branches and not view.lineage.branches[number].gone
+    }
+
+
+class GroupProgress:
+    """The cursors of a group, in the subjects of a stream."""
+
+    def __init__(self, meta: MetaClient, group: str, clock: Clock) -> None:
+        self._meta = meta
+        self._group = group
+        self._clock = clock
+        self._set: dict[int, int] | None = None
+        """Partition id → its cursor, as far as it is known."""
+        self._at_ms = 0
+
+    async def begin(self, view: View, offset: StreamOffset) -> None:
+        """
+        Learn where the group is; once.
+
+        Raises:
+            GroupUnknownError: there is no such group.
+            KeylaneError: the metaserver or a broker does not answer.
+        """
+        if self._set is not None:
+            return
+        known: dict[int, int] = {}
+        for subject, cursors in _by_subject(view, {**offset.offsets}).items():
+            ask = ResetGroup(to=ResetTo.CURSORS, cursors=cursors, dry_run=True)
+            answer = await self._meta.reset_group(subject, self._group, ask)
+            known |= {each.partition_id: each.before or 0 for each in answer.cursors}
+        self._set = known
+
+    async def note(self, view: View, offset: StreamOffset, *, idle: bool) -> None:
+        """
+        Have the group follow, at most once in COMMIT_MS unless the stream is `idle`.
+
+        A server that does not answer, and consumers in the group, are logged: the next call sets what this one has not.
+
+        Raises:
+            KeylaneError: the group, or the subject, is gone.
+        """
+        assert self._set is not None
+        now_ms = self._clock.boot_ms()
+        wanted = {
+            number: at
+            for number, at in committed(view, offset).items()
+            if at > self._set.get(number, 0)
+        }
+        if not wanted or (not idle and now_ms - self._at_ms < COMMIT_MS):
+            return
+        self._at_ms = now_ms
+        for subject, cursors in _by_subject(view, wanted).items():
+            try:
+                await self._meta.reset_group(
+                    subject, self._group, ResetGroup(to=ResetTo.CURSORS, cursors=cursors)
+                )
+            except KeylaneError as error:
+                if error.retry is RetryRule.NEVER and not isinstance(error, GroupBusyError):
+                    raise
+                log.warning(
+                    "commitGroup: %s of %s is not set: %s", self._group, subject, error.message
+                )
+            else:
+                self._set |= cursors
+
+
+def _by_subject(view: View, cursors: Mapping[int, int]) -> dict[str, dict[int, int]]:
+    """Subject → its part of the cursors."""
+    parts: dict[str, dict[int, int]] = defaultdict(dict)
+    for number, at in cursors.items():
+        branch = view.lineage.branches.get(number)
+        if branch is not None and not branch.gone:
+            parts[branch.subject][number] = at
+    return dict(parts)

@@ -1,0 +1,88 @@
+"""A cluster is upgraded under load, program by program: nothing is lost, late or out of order, and clients hardly wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from keylane.protocol.membership.versions import OWN
+from proof.actor import Actor
+from proof.recording import boot_ns
+from proof.upgrade_stage import UpgradeStage
+from support.cluster import eventually
+from support.postgres import running_postgres
+from support.releases import Releases, minor_version
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+
+OLD, NEW, LATER = minor_version(-1), minor_version(0), minor_version(1)
+PAUSE_P99_MS_MAX = 500.0
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
+    return Releases(tmp_path_factory.mktemp("releases"))
+
+
+async def refusal(actor: Actor) -> str:
+    """The last words of a program that does not start."""
+    actor.spawn()
+    with pytest.raises(AssertionError) as caught:
+        await actor.ready()
+    await actor.kill()
+    return str(caught.value)
+
+
+async def broker_problem(stage: UpgradeStage, version: str, problem: str) -> None:
+    """A broker of that version, with a folder of its own, is kept out with these words."""
+    actor = stage.server("b0", version)
+    for name, value in (("--port", "0"), ("--data", str(stage.folder / f"b-{version}"))):
+        actor.command[actor.command.index(name) + 1] = value
+    actor.command[actor.command.index("--record") + 1] = str(stage.folder / "unused")
+    actor.command[actor.command.index("--group") + 1] = "g9"
+    log = stage.folder / f"b0-{version}.log"
+    await actor.start()
+    await eventually(lambda: problem in log.read_text(), what=problem)
+    await actor.stop()
+
+
+async def test_cluster_is_upgraded_under_load_while_old_and_new_clients_work(
+    tmp_path: Path, releases: Releases, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_postgres() as postgres:
+        async with UpgradeStage(tmp_path, releases, postgres) as stage:
+            await stage.open(OLD, NEW)
+            view = await stage.admin.describe_cluster()
+            assert view.version == str(OWN._replace(minor=OWN.minor - 1))
+            assert "UpgradeSkippedError 1362" in await refusal(
+                stage.server("m0", LATER, "--port", "0")
+            )
+            await broker_problem(stage, LATER, "upgrade the server")
+            await asyncio.sleep(2.0)
+            began_ns = boot_ns()
+            for name in ("m0", "b0", "m1", "b1"):
+                before = await stage.admin.describe_cluster()
+                assert before.version == view.version, "one member is still of the old version"
+                await stage.upgrade(name, NEW)
+                await asyncio.sleep(2.0)
+            ended_ns = boot_ns()
+            async with asyncio.timeout(60):
+                while (await stage.admin.describe_cluster()).version != str(OWN):
+                    await asyncio.sleep(0.2)
+            assert "MemberTooOldError 1363" in await refusal(stage.server("m0", OLD, "--port", "0"))
+            await broker_problem(stage, OLD, f"the cluster is at {OWN} already")
+            findings, events = await stage.judge()
+            waits = stage.waits_ms(began_ns, ended_ns)
+    assert not findings.total, findings.examples
+    counts = Counter(type(event).__name__ for event in events)
+    assert counts["Settled"] == counts["Sent"] > 500
+    assert {"consumer-old", "consumer-new"} <= {path.stem for path in tmp_path.glob("*.events")}
+    p99_ms, worst_ms = waits[int(len(waits) * 0.99)], waits[-1]
+    with capsys.disabled():
+        print(
+            f"\nupgrade_pause_p99_ms {p99_ms:.0f}, longest {worst_ms:.0f}, of {len(waits)} messages"
+        )
+    assert p99_ms <= PAUSE_P99_MS_MAX

@@ -1,0 +1,207 @@
+"""Who is over a quota waits, hears of it, and slows no other principal; nothing of it is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+
+from keylane import Consumer, Producer
+from keylane.protocol.access.quota import BYTES_PER_S_MIN
+from keylane.protocol.errors import (
+    ConnectionQuotaError,
+    InvalidRequestError,
+    QuotaExceededError,
+)
+from keylane.rpc.http_network import HttpNetwork
+from support.access.guarded import GuardedCluster, capabilities, figures_of
+
+SUBJECT = "limited"
+VALUE = bytes(10_000)
+COUNT = 120
+"""1.2 MB: the first quarter is free, the rest takes nearly four seconds."""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedCluster]:
+    with GuardedCluster(tmp_path_factory.mktemp("quotas")) as cluster:
+        asyncio.run(cluster.made(SUBJECT, partitions=2))
+        yield cluster
+
+
+async def limited(guarded: GuardedCluster, name: str, **limits: int) -> str:
+    token = await guarded.principal(name, "produce", "consume")
+    async with guarded.admin() as admin:
+        await admin.set_quota(name, **limits)
+    return token
+
+
+async def test_producer_over_its_quota_waits_and_others_do_not(
+    guarded: GuardedCluster, caplog: pytest.LogCaptureFixture
+):
+    slow = await limited(guarded, "slow", bytes_per_s=BYTES_PER_S_MIN)
+    quick = await guarded.principal("quick", "produce")
+    caplog.set_level(logging.WARNING, "keylane.rpc")
+    waits: list[float] = []
+
+    async def send_beside(over: asyncio.Event) -> None:
+        async with Producer(guarded.meta, token=quick) as producer:
+            while not over.is_set():
+                began = time.monotonic()
+                await producer.send(SUBJECT, b"x", key=b"quick")
+                waits.append(time.monotonic() - began)
+                await asyncio.sleep(0.05)
+
+    over = asyncio.Event()
+    beside = asyncio.create_task(send_beside(over))
+    async with Producer(guarded.meta, token=slow) as producer:
+        began = time.monotonic()
+        for number in range(COUNT):
+            producer.send(SUBJECT, VALUE, key=b"%d" % (number % 7))
+            await producer.drain()
+            if number % 10 == 9:
+                await producer.flush()
+        await producer.flush()
+        seconds = time.monotonic() - began
+        stats = producer.stats
+    over.set()
+    await beside
+    assert seconds > (COUNT * len(VALUE) - 2 * BYTES_PER_S_MIN) / BYTES_PER_S_MIN
+    assert (stats.acked, stats.failed, stats.retries) == (COUNT, 0, 0)
+    assert stats.throttled_ms > 1_000
+    assert any("bytes of principal 'slow' is used up" in line for line in caplog.messages)
+    assert len(waits) > 10
+    assert sorted(waits)[len(waits) * 3 // 4] < 1.0, waits
+    figures = await figures_of(guarded.brokers[0].address)
+    assert 'keylane_throttled_seconds_total{principal="slow"}' in figures
+
+
+async def test_consumer_over_its_quota_gets_all_in_time(guarded: GuardedCluster):
+    await guarded.made("read-slowly", partitions=2)
+    sender = await guarded.principal("sender", "produce")
+    async with Producer(guarded.meta, token=sender) as producer:
+        for number in range(COUNT):
+            producer.send("read-slowly", VALUE, key=b"%d" % number)
+        await producer.flush()
+    token = await limited(guarded, "reader", bytes_per_s=BYTES_PER_S_MIN)
+    got = 0
+    began = time.monotonic()
+    consumer = Consumer(
+        guarded.meta, subject="read-slowly", group="g", start="earliest", token=token
+    )
+    async with asyncio.timeout(60), consumer:
+        async for message in consumer:
+            got += 1
+            await message.ack()
+            if got == COUNT:
+                break
+    assert got == COUNT
+    assert time.monotonic() - began > 1.0
+    assert consumer.throttled_ms > 0
+
+
+async def test_subject_over_its_limit_takes_messages_slowly(guarded: GuardedCluster):
+    await guarded.made("narrow.one")
+    async with guarded.admin() as admin:
+        await admin.set_quota("narrow.*", kind="subject", bytes_per_s=BYTES_PER_S_MIN)
+        assert [row.name for row in (await admin.list_quotas()).quotas if row.kind == "subject"]
+    token = await guarded.principal("free", "produce")
+    await asyncio.sleep(2.5)  # the broker hears of it with its next heartbeats
+    async with Producer(guarded.meta, token=token) as producer:
+        began = time.monotonic()
+        for number in range(COUNT):
+            producer.send("narrow.one", VALUE, key=b"%d" % number)
+            if number % 10 == 9:
+                await producer.flush()
+        await producer.flush()
+        assert time.monotonic() - began > 1.5
+        assert producer.stats.throttled_ms > 0
+    async with guarded.admin() as admin:
+        await admin.unset_quota("narrow.*", kind="subject")
+
+
+async def test_connections_over_the_quota_are_refused_with_a_time(guarded: GuardedCluster):
+    token = await limited(guarded, "two", connections=2)
+    broker = guarded.brokers[0].address
+    networks = [HttpNetwork(token=token) for _ in range(3)]
+    try:
+        for network in networks:
+            network.know_metaservers([guarded.meta])
+        first = await networks[0].open_channel(broker, timeout_ms=5_000)
+        await networks[1].open_channel(broker, timeout_ms=5_000)
+        with pytest.raises(ConnectionQuotaError) as refused:
+            await networks[2].open_channel(broker, timeout_ms=5_000)
+        assert refused.value.limit == 2
+        assert refused.value.retry_after_ms > 0
+        await first.close()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await networks[2].open_channel(broker, timeout_ms=5_000)
+                    break
+                except ConnectionQuotaError:
+                    await asyncio.sleep(0.05)
+    finally:
+        for network in networks:
+            await network.close()
+    assert 'error="ConnectionQuotaError"' in await figures_of(broker)
+
+
+async def test_requests_over_the_quota_wait_and_a_flood_is_refused_with_a_time(
+    guarded: GuardedCluster,
+):
+    token = await limited(guarded, "asker", requests_per_s=5)
+    url = f"http://{guarded.meta}/v1/subjects/{SUBJECT}/route"
+    headers = {"Authorization": f"Bearer {token}"}
+
+    async def ask(session: aiohttp.ClientSession) -> tuple[int, str | None, str | None, int]:
+        async with session.get(url, headers=headers) as answer:
+            body = await answer.json()
+            waited = answer.headers.get("Keylane-Throttled-Ms")
+            return (
+                answer.status,
+                waited,
+                answer.headers.get("Retry-After"),
+                body.get("code", 0),
+            )
+
+    async with aiohttp.ClientSession() as session:
+        answers = await asyncio.gather(*(ask(session) for _ in range(40)))
+    done = [answer for answer in answers if answer[0] == 200]
+    refused = [answer for answer in answers if answer[0] == 429]
+    assert len(done) + len(refused) == 40
+    assert 5 <= len(done) <= 25
+    assert any(waited is not None and int(waited) > 100 for _, waited, _, _ in done)
+    assert refused
+    assert all(int(again or 0) >= 1 for _, _, again, _ in refused)
+    assert {code for _, _, _, code in refused} == {QuotaExceededError.code}
+
+
+async def test_quota_changes_what_a_capability_says_and_mistakes_change_nothing(
+    guarded: GuardedCluster,
+):
+    token = await limited(guarded, "changing", requests_per_s=1_000)
+    before = (await capabilities(guarded.meta, token))["bearer"]
+    async with guarded.admin() as admin:
+        await admin.set_quota("changing", requests_per_s=2_000)
+        assert (await capabilities(guarded.meta, token))["bearer"] != before
+        rows = (await admin.list_quotas()).quotas
+        assert [row.requests_per_s for row in rows if row.name == "changing"] == [2_000]
+        for wrong in (
+            {"bytes_per_s": 1},
+            {},
+            {"connections": -1},
+            {"requests_per_s": 1 << 50},
+            {"requests_per_s": "7"},
+        ):
+            with pytest.raises(InvalidRequestError):
+                await admin.set_quota("changing", **wrong)
+        with pytest.raises(InvalidRequestError):
+            await admin.set_quota("a.*", kind="subject", connections=3)
+        assert (await admin.list_quotas()).quotas == rows
+        await admin.unset_quota("changing")
+        assert "changing" not in {row.name for row in (await admin.list_quotas()).quotas}

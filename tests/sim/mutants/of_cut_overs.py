@@ -1,0 +1,84 @@
+"""Bugs of cuts, of holds, and of publications that take the place of messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec.structs import replace
+
+from keylane.broker.store.holds import MessageHolds
+from keylane.metaserver.groups import lease_rows
+from keylane.metaserver.operations import journal as operations_journal
+from keylane.metaserver.publications import cuts, publishing
+from keylane.metaserver.sql.schema import partitions, steps
+from keylane.protocol.operations import StepAction
+from sim.mutants.mutant import Breaks, Patches
+
+
+def ends_are_not_compared(patches: Patches) -> None:
+    """A publication takes the place of messages of which it has no rows."""
+
+    def check(connection: Any, row: Any, target: Any, ask: Any, cut: Any, parents: Any) -> None:
+        real(connection, row, target, replace(ask, ends=None), cut, parents)
+
+    real = patches.set(publishing, "check_cut", check)
+
+
+def cut_opens_before_it_seals(patches: Patches) -> None:
+    """What goes on behind a cut is opened while producers still send before it."""
+
+    def journal(connection: Any, *args: Any, **kwargs: Any) -> int:
+        operation_id: int = real(connection, *args, **kwargs)
+        sealing = sa.and_(steps.c.operation_id == operation_id, steps.c.action == StepAction.SEAL)
+        ids = sa.select(steps.c.partition_id).where(sealing)
+        # Where they end is what they had when someone last looked: nothing.
+        connection.execute(
+            sa.update(partitions).where(partitions.c.partition_id.in_(ids)).values(end_offset=0)
+        )
+        connection.execute(sa.update(steps).where(sealing).values(done=True))
+        return operation_id
+
+    real = patches.set(cuts, "journal_operation", journal)
+
+
+def published_rows_stay_open(patches: Patches) -> None:
+    """A publication shows hidden partitions that are not sealed."""
+
+    def steps_of(*args: Any) -> Any:
+        return [
+            (partition_id, action, done or action is StepAction.SEAL)
+            for partition_id, action, done in real(*args)
+        ]
+
+    real = patches.set(publishing, "_steps_of", steps_of)
+
+
+def holds_are_forgotten_at_a_restart(patches: Patches) -> None:
+    """Retention knows only of holds that were set since the broker was started."""
+
+    def left_ms(self: Any, partition: Any, body: Any) -> int:
+        known = (partition.partition_id, body.job) in self._ends_ms
+        return int(real(self, partition, body)) if known else 0
+
+    real = patches.set(MessageHolds, "_left_ms", left_ms)
+
+
+def groups_read_while_they_are_placed(patches: Patches) -> None:
+    """A group is granted what a publication is about to expire, although it is fixed where the group goes on."""
+    patches.set(lease_rows, "_being_replaced", lambda _connection, _subject_id: False)
+
+
+def rows_and_messages_both_stay(patches: Patches) -> None:
+    """A publication leaves what it takes the place of."""
+    patches.set(operations_journal, "_expire_older", lambda _connection, _subject_id, _kept: None)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    ends_are_not_compared,
+    cut_opens_before_it_seals,
+    published_rows_stay_open,
+    holds_are_forgotten_at_a_restart,
+    groups_read_while_they_are_placed,
+    rows_and_messages_both_stay,
+)

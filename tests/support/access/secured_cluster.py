@@ -1,0 +1,44 @@
+"""A cluster over TLS with access control, on a host that is reached by another name than it listens on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from keylane import TlsSettings
+from support.ports import free_port
+from support.server_process import ServerProcess, run_keylane
+
+NAME = "localhost"
+
+
+class SecuredCluster:
+    """A host that `keylane cluster init` made, with access control beside TLS."""
+
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        made = run_keylane(
+            *("cluster", "init", str(folder / "made"), "--data", str(folder / "data")),
+            *("--host", NAME, "--meta-port", str(port), "--broker-port", str(free_port())),
+            *("--output", "json"),
+        )
+        assert made.returncode == 0, made.stderr
+        told = json.loads(made.stdout)
+        self.admin_token = told["admin_token"]
+        self.tls = TlsSettings(ca=told["ca"])
+        self.meta = f"{NAME}:{port}"
+        config = folder / "made" / NAME / "keylane.toml"
+        text = config.read_text()
+        config.write_text(text.replace('host = "0.0.0.0"', 'host = "127.0.0.1"'))
+        self.programs = [self._start(program, config) for program in ("metaserver", "broker")]
+
+    def _start(self, program: str, config: Path) -> ServerProcess:
+        process = ServerProcess(f"keylane.{program}", ("--config", str(config)))
+        assert json.loads(process.stdout.readline())["ready"]
+        return process
+
+    def stop(self) -> None:
+        for process in reversed(self.programs):
+            process.terminate()
+            process.wait(20)
+            process.stdout.close()

@@ -1,0 +1,70 @@
+"""keylane of several versions: wheels of this tree under other version numbers, each in a folder of its own.
+
+The release before has a tag once there is one; a tree without tags is its own release before, under the number that is
+one minor version lower (docs/decisions/house/0060).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from keylane.protocol.membership.versions import OWN
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSIONED = ("pyproject.toml", "__init__.py", "protocol/membership/versions.py")
+NUMBER = re.compile(r'^((?:__version__|VERSION|version) = )"[^"]+"$', re.MULTILINE)
+
+
+def minor_version(ahead: int) -> str:
+    """The version that is `ahead` minor versions above this tree's."""
+    return f"{OWN.major}.{OWN.minor + ahead}.0"
+
+
+class Releases:
+    """Builds versions when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, version: str) -> Path:
+        """A folder for PYTHONPATH that has keylane of this version."""
+        target = self._folder / version
+        if not target.exists():
+            source = self._folder / f"source-{version}"
+            _write_source(source, version)
+            wheels = self._folder / f"wheel-{version}"
+            _run("-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels), str(source))
+            (wheel,) = wheels.glob("*.whl")
+            install = ("install", "--quiet", "--no-deps", "--no-index", "--no-compile")
+            _run("-m", "pip", *install, "--target", str(target), str(wheel))
+            _run("-m", "compileall", "-q", str(target))
+        return target
+
+
+def _write_source(source: Path, version: str) -> None:
+    tag = f"v{version}"
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"refs/tags/{tag}"]
+    if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
+        archive = ["git", "-C", str(ROOT), "archive", "--format=tar", tag]
+        packed = subprocess.run(archive, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+            files.extractall(source, filter="data")
+        return
+    left_out = {".git", ".venv", "tests", "docs", "benchmarks", "build", "dist"}
+    shutil.copytree(ROOT, source, ignore=lambda _folder, names: left_out & set(names))
+    for name in VERSIONED:
+        path = source / name
+        text, count = NUMBER.subn(rf'\1"{version}"', path.read_text(encoding="utf-8"))
+        assert count == 1, name
+        path.write_text(text, encoding="utf-8")
+
+
+def _run(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,38 @@
+"""Views of messages without an order, made of how each of them failed."""
+
+from __future__ import annotations
+
+from keylane.admin.parked_reading import ParkedRow, view_of_rows, views_by_error
+from keylane.admin.parked_views import ParkedKeyView
+from keylane.protocol.parked import Failure, ParkState
+
+FIRST = Failure("TimeoutError", "the bank", "c", 7, 5)
+LAST = Failure("TimeoutError", "the bank", "d", 9, 5)
+OTHER = Failure("KeyError", "town", "c", 8, 3)
+LETTERS = ParkedKeyView(
+    partition_id=7, key=None, state=ParkState.PARKED, messages=9, since_ms=1, failure=OTHER,
+    first_source=3, first_offset=0,
+)  # fmt: skip
+ROWS = [
+    ParkedRow(3, 4, 6, 50, FIRST),
+    ParkedRow(3, 8, 9, 40, OTHER, 90),
+    ParkedRow(7, 0, 1, 60, LAST, 80),
+]
+
+
+def test_view_of_some_messages_has_their_last_failure():
+    view = view_of_rows(LETTERS, ROWS)
+    assert (view.messages, view.failure, view.since_ms, view.next_ms) == (4, LAST, 40, 80)
+    assert (view.first_source, view.first_offset) == (3, 4)
+
+
+def test_view_of_each_error_has_its_messages():
+    """The most first; those of which nothing is known are the last."""
+    views = views_by_error(LETTERS, [*ROWS, ParkedRow(7, 5, 9)])
+    assert [(view.messages, view.failure) for view in views] == [(3, LAST), (1, OTHER), (4, None)]
+
+
+def test_messages_of_which_nothing_is_known_have_the_failure_of_their_partition():
+    assert views_by_error(LETTERS, [ParkedRow(7, 0, 9)]) == [LETTERS]
+    (some,) = views_by_error(LETTERS, [ParkedRow(7, 0, 4)])
+    assert (some.messages, some.failure) == (4, None)

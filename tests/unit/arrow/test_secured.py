@@ -1,0 +1,35 @@
+"""What secures a reader's connections: it travels without a secret, and says where a file is missing."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import keylane.arrow
+from keylane import TlsSettings
+from keylane.arrow.secured import Secured
+from keylane.protocol.errors import (
+    ConfigError,
+    InvalidRequestError,
+    TokenInvalidError,
+)
+
+TOKEN = "kl_" + "a" * 43
+
+
+def test_files_travel_and_a_token_does_not():
+    """Nor is a token in the text of the object."""
+    secured = Secured(tls=TlsSettings(ca="ca.pem"), token_file="t")
+    assert pickle.loads(pickle.dumps(secured)) == secured
+    secret = Secured(token=TOKEN)
+    assert TOKEN not in repr(secret)
+    with pytest.raises(InvalidRequestError, match="does not travel"):
+        pickle.dumps(secret)
+
+
+def test_argument_that_cannot_secure_is_refused_by_the_call():
+    with pytest.raises(ConfigError, match="TlsSettings"):
+        keylane.arrow.read("127.0.0.1:1", "flights", tls="ca.pem")
+    with pytest.raises(TokenInvalidError, match="token="):
+        keylane.arrow.read("127.0.0.1:1", "flights", token="secret")

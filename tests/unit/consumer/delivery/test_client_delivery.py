@@ -1,0 +1,68 @@
+"""A delivery of a pull client: what it tells of the client, and what it tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keylane.consumer.delivery.client_delivery import ClientDelivery
+from keylane.protocol.message import Message
+from keylane.protocol.parked import Failure
+
+FAILURE = Failure("ValueError", "no", "c", 5, 3)
+
+
+class NotingClient:
+    """A pull client that remembers what it is told."""
+
+    deadline_ns = 70
+    group, queue, logic_start, partition_id, exclusive, codec = "g", 2, 100, 7, True, None
+    cursor = 4
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def done(self, offset: int) -> None:
+        self.told.append(("done", offset))
+
+    def forget(self, count: int) -> None:
+        self.told.append(("forget", count))
+
+    def note_failed(self, message: Message, failure: Failure) -> None:
+        self.told.append(("failed", message.offset, failure))
+
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        self.told.append(("park", message.offset, failure, waiting))
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        self.told.append(("bury", message.offset, failure))
+
+    def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
+        self.told.append(("retry", message.offset, failure, pause_ms))
+
+
+def test_delivery_says_what_its_client_says():
+    """The deadline and the cursor as they are now."""
+    client = NotingClient()
+    delivery = ClientDelivery(client)
+    message = Message("s", b"k", b"", 5, 7, 0, delivery=delivery)
+    assert (message.group, message.queue, message.logic_offset) == ("g", 2, 105)
+    assert (delivery.leased_id, delivery.exclusive, delivery.codec) == (7, True, None)
+    assert (delivery.deadline_ns, delivery.cursor) == (70, 4)
+    client.deadline_ns, client.cursor = 0, 9
+    assert (delivery.deadline_ns, delivery.cursor) == (0, 9)
+
+
+def test_delivery_tells_its_client_what_becomes_of_messages():
+    client = NotingClient()
+    delivery = ClientDelivery(client)
+    message = Message("s", b"k", b"", 5, 7, 0, delivery=delivery)
+    delivery.done(5)
+    delivery.forget(2)
+    delivery.note_failed(message, FAILURE)
+    delivery.park(message, FAILURE, [])
+    delivery.bury(message, FAILURE)
+    delivery.retry(message, FAILURE, 30)
+    assert client.told == [
+        ("done", 5), ("forget", 2), ("failed", 5, FAILURE), ("park", 5, FAILURE, []),
+        ("bury", 5, FAILURE), ("retry", 5, FAILURE, 30),
+    ]  # fmt: skip

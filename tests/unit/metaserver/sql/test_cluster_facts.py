@@ -1,0 +1,77 @@
+"""Which programs may open a database: of its cluster, and of a version that the cluster allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from keylane.metaserver.sql.cluster_facts import (
+    ClusterFacts,
+    open_cluster,
+    raise_version,
+    read_facts,
+)
+from keylane.metaserver.sql.migrate import migrate
+from keylane.protocol.errors import MemberTooOldError, OtherClusterError, UpgradeSkippedError
+from keylane.protocol.membership.versions import Version
+
+
+@pytest.fixture
+def engine() -> Iterator[sa.Engine]:
+    engine = sa.create_engine("sqlite://", poolclass=StaticPool)
+    yield engine
+    engine.dispose()
+
+
+def opened(engine: sa.Engine, program: str, cluster: str = "") -> ClusterFacts:
+    with engine.begin() as connection:
+        open_cluster(connection, program=program, cluster=cluster)
+        return read_facts(connection)
+
+
+def content(engine: sa.Engine) -> list[object]:
+    with engine.connect() as connection:
+        return [*connection.connection.driver_connection.iterdump()]  # type: ignore[union-attr]
+
+
+def test_new_database_gets_the_version_and_the_cluster_of_its_first_program(engine) -> None:
+    assert opened(engine, "0.4.2", "north") == ClusterFacts("north", Version(0, 4))
+    assert opened(engine, "0.5.0") == ClusterFacts("north", Version(0, 4))
+
+
+def test_database_without_a_name_takes_the_first_one_for_ever(engine) -> None:
+    assert opened(engine, "0.4.2").name == ""
+    assert opened(engine, "0.4.2", "north").name == "north"
+    with pytest.raises(OtherClusterError, match=r"'north'.*'south'") as caught:
+        opened(engine, "0.4.2", "south")
+    assert (caught.value.expected, caught.value.actual) == ("south", "north")
+    assert opened(engine, "0.4.2", "").name == "north"
+
+
+@pytest.mark.parametrize(
+    ("program", "error"), [("0.6.0", UpgradeSkippedError), ("0.3.9", MemberTooOldError)]
+)
+def test_program_that_the_cluster_does_not_allow_changes_nothing(engine, program, error) -> None:
+    opened(engine, "0.4.0")
+    before = content(engine)
+    with pytest.raises(error):
+        opened(engine, program)
+    assert content(engine) == before
+
+
+def test_database_from_before_versions_is_of_the_first_one(engine) -> None:
+    with engine.begin() as connection:
+        migrate(connection)
+    with pytest.raises(UpgradeSkippedError):
+        opened(engine, "0.3.0")
+    assert opened(engine, "0.2.0").version == Version(0, 1)
+
+
+def test_version_is_written_down(engine) -> None:
+    opened(engine, "0.4.0")
+    with engine.begin() as connection:
+        raise_version(connection, Version(0, 5))
+        assert read_facts(connection).version == Version(0, 5)

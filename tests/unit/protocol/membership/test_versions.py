@@ -1,0 +1,122 @@
+"""Which versions work together, and when a cluster has a new one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keylane.protocol.errors import (
+    ClientTooOldError,
+    FormatTooNewError,
+    InvalidRequestError,
+    MemberTooOldError,
+    ServerTooOldError,
+    UpgradeSkippedError,
+)
+from keylane.protocol.membership.versions import (
+    FORMATS,
+    OWN,
+    VERSION,
+    MemberVersion,
+    Version,
+    check_client,
+    check_format,
+    check_member,
+    check_server,
+    holding_back,
+    parse_version,
+    raised_version,
+    reads,
+)
+
+minors = st.integers(0, 50)
+
+
+@pytest.mark.parametrize("text", ["0.1.0", "0.1", "0.1.9+local", "0.1.0rc1", "0.1-dev"])
+def test_version_is_read_from_every_usual_form(text: str) -> None:
+    assert parse_version(text) == Version(0, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "a.b", "0.1 0", "-1.0", "0.1\n", "9999999.1", "0.1." + "x" * 50]
+)
+def test_version_is_refused_when_it_is_none(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="no version"):
+        parse_version(text)
+
+
+@given(client=minors, server=minors)
+def test_client_and_server_agree_on_who_is_too_old(client: int, server: int) -> None:
+    """Both sides decide the same, one minor version apart works both ways, and the older one is to be upgraded."""
+    told = f"0.{client}.3", f"0.{server}.0"
+    expected = None
+    if server - client > 1:
+        expected = ClientTooOldError
+    elif client - server > 1:
+        expected = ServerTooOldError
+    for check in (lambda: check_client(*told), lambda: check_server(told[1], told[0])):
+        if expected is None:
+            check()
+            continue
+        with pytest.raises(
+            expected, match="upgrade the " + expected.__name__[:6].lower()
+        ) as caught:
+            check()
+        assert (caught.value.client, caught.value.server) == told
+
+
+def test_client_of_another_major_version_is_refused() -> None:
+    with pytest.raises(ClientTooOldError):
+        check_client("0.9.0", "1.0.0")
+    with pytest.raises(ServerTooOldError):
+        check_client("1.0.0", "0.9.0")
+
+
+@given(st.lists(minors, min_size=1), minors)
+def test_cluster_has_the_version_of_its_oldest_member_and_never_falls(
+    told: list[int], at: int
+) -> None:
+    cluster = Version(0, at)
+    members = [MemberVersion(f"m{number}", f"0.{minor}.1") for number, minor in enumerate(told)]
+    raised = raised_version(cluster, members)
+    assert raised == Version(0, max(at, min(told)))
+    assert raised_version(raised, members) == raised
+
+
+def test_member_that_tells_no_version_keeps_the_cluster_where_it_is() -> None:
+    members = [MemberVersion("broker g1", "0.2.0"), MemberVersion("broker g2", "")]
+    assert raised_version(Version(0, 1), members) == Version(0, 1)
+    assert holding_back(Version(0, 1), members) == ["broker g2"]
+    assert raised_version(Version(0, 1), []) == Version(0, 1)
+
+
+def test_member_that_skips_a_version_or_is_left_behind_is_refused() -> None:
+    for told in ("0.3.0", "0.4.7"):
+        check_member(told, Version(0, 3), "broker g1")
+    with pytest.raises(
+        UpgradeSkippedError, match=r"broker g1 is keylane 0\.5.*version after 0\.3 first"
+    ):
+        check_member("0.5.0", Version(0, 3), "broker g1")
+    with pytest.raises(UpgradeSkippedError):
+        check_member("1.0.0", Version(0, 3), "broker g1")
+    with pytest.raises(MemberTooOldError, match=r"0\.2.* at 0\.3 already"):
+        check_member("0.2.9", Version(0, 3), "broker g1")
+
+
+def test_format_is_written_only_when_the_whole_cluster_reads_it() -> None:
+    formats = {"wide record": "0.4"}
+    assert reads("batch", Version(0, 1), formats), "what every version reads is in no table"
+    assert not reads("wide record", Version(0, 3), formats)
+    assert reads("wide record", Version(0, 4), formats)
+    check_format("wide record", Version(0, 5), formats)
+    with pytest.raises(
+        FormatTooNewError, match=r"wide record needs a cluster of keylane 0\.4"
+    ) as caught:
+        check_format("wide record", Version(0, 3), formats)
+    assert caught.value.format == "wide record"
+
+
+def test_every_format_is_read_by_this_version() -> None:
+    assert parse_version(VERSION) == OWN
+    assert all(reads(name, OWN) for name in FORMATS)

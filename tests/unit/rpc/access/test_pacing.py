@@ -1,0 +1,111 @@
+"""Token buckets: rates are kept over seconds, by principal, and leases cost no wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.protocol.access.quota import BYTES_PER_S_MIN, MAX, Quota, check_quota, limit_of
+from keylane.protocol.errors import ConnectionQuotaError, InvalidRequestError
+from keylane.rpc.access.pacing import KNOWN_MAX, NO_DELAY, Pacing, TokenBucket
+
+QUOTA = Quota(bytes_per_s=1_000_000, requests_per_s=100, connections=2)
+
+
+def test_bucket_lets_a_second_through_at_once_and_then_the_rate():
+    bucket = TokenBucket(1_000, 0)
+    sent, now_ms = 0, 0.0
+    while now_ms < 10_000:
+        wait_ms = bucket.debt_ms(now_ms)
+        now_ms += wait_ms
+        bucket.take(100, now_ms)
+        sent += 100
+    assert 10_500 <= sent <= 11_200
+
+
+def test_bucket_never_holds_more_than_a_second_of_its_rate():
+    bucket = TokenBucket(1_000, 0)
+    bucket.take(0, 3_600_000)
+    bucket.take(3_000, 3_600_000)
+    assert bucket.debt_ms(3_600_000) == pytest.approx(2_000)
+    assert bucket.debt_ms(3_599_000) == pytest.approx(2_000)  # a clock that goes back gives nothing
+
+
+def test_connections_of_a_principal_share_its_rate():
+    """Each finds the debt of those before it."""
+    pacing = Pacing()
+    waits = []
+    for _ in range(5):
+        waits.append(pacing.delay("shop", QUOTA, 0).ms)
+        pacing.take("shop", QUOTA, 0, size=1_000_000)
+    assert waits == pytest.approx([0, 0, 1_000, 2_000, 3_000])
+
+
+def test_debt_of_a_principal_is_not_that_of_another():
+    pacing = Pacing()
+    pacing.take("greedy", QUOTA, 0, size=100_000_000, requests=10_000)
+    assert pacing.delay("greedy", QUOTA, 0).ms == pytest.approx(99_000)
+    assert pacing.delay("modest", QUOTA, 0).ms == 0
+
+
+def test_delay_names_the_limit_that_is_used_up():
+    pacing = Pacing()
+    pacing.take("shop", QUOTA, 0, requests=300)
+    assert pacing.delay("shop", QUOTA, 0) == (pytest.approx(2_000), "requests of principal 'shop'")
+    pacing.take("shop", QUOTA, 0, size=5_000_000, requests=0)
+    assert pacing.delay("shop", QUOTA, 0).limit == "bytes of principal 'shop'"
+    pacing.take("shop", QUOTA, 0, size=900, requests=0, subject="s", subject_rate=100)
+    told = pacing.delay("shop", QUOTA, 0, subject="s", subject_rate=100)
+    assert told == (pytest.approx(8_000), "bytes of subject 's'")
+
+
+def test_new_quota_begins_without_debt():
+    pacing = Pacing()
+    pacing.take("shop", QUOTA, 0, size=50_000_000)
+    assert pacing.delay("shop", Quota(bytes_per_s=2_000_000), 0).ms == 0
+
+
+def test_connections_are_counted_until_they_end():
+    pacing = Pacing()
+    for _ in range(2):
+        pacing.enter("shop", QUOTA)
+    with pytest.raises(ConnectionQuotaError) as refused:
+        pacing.enter("shop", QUOTA)
+    assert refused.value.retry_after_ms
+    pacing.enter("other", QUOTA)
+    pacing.leave("shop")
+    pacing.enter("shop", QUOTA)
+    for name in ("shop", "shop", "other"):
+        pacing.leave(name)
+    assert not pacing.connections
+
+
+def test_memory_is_bounded_by_the_number_of_principals():
+    pacing = Pacing()
+    for number in range(KNOWN_MAX + 100):
+        pacing.take(f"p{number}", QUOTA, 0, subject=f"s{number}", subject_rate=1, size=1)
+        pacing.note_wait(f"p{number}", NO_DELAY._replace(ms=5.0))
+    assert len(list(pacing.known())) == KNOWN_MAX
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        Quota(),
+        Quota(bytes_per_s=1),
+        Quota(bytes_per_s=-1),
+        Quota(bytes_per_s=MAX + 1),
+        Quota(requests_per_s=-5),
+        Quota(connections=MAX * 2),
+    ],
+)
+def test_quota_that_cannot_be_is_refused(quota: Quota):
+    with pytest.raises(InvalidRequestError):
+        check_quota(quota)
+
+
+def test_limit_of_a_subject_is_its_own_or_of_the_longest_pattern():
+    limits = {"a.*": 1, "a.b.*": 2, "a.b.c": 3, "*": 4}
+    names = ("a.b.c", "a.b.d", "a.x", "ab", "b")
+    assert [limit_of(name, limits) for name in names] == [3, 2, 1, 4, 4]
+    assert limit_of("ab", {"a.*": 1}) == 0
+    assert check_quota(Quota(bytes_per_s=BYTES_PER_S_MIN))

@@ -1,0 +1,140 @@
+"""Client and server tell their versions: in the first frame of a connection, and in a header of every call."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from keylane.protocol import endpoints
+from keylane.protocol.control import Health
+from keylane.protocol.endpoints import DATA_PATH
+from keylane.protocol.errors import (
+    ClientTooOldError,
+    InvalidRequestError,
+    NotSentError,
+    ServerTooOldError,
+)
+from keylane.protocol.frames import Append, Hello, Refused, decode_answer, encode_frame
+from keylane.protocol.membership.versions import VERSION, VERSION_HEADER
+from keylane.rpc import data_plane, http_network
+from keylane.rpc import server as rpc_server
+from keylane.rpc.server import ControlRoute
+
+APART = [
+    ("0.4.0", "0.5.0", None),
+    ("0.5.0", "0.5.9", None),
+    ("0.6.0", "0.5.0", None),
+    ("0.4.0", "0.6.0", ClientTooOldError),
+    ("0.6.0", "0.4.0", ServerTooOldError),
+]
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch):
+    def give(client: str, server: str) -> None:
+        monkeypatch.setattr(http_network, "VERSION", client)
+        monkeypatch.setattr(data_plane, "VERSION", server)
+        monkeypatch.setattr(rpc_server, "VERSION", server)
+
+    return give
+
+
+async def health(_body: object, _params: object) -> Health:
+    return Health(program="broker", ready=True)
+
+
+async def asked_health(network, server) -> Health:
+    return await network.control("GET", server.address, "/v1/health", Health, timeout_ms=5_000)
+
+
+@pytest.mark.parametrize(("client", "server", "error"), APART)
+async def test_connection_opens_when_versions_are_one_minor_apart(
+    network, serve, desk, versions, client, server, error
+) -> None:
+    versions(client, server)
+    there = await serve()
+    if error is None:
+        channel = await network.open_channel(there.address, timeout_ms=5_000)
+        assert (await channel.call(Append(1), b"pay", timeout_ms=5_000))[1] == b"pay"
+        await channel.close()
+        return
+    with pytest.raises(error, match="upgrade the ") as caught:
+        await network.open_channel(there.address, timeout_ms=5_000)
+    assert caught.value.hint
+    assert (caught.value.client, caught.value.server) == (client, server)
+    assert desk.arrived == []
+
+
+@pytest.mark.parametrize(("client", "server", "error"), APART)
+async def test_call_is_answered_when_versions_are_one_minor_apart(
+    network, serve, versions, client, server, error
+) -> None:
+    versions(client, server)
+    there = await serve(ControlRoute(endpoints.HEALTH, health))
+    if error is None:
+        assert (await asked_health(network, there)).ready
+        return
+    with pytest.raises(error, match="upgrade the "):
+        await asked_health(network, there)
+
+
+async def test_client_without_a_version_is_refused_when_it_sends_its_first_frame(
+    server, desk
+) -> None:
+    """As clients from before versions do; it is told what to do, and its connection ends."""
+    async with aiohttp.ClientSession() as session:
+        socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
+        await socket.send_bytes(encode_frame(5, Append(1), b"pay"))
+        number, answer, _ = decode_answer(await socket.receive_bytes())
+        assert isinstance(answer, Refused)
+        assert (number, answer.code) == (5, ClientTooOldError.code)
+        assert (await socket.receive_bytes())[4:]
+        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert desk.arrived == []
+
+
+async def test_hello_without_a_readable_version_is_refused(server) -> None:
+    async with aiohttp.ClientSession() as session:
+        socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
+        await socket.send_bytes(encode_frame(5, Hello("x" * 1_000)))
+        _, answer, _ = decode_answer(await socket.receive_bytes())
+        assert isinstance(answer, Refused)
+        assert answer.code == InvalidRequestError.code
+        await socket.close()
+
+
+async def test_server_without_a_version_is_too_old_for_the_client(
+    network, serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker from before versions does not know the first frame."""
+
+    def decode_old(data: bytes):
+        decoded = decode_request(data)
+        if isinstance(decoded[1], Hello):
+            raise data_plane.FrameError("unreadable request: Invalid value 24")
+        return decoded
+
+    decode_request = data_plane.decode_request
+    monkeypatch.setattr(data_plane, "decode_request", decode_old)
+    there = await serve()
+    with pytest.raises(ServerTooOldError, match="tells no version: upgrade the server"):
+        await network.open_channel(there.address, timeout_ms=5_000)
+
+
+async def test_server_that_ends_in_the_greeting_can_be_tried_again(network, serve, wire) -> None:
+    wire._port = 1  # nothing listens there
+    with pytest.raises(NotSentError):
+        await network.open_channel(wire.address, timeout_ms=5_000)
+
+
+async def test_plain_http_needs_no_version_and_is_told_the_servers(serve) -> None:
+    """As curl calls."""
+    there = await serve(ControlRoute(endpoints.HEALTH, health))
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://{there.address}/v1/health") as response:
+            assert response.status == 200
+            assert response.headers[VERSION_HEADER] == VERSION
+        headers = {VERSION_HEADER: "none"}
+        async with session.get(f"http://{there.address}/v1/health", headers=headers) as response:
+            assert response.status == 400
+            assert (await response.json())["code"] == InvalidRequestError.code
