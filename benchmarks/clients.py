@@ -126,7 +126,11 @@ def main() -> None:
             for number in range(rounds):
                 figures.append(measure(cluster, Path(folder), number, count))
                 print(f"{half}: round {number + 1} of {rounds}", file=sys.stderr)
-            last = dead_broker(cluster) if half == "producers" else consumers.parked(cluster, count)
+            last = (
+                dead_broker(cluster)
+                if half == "producers"
+                else consumers.parked(Path(folder), count)
+            )
             result[half] = medians(figures) | last
     print(json.dumps(result, indent=2))
 

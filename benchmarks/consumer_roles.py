@@ -25,7 +25,7 @@ from roles import KEYS, VALUE
 from keylane import Consumer, Message, Producer
 
 POISON = b"poison"
-"""Keys of messages that always fail begin with it."""
+"""Keys of messages that always fail begin with it; they are as long as the others, so that batches are alike."""
 POISON_KEYS = 1_000
 STUCK = b"poison"
 PACE_PER_SECOND = 5_000
@@ -170,7 +170,9 @@ async def poison(meta: str, subject: str, count: int) -> Figures:
         for index in range(count):
             producer.send(subject, VALUE, key=KEYS[index % 10_000])
             if index % every == 0:
-                producer.send(subject, VALUE, key=b"%s-%d" % (POISON, index // every % POISON_KEYS))
+                producer.send(
+                    subject, VALUE, key=b"%s%03d" % (POISON, index // every % POISON_KEYS)
+                )
             if index % 500 == 0:
                 await asyncio.sleep(0)
             await producer.drain()

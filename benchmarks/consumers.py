@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +117,14 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
     }
 
 
-def parked(cluster: BenchCluster, count: int) -> dict[str, float]:
-    """What a broker needs for parked messages: by how much its peak memory rises while they are parked."""
-    cluster.create("parked-all", partitions=1)
-    warm = measured("consumer_roles.py", "park-all", cluster.meta, "parked-all", "1000")
-    result_of(warm)
-    before_mb = peak_mb(cluster.broker_process.pid)
-    cluster.create("parked", partitions=1)
-    result_of(measured("consumer_roles.py", "park-all", cluster.meta, "parked", str(count)))
-    return {"parked_mb": peak_mb(cluster.broker_process.pid) - before_mb, "parked_count": count}
+def parked(folder: Path, count: int) -> dict[str, float]:
+    """What a new broker needs for parked messages: by how much its peak memory rises while they are parked."""
+    with ExitStack() as stack:
+        cluster = BenchCluster(folder / "parked", stack)
+        cluster.create("parked-all", partitions=1)
+        result_of(measured("consumer_roles.py", "park-all", cluster.meta, "parked-all", "1000"))
+        before_mb = peak_mb(cluster.broker_process.pid)
+        cluster.create("parked", partitions=1)
+        result_of(measured("consumer_roles.py", "park-all", cluster.meta, "parked", str(count)))
+        risen_mb = peak_mb(cluster.broker_process.pid) - before_mb
+    return {"parked_mb": risen_mb, "parked_count": count}

@@ -11,6 +11,7 @@ Invariant
 from __future__ import annotations
 
 import logging
+from operator import attrgetter
 
 from ...protocol.frames import Acquired, ListParked, ParkedKeys
 from ...protocol.message import Message
@@ -120,13 +121,18 @@ class KeyParking:
     def divert(self, messages: list[Message]) -> list[Message]:
         """Park the messages whose keys are parked; returns the others."""
         keys = self.keys
-        others = [message for message in messages if message.key not in keys]
-        if len(others) == len(messages):
+        found = [index for index, key in enumerate(map(_key_of, messages)) if key in keys]
+        if not found:
             return messages
         diverted: dict[bytes, list[Message]] = {}
-        for message in messages:
-            if message.key in keys:
-                diverted.setdefault(message.key, []).append(message)
+        others: list[Message] = []
+        start = 0
+        for index in found:
+            message = messages[index]
+            diverted.setdefault(message.key, []).append(message)
+            others += messages[start:index]
+            start = index + 1
+        others += messages[start:]
         for key, behind in diverted.items():
             held = self._freeing.get(key)
             if held is not None:
@@ -167,3 +173,6 @@ class KeyParking:
         self._ancestors.tell()
         if held:
             self._context.client.hand_out(held)
+
+
+_key_of = attrgetter("key")
