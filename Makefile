@@ -24,7 +24,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-store bench-order bench-spark spark-versions spark-connect lock wheel clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-store bench-order bench-hosts bench-spark spark-versions spark-connect lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -102,6 +102,9 @@ bench-store: $(STAMP) ## measure the broker's store beside the raw disk, print J
 
 bench-order: $(STAMP) ## measure hand-over, fail-over, resize, joins; print JSON
 	@$(BIN)/python benchmarks/order.py $(ARGS)
+
+bench-hosts: $(STAMP) ## measure TLS, access control and metrics beside a cluster without, print JSON (ARGS=--quick)
+	@$(BIN)/python benchmarks/hosts.py $(ARGS)
 
 bench-spark: $(STAMP) ## measure the Spark side beside Parquet and Kafka, print JSON (ARGS="--quick --kafka HOME")
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/spark_side/spark.py $(ARGS)

@@ -35,7 +35,7 @@ class BenchCluster:
         self.meta_process, self.meta = self._start(
             "keylane.metaserver", "--data", str(folder / "meta"), "--port", "0"
         )
-        self.broker_process, _ = self._start(
+        self.broker_process, self.broker_address = self._start(
             "keylane.broker", "--group", "g1", "--data", str(folder / "broker"),
             "--meta", self.meta, "--port", "0",
         )  # fmt: skip

@@ -1,0 +1,251 @@
+"""Measures what TLS, access control and metrics cost beside a cluster without them, in the same run; prints JSON.
+
+`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from machine import machine
+from main_path import BenchCluster, line_of
+
+from keylane import Admin, Producer, TlsSettings
+from keylane.broker.access.judge import CapabilityJudge
+from keylane.cli.connection import available_brokers
+from keylane.errors import AccessDeniedError, CapabilityEndedError, UnauthenticatedError
+from keylane.protocol.access.capability import CAPABILITY_MS, AccessNews, Capability
+from keylane.protocol.clock import SystemClock
+from keylane.rpc.access.signing import OwnKey
+
+HERE = Path(__file__).parent
+HOST = "127.0.0.1"
+CONNECTS = 50
+SCRAPE_EVERY_S = 1.0
+CHECKS = 20_000
+SEND_EVERY_S = 0.02
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class SecuredCluster:
+    """A metaserver and a broker as `keylane cluster init` sets them up, with TLS and access control, on loopback."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._stack = stack
+        self.meta = f"{HOST}:{free_port()}"
+        command = [
+            *(sys.executable, "-m", "keylane.cli", "cluster", "init", str(folder / "made")),
+            *("--data", str(folder / "data"), "--host", HOST, "--output", "json"),
+            *("--meta-port", self.meta.rpartition(":")[2], "--broker-port", str(free_port())),
+        ]
+        made = subprocess.run(command, capture_output=True, text=True, check=True)
+        told = json.loads(made.stdout)
+        self.token: str = told["admin_token"]
+        self.tls = TlsSettings(ca=told["ca"])
+        token_file = folder / "admin.token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(self.token)
+        self.environment = {"KEYLANE_TLS_CA": told["ca"], "KEYLANE_TOKEN_FILE": str(token_file)}
+        config = folder / "made" / HOST / "keylane.toml"
+        for program in ("metaserver", "broker"):
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"keylane.{program}", "--config", str(config)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            self._stack.callback(process.wait)
+            self._stack.callback(process.terminate)
+            line_of(process)
+
+    def admin(self) -> Admin:
+        """A client with the first token."""
+        return Admin(self.meta, tls=self.tls, token=self.token)
+
+    def create(self, subject: str) -> None:
+        """Create a subject of four partitions."""
+
+        async def create() -> None:
+            async with self.admin() as admin:
+                await available_brokers(admin, 1)
+                await admin.create_subject(subject, partitions=4)
+
+        asyncio.run(create())
+
+
+def role(
+    script: str, name: str, meta: str, subject: str, count: int, **environment: str
+) -> dict[str, Any]:
+    """The figures of a measured client."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / script), name, meta, subject, str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    figures = line_of(process)
+    while figures == {"ready": True}:
+        figures = line_of(process)
+    process.wait()
+    return figures
+
+
+class Scraper:
+    """Reads /metrics of a server again and again, as Prometheus does."""
+
+    def __init__(self, address: str) -> None:
+        self._url = f"http://{address}/metrics"
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.count = 0
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            with urllib.request.urlopen(self._url, timeout=10) as answer:
+                answer.read()
+            self.count += 1
+            self._ended.wait(SCRAPE_EVERY_S)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        assert self.count
+
+
+async def connect_ms(cluster: SecuredCluster) -> list[float]:
+    """How long a producer takes from nothing to its first ack, over TLS, each with connections of its own."""
+    took = []
+    for _ in range(CONNECTS):
+        began = time.perf_counter()
+        async with Producer(cluster.meta, tls=cluster.tls, token=cluster.token) as producer:
+            await producer.send("connects", b"1", key=b"a")
+            took.append((time.perf_counter() - began) * 1000)
+    return took
+
+
+async def revoked_s(cluster: SecuredCluster) -> float:
+    """From the revocation of a token until the broker takes none of its sender's messages any more."""
+    async with cluster.admin() as admin:
+        made = await admin.create_token("shop")
+        await admin.grant("shop", "produce", subject="revoked")
+        async with Producer(cluster.meta, tls=cluster.tls, token=made.token) as producer:
+            await producer.send("revoked", b"1", key=b"a")
+            began = time.monotonic()
+            await admin.revoke_token(made.view.token_id)
+            while True:
+                try:
+                    await producer.send("revoked", b"1", key=b"a")
+                except (UnauthenticatedError, CapabilityEndedError, AccessDeniedError):
+                    return time.monotonic() - began
+                await asyncio.sleep(SEND_EVERY_S)
+
+
+async def capability_us() -> dict[str, float]:
+    """What a broker needs to believe a capability: one that it knows, and one whose signature it verifies."""
+    key = OwnKey()
+    clock = SystemClock()
+    news = AccessNews(cluster="c", now_ms=1, keys={key.key_id: key.public})
+
+    async def silent() -> AccessNews:
+        return news
+
+    judge = CapabilityJudge(clock, silent)
+    judge.take_news(news)
+    texts = [
+        key.sign(Capability("c", key.key_id, f"shop-{number}", 5, 1 + CAPABILITY_MS, ()))
+        for number in range(1_000)
+    ]
+    began = time.perf_counter()
+    for text in texts:
+        await judge.identify(text)
+    verified = time.perf_counter() - began
+    began = time.perf_counter()
+    for _ in range(CHECKS):
+        await judge.identify(texts[-1])
+    known = time.perf_counter() - began
+    return {
+        "capability_check_us": known / CHECKS * 1e6,
+        "capability_verify_us": verified / len(texts) * 1e6,
+    }
+
+
+def round_of(
+    plain: BenchCluster, secured: SecuredCluster, number: int, count: int
+) -> dict[str, float]:
+    """One round of all figures."""
+    name = f"sent-{number}"
+    for cluster in (plain, secured):
+        cluster.create(name)
+    plain.create(f"scraped-{number}")
+    sent = role("client_roles.py", "send", plain.meta, name, count)
+    with Scraper(plain.broker_address), Scraper(plain.meta):
+        scraped = role("client_roles.py", "send", plain.meta, f"scraped-{number}", count)
+    over_tls = role("client_roles.py", "send", secured.meta, name, count, **secured.environment)
+    handled = role("consumer_roles.py", "handled", plain.meta, name, count + 1)
+    handled_tls = role(
+        "consumer_roles.py", "handled", secured.meta, name, count + 1, **secured.environment
+    )
+    return {
+        "send_per_second": count / sent["seconds"],
+        "tls_send_per_second": count / over_tls["seconds"],
+        "tls_cost_ratio": sent["seconds"] / over_tls["seconds"],
+        "tls_send_cpu_ratio": sent["cpu_seconds"] / over_tls["cpu_seconds"],
+        "tls_handled_ratio": handled["seconds"] / handled_tls["seconds"],
+        "metrics_cost_ratio": sent["seconds"] / scraped["seconds"],
+        "connect_p50_ms": statistics.median(asyncio.run(connect_ms(secured))),
+        "revoked_within_s": asyncio.run(revoked_s(secured)),
+        **asyncio.run(capability_us()),
+    }
+
+
+def main() -> None:
+    """Run the rounds, print medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    rounds, count = (1, options.count // 10) if options.quick else (options.rounds, options.count)
+    with tempfile.TemporaryDirectory(dir=".") as folder, ExitStack() as stack:
+        home = Path(folder).resolve()
+        plain = BenchCluster(home, stack)
+        secured = SecuredCluster(home, stack)
+        for subject in ("connects", "revoked"):
+            secured.create(subject)
+        figures = []
+        for number in range(rounds):
+            figures.append(round_of(plain, secured, number, count))
+            print(f"round {number + 1} of {rounds}", file=sys.stderr)
+    medians = {
+        key: round(statistics.median(figure[key] for figure in figures), 3) for key in figures[0]
+    }
+    result: dict[str, Any] = {"machine": machine(), "rounds": rounds, "count": count}
+    print(json.dumps(result | medians, indent=2))
+
+
+if __name__ == "__main__":
+    main()
