@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ...protocol.batch import Columns
 from ...protocol.message import Message
-from ...protocol.offsets import Range
+from ...protocol.offsets import IntervalSet, Range
 from ...protocol.record import Header
 
 
@@ -51,6 +51,11 @@ class PulledBatch:
         part = PulledBatch(self.client, self.record, self.header, below)
         self.count -= part.count
         return part
+
+    def keep(self, messages: list[Message[Any]]) -> None:
+        """Leave the others out; `messages` are some of the batch's, by offset."""
+        self.ranges = list(IntervalSet((each.offset, each.offset + 1) for each in messages))
+        self.count = len(messages)
 
     def messages(self) -> list[Message[Any]]:
         """The messages to be handed out, by offset."""

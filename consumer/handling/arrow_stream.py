@@ -50,8 +50,11 @@ class ArrowStream:
         return sum(map(_waiting, self._partitions.values()))
 
     def put(self, batch: PulledBatch) -> None:
-        """Add a batch; those of one partition come by offset."""
+        """Add a batch; those of one partition come by offset.  Rows of parked keys are parked."""
         client: PullClient = batch.client  # type: ignore[assignment]
+        client.leave_out_parked(batch)
+        if not batch.count:
+            return
         if client not in self._partitions:
             self._partitions[client] = _Partition()
             self._turns.append(client)

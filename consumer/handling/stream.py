@@ -41,7 +41,7 @@ from ...rpc.race import Race
 from ..delivery.pulled_batch import PulledBatch
 from ..delivery.user_acks import are_parked_together
 from ..pulling.pull_client import PullClient, client_of
-from ..settings import ConsumerSettings, FailurePolicy
+from ..settings import ConsumerSettings
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
 from .failing import Failing
@@ -299,11 +299,8 @@ class Stream:
         """Open the next batch; messages whose key was parked meanwhile are parked too."""
         self._sorted = self._sorted or not self._waiting
         batch = self._stored.popleft()
-        messages = batch.messages()
-        if self._failing.policy is FailurePolicy.PARK:
-            client: PullClient = batch.client  # type: ignore[assignment]
-            messages = client.divert(messages)
-        self._waiting.extend(messages)
+        client: PullClient = batch.client  # type: ignore[assignment]
+        self._waiting.extend(client.divert(batch.messages()))
 
     def _take(self, count: int) -> list[Message] | None:
         """Up to `count` messages that the user may have now; None: something has to happen first."""

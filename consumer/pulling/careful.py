@@ -105,7 +105,7 @@ class CarefulHandOut(ClientDelivery):
         if self._opens:
             self.put(batch.messages())
         elif self._columns is not None:
-            self._columns.put(batch)
+            self._put_columns(self._columns, batch)
             self._arrived.set()
         else:
             self._stored.append(batch)
@@ -156,7 +156,7 @@ class CarefulHandOut(ClientDelivery):
         now_ms = self._clock.boot_ms()
         columns = self._columns = ColumnSuspects(answer.suspects_upto, answer.begun, now_ms=now_ms)
         for batch in stored:
-            columns.put(batch)
+            self._put_columns(columns, batch)
         self._acks.hurries = True
         try:
             while not columns.is_over(client.next_offset, self._clock.boot_ms()):
@@ -171,6 +171,10 @@ class CarefulHandOut(ClientDelivery):
         self.is_over = True
         for batch in columns.rest():
             client.owner.hand_out_batch(batch)
+
+    def _put_columns(self, columns: ColumnSuspects, batch: PulledBatch) -> None:
+        self.client.leave_out_parked(batch)
+        columns.put(batch)
 
     async def _try_part(self, part: SuspectPart, until_ms: int) -> None:
         client = self.client

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from ...protocol.batch import batch_starts, column_views
 from ...protocol.clock import Clock, deadline_seconds
@@ -29,7 +29,6 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
 from ...protocol.message import Delivery, Message
-from ...protocol.offsets import IntervalSet, Range
 from ...protocol.parked import Failure
 from ...protocol.record import Header
 from ...protocol.text import counted
@@ -200,9 +199,16 @@ class PullClient(UserAcks, PullViews):
 
     def divert(self, messages: list[Message]) -> list[Message]:
         """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
-        left = self.parking.divert(messages) if self.parking.keys else messages
+        if not self.parking.keys:
+            return messages
+        left = self._divert(messages)
         self.forget(len(messages) - len(left))
         return left
+
+    def leave_out_parked(self, batch: PulledBatch) -> None:
+        """Park the rows of a batch, which are counted as handed out, whose keys are parked."""
+        if self.parking.keys:
+            batch.keep(self.divert(batch.messages()))
 
     def settled(self) -> None:
         """Report that the partition is drained, if only parked messages were in the way."""
@@ -491,10 +497,7 @@ class PullClient(UserAcks, PullViews):
         self._progress.pulled(header)
         if self.owner.keeps_batches:
             record = payload[start : start + header.length]
-            ranges = self._offsets.unseen_ranges(header)
-            if self.parking.keys:
-                ranges = self._without_parked(payload, start, header, ranges)
-            batch = PulledBatch(self, record, header, ranges)
+            batch = PulledBatch(self, record, header, self._offsets.unseen_ranges(header))
             self._in_flight.count += batch.count
             if self._careful is not None and not self._careful.is_over:
                 self._careful.put_batch(batch)
@@ -518,21 +521,7 @@ class PullClient(UserAcks, PullViews):
         messages = batch.wanted(decode_messages(batch.columns, batch.header, *who, self))
         batch.is_plain = not self._tries.has_earlier
         self._tries.count_on(messages)
-        if not self.parking.keys:
-            return messages
-        left = self._divert(messages)
-        self.forget(len(messages) - len(left))
-        return left
-
-    def _without_parked(
-        self, payload: memoryview, start: int, header: Header, ranges: Sequence[Range]
-    ) -> list[Range]:
-        """The parts of `ranges` whose keys are not parked; the others are parked."""
-        messages = self._decode(payload, start, header, self)
-        base = header.base_offset
-        wanted = [message for low, high in ranges for message in messages[low - base : high - base]]
-        left = self._divert(wanted)
-        return list(IntervalSet((message.offset, message.offset + 1) for message in left))
+        return self.divert(messages)
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         """

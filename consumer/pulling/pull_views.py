@@ -11,6 +11,7 @@ from ...protocol.frames import Acked
 from ...protocol.message import Message
 from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
+from ..delivery.pulled_batch import PulledBatch
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings
 from .fetch_offsets import FetchOffsets
@@ -166,6 +167,10 @@ class PullViews(ABC):
     @abstractmethod
     def divert(self, messages: list[Message]) -> list[Message]:
         """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
+
+    @abstractmethod
+    def leave_out_parked(self, batch: PulledBatch) -> None:
+        """Park the rows of a batch, which are counted as handed out, whose keys are parked."""
 
     @abstractmethod
     def give(self, messages: list[Message]) -> None:

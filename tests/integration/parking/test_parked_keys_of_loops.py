@@ -1,0 +1,104 @@
+"""The order of a key that a loop parks, while batches that were pulled before wait unopened."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from keylane import Admin, Consumer, Message, Producer
+from keylane.testing import VirtualCluster, run
+
+KEPT = [b"a%d" % number for number in range(25)]
+
+
+async def send_pairs(producer: Producer, numbers: range) -> None:
+    """Each in a batch of its own, so that a consumer has pulled batches that it has not opened."""
+    for number in numbers:
+        await producer.send("orders", b"a%d" % number, key=b"a")
+        await producer.send("orders", b"b%d" % number, key=b"b")
+
+
+class Loop:
+    """Takes messages one at a time; gives the first one back, once."""
+
+    def __init__(self, consumer: Consumer, manner: str) -> None:
+        self._consumer = consumer
+        self._manner = manner
+        self._fails = True
+        self.handled: list[bytes] = []
+
+    async def _next(self) -> list[Message]:
+        if self._manner == "iteration":
+            return [await anext(aiter(self._consumer))]
+        return await self._consumer.getmany(max_records=1, timeout_ms=20_000)
+
+    async def step(self, count: int) -> None:
+        """Handle so many messages."""
+        for _ in range(count):
+            for message in await self._next():
+                if message.value == b"a0" and self._fails:
+                    self._fails = False
+                    await message.nack()
+                else:
+                    self.handled.append(message.value)
+                    await message.ack()
+
+    def of_key(self, start: bytes) -> list[bytes]:
+        """What was handled of a key."""
+        return [value for value in self.handled if value.startswith(start)]
+
+
+@pytest.mark.parametrize("manner", ["iteration", "getmany"])
+def test_redriven_key_is_handled_before_batches_that_were_pulled_earlier(manner: str):
+    async def story(cluster: VirtualCluster) -> list[bytes]:
+        await cluster.create_subject("orders", partitions=1)
+        async with (
+            Producer(cluster.address) as producer,
+            Admin(cluster.address) as admin,
+            Consumer(
+                cluster.address, subject="orders", group="g", on_failure="park", tries_max=1
+            ) as consumer,
+        ):
+            loop = Loop(consumer, manner)
+            await send_pairs(producer, range(20))
+            await asyncio.sleep(2)
+            await loop.step(2)
+            await asyncio.sleep(2)
+            await send_pairs(producer, range(20, 25))
+            await asyncio.sleep(5)  # pulled while older batches wait
+            await admin.redrive("orders", "g", key=b"a")
+            await asyncio.sleep(5)
+            while len(loop.handled) < 50:
+                await asyncio.wait_for(loop.step(1), 60)
+            return loop.of_key(b"a")
+
+    assert run(story) == KEPT
+
+
+@pytest.mark.parametrize("manner", ["iteration", "getmany"])
+def test_parked_key_stays_parked_when_the_policy_changes_while_batches_wait(manner: str):
+    async def story(cluster: VirtualCluster) -> list[bytes]:
+        await cluster.create_subject("orders", partitions=1)
+        async with (
+            Producer(cluster.address) as producer,
+            Admin(cluster.address) as admin,
+            Consumer(
+                cluster.address, subject="orders", group="g", on_failure="park", tries_max=1
+            ) as consumer,
+        ):
+            loop = Loop(consumer, manner)
+            await send_pairs(producer, range(20))
+            await asyncio.sleep(2)
+            await loop.step(2)
+            await cluster.until(lambda: cluster.parked("orders", "g"))
+            await admin.set_group("orders", "g", on_failure="block")
+            await asyncio.sleep(20)
+            while len(loop.of_key(b"b")) < 20:
+                await asyncio.wait_for(loop.step(1), 60)
+            await asyncio.sleep(2)  # parks are sent together
+            (parked,) = await cluster.parked("orders", "g")
+            assert parked.messages == 20
+            return loop.of_key(b"a")
+
+    assert run(story) == []
