@@ -173,6 +173,10 @@ class Owned:
         """For how long servers have let its calls wait for a quota; waits at the same time count together."""
         return sum(part._connections.throttled_ms for part in self._parts)
 
+    def seek_to_time(self, *_where: object, **_to: object) -> NoReturn:
+        """Refused, as `seek`.  Raises SeekRefusedError."""
+        self.seek()
+
     def seek(self, *_where: object, **_to: object) -> NoReturn:
         """
         Refused: the progress of a group is one, and a member that moved it alone would break the order of others.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy.engine import Connection, Engine
@@ -24,6 +24,17 @@ from .tables import DEFAULT_PREFIX, SinkTables, tables_of
 
 T = TypeVar("T")
 Target = AsyncSession | AsyncConnection | Session | Connection
+
+
+class InHand(Protocol):
+    """A message of `keylane.sync`, which waits itself for its ack."""
+
+    @property
+    def message(self) -> Message[Any]:
+        """As `keylane.Consumer` gives it."""
+        ...
+
+
 MERGE_EVERY = 256
 """Offsets between two merges of rows."""
 
@@ -162,7 +173,7 @@ class FencedSession(Fenced[bool]):
     """
 
     def __init__(
-        self, target: Target, message: Message[Any], *, prefix: str = DEFAULT_PREFIX
+        self, target: Target, message: Message[Any] | InHand, *, prefix: str = DEFAULT_PREFIX
     ) -> None:
         """
         Make a block; `async with` begins the transaction, or `with` for a Session or a Connection.
@@ -203,7 +214,9 @@ class FencedSession(Fenced[bool]):
                 own.rollback()
 
 
-def fenced(target: Target, message: Message[Any], *, prefix: str = DEFAULT_PREFIX) -> Fenced[bool]:
+def fenced(
+    target: Target, message: Message[Any] | InHand, *, prefix: str = DEFAULT_PREFIX
+) -> Fenced[bool]:
     """
     A block in a transaction that has begun: True if the effect of the message is to be done, False if it is done already.
 
@@ -227,7 +240,7 @@ def fenced(target: Target, message: Message[Any], *, prefix: str = DEFAULT_PREFI
 
 
 def fenced_batch(
-    target: Target, messages: Iterable[Message[Any]], *, prefix: str = DEFAULT_PREFIX
+    target: Target, messages: Iterable[Message[Any] | InHand], *, prefix: str = DEFAULT_PREFIX
 ) -> Fenced[list[Message[Any]]]:
     """
     A block for many messages in one transaction: the list of those whose effects are to be done, each once.
@@ -299,7 +312,8 @@ def _checked_target(target: object) -> Any:
     return target
 
 
-def _checked_message(message: object) -> Message[Any]:
+def _checked_message(given: object) -> Message[Any]:
+    message = given if isinstance(given, Message) else getattr(given, "message", given)
     if not isinstance(message, Message):
         raise InvalidRequestError(f"a message is to be fenced, not a {type(message).__name__}")
     delivery = message.delivery

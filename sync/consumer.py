@@ -269,6 +269,10 @@ class SyncConsumer(Generic[V]):
         """Get messages of these partitions again, without ids of all, as `keylane.Consumer.resume`."""
         self._thread.run(partial(self._consumer.resume, *partition_ids))
 
+    def seek_to_time(self, *where: object, **to: object) -> NoReturn:
+        """Refused, as that of `keylane.Consumer`.  Raises SeekRefusedError."""
+        self._consumer.seek_to_time(*where, **to)
+
     def seek(self, *where: object, **to: object) -> NoReturn:
         """Refused, as that of `keylane.Consumer`.  Raises SeekRefusedError."""
         self._consumer.seek(*where, **to)

@@ -99,6 +99,8 @@ def test_failing_key_is_parked_and_partitions_are_paused_without_an_event_loop(
         assert handled == [b"1", b"3", b"5", b"7"]
         with pytest.raises(SeekRefusedError):
             consumer.seek(0)
+        with pytest.raises(SeekRefusedError):
+            consumer.seek_to_time("-1h")
         consumer.pause()
         assert [each.paused for each in consumer.assignment] == [True]
         consumer.resume()

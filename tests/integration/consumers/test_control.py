@@ -137,6 +137,8 @@ async def test_seek_is_refused_with_the_way_to_reset():
     consumer = Consumer("127.0.0.1:1", subject="s", group="g")
     with pytest.raises(SeekRefusedError, match="keylane group reset"):
         consumer.seek(3, 100)
+    with pytest.raises(SeekRefusedError, match="keylane group reset"):
+        consumer.seek_to_time("-1h")
     with pytest.raises(InvalidRequestError, match="subject"):
         consumer.on("orders", group="g")
 

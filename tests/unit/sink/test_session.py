@@ -23,6 +23,7 @@ from keylane.errors import (
 )
 from keylane.sink import FencedSession, create_tables, fenced, fenced_batch, forget
 from keylane.sink.tables import VERSION, SinkTables
+from keylane.sync.consumer import TakenMessage
 from support.sink.deliveries import GroupDelivery, delivered
 
 TABLES = SinkTables()
@@ -331,3 +332,13 @@ def test_session_keeps_a_mark_for_every_kind_of_delivery():
     """Also for those of a partition whose owner ended uncleanly, of shared groups, and of redriven messages."""
     kinds = [PullClient, CarefulHandOut, HandOut, RedriveDelivery, RetryDelivery]
     assert [kind for kind in kinds if not kind.__weakrefoffset__] == []
+
+
+def test_message_in_hand_of_sync_is_fenced_as_the_message_it_has(engine):
+    taken = TakenMessage(None, delivered(1))
+    with Session(engine) as session, FencedSession(session, taken) as todo:
+        assert todo
+        session.add(Entry(offset=taken.offset))
+    with engine.begin() as connection, fenced(connection, taken) as todo:
+        assert not todo, "it is done"
+    assert entries(engine) == [1]
