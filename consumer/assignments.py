@@ -114,7 +114,7 @@ class Assignments:
     def forked(self) -> None:
         """Have no handler start in this process, which is a child: the leases are the parent's."""
         for client in (*self._clients.values(), *self._ending.values()):
-            client.deadline_ns = 0
+            client.start_no_more()
 
     def start(self) -> None:
         """Begin to watch for the end of leases."""

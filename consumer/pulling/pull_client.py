@@ -293,6 +293,10 @@ class PullClient(UserAcks, PullViews):
         """True while a message is with a handler, or waits for one or for its next try."""
         return self._in_flight.count > 0
 
+    def start_no_more(self) -> None:
+        """Have no handler start, without a word to others: this process is a child."""
+        self.deadline_ns, self.deadline_s = 0, 0.0
+
     def forget(self, count: int) -> None:
         """Note that `count` of the messages handed out will not be handled here."""
         self._in_flight.remove(count)

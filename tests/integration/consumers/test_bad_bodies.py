@@ -19,6 +19,7 @@ from keylane import (
     Message,
     Producer,
 )
+from keylane.consumer.handling import workers
 from support.cluster import Cluster, eventually
 
 
@@ -112,6 +113,35 @@ async def test_child_ends_when_a_forking_handler_comes_back_in_it(
     assert handled == [b"%d" % number for number in range(6)]
     assert statuses == [os.EX_SOFTWARE] * 6
     assert said.read_text().count("ForkReturnedError 1258") == 6
+
+
+async def test_child_of_a_handler_handles_no_later_message_when_the_handler_returns(
+    shared_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Messages that are handled one after another without a turn of the event loop are the parent's as well."""
+    monkeypatch.setattr(
+        workers, "RUN_S", 10.0
+    )  # a fork of this large process takes longer than a run
+    await fill(shared_cluster, "forking-in-a-run", 400)
+    handled = os.open(tmp_path / "handled", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    parent = os.getpid()
+    children: list[int] = []
+
+    async def handle(message: Message) -> None:
+        os.write(handled, b"%d\n" % os.getpid())
+        if int(message.value) % 100 == 37 and os.getpid() == parent and (child := os.fork()):
+            children.append(child)
+
+    consumer = Consumer(shared_cluster.meta, subject="forking-in-a-run", group="g", handler=handle)
+    async with asyncio.timeout(60), consumer:
+        await eventually(lambda: len(children) == 4)
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        async with Admin(shared_cluster.meta) as admin:
+            while await admin.lag("forking-in-a-run", "g"):
+                await asyncio.sleep(0.05)
+    os.close(handled)
+    assert statuses == [os.EX_SOFTWARE] * 4
+    assert (tmp_path / "handled").read_text().split() == [str(parent)] * 400
 
 
 @pytest.mark.parametrize("threads", [0, 2])
