@@ -163,6 +163,7 @@ class SyncConsumer(Generic[V]):
             token=token,
         )
         self._thread = LoopThread("consumer")
+        self._was_open = False
 
     def __repr__(self) -> str:
         return f"<sync {self._consumer!r:.200}>".replace("<sync <", "<sync ").replace(">>", ">")
@@ -183,6 +184,7 @@ class SyncConsumer(Generic[V]):
             self._thread.stop()
             raise
         atexit.register(self.close)
+        self._was_open = True
         return self
 
     def close(self) -> None:
@@ -212,17 +214,23 @@ class SyncConsumer(Generic[V]):
 
         Raises:
             StopIteration: the consumer is closed.
+            ClosedError: it was never open.
             KeylaneError: as of the iteration of `keylane.Consumer`.
         """
         try:
             message = self._thread.run(self._next)
         except ClosedError:
-            if self._thread.state == "open":
+            if not self._is_over:
                 raise
             message = None
         if message is None:
             raise StopIteration
         return TakenMessage(self._thread, message)
+
+    @property
+    def _is_over(self) -> bool:
+        """True if it was open and is closed: a loop ends then."""
+        return self._was_open and self._thread.state != "open"
 
     async def _next(self) -> Message[V] | None:
         try:
@@ -246,7 +254,7 @@ class SyncConsumer(Generic[V]):
             try:
                 batch = self._thread.run(partial(_next_batch, batches))
             except ClosedError:
-                if self._thread.state == "open":
+                if not self._is_over:
                     raise
                 return
             if batch is None:

@@ -45,6 +45,10 @@ ErrorOption = Annotated[
 FirstOption = Annotated[
     int, typer.Option(min=1, help="Number of messages of each key, from the oldest on.")
 ]
+SkipFirstOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of messages of each key, from the oldest on.  [default: 1]"),
+]
 EditPartitionOption = Annotated[
     int | None,
     typer.Option(
@@ -198,7 +202,7 @@ def parked_skip(
     partition: PartitionOption = None,
     older_than: OlderThanOption = None,
     error: ErrorOption = None,
-    first: FirstOption = 1,
+    first: SkipFirstOption = None,
     all_messages: Annotated[
         bool, typer.Option("--all", help="Skip every parked message of the key.")
     ] = False,
@@ -209,8 +213,8 @@ def parked_skip(
     """Never handle the oldest parked message of each key asked for, or more of them.  Shows what is skipped, and asks."""
     from ...screen import run
     from .messages import skip_parked
-    from .selection import Selection
+    from .selection import Selection, skipped_count
 
     selection = Selection(key, key_hex, no_key, dead, partition, older_than, error)
-    count = None if all_messages else first
+    count = skipped_count(first, all_messages=all_messages)
     run(output, skip_parked(meta, output, subject, group, selection, first=count, yes=yes))

@@ -25,6 +25,7 @@ from .app import (
     KeyOption,
     OlderThanOption,
     PartitionOption,
+    SkipFirstOption,
     ValueFileOption,
     ValueOption,
     YesOption,
@@ -92,17 +93,18 @@ def dead_retry(
     partition: PartitionOption = None,
     older_than: OlderThanOption = None,
     error: ErrorOption = None,
+    yes: YesOption = False,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Have dead letters handled again; those that fail again stay.  Later messages of their keys may be handled already."""
+    """Have dead letters handled again, without --key after a yes; those that fail again stay.  Later messages of their keys may be handled already."""
     from ...screen import run
     from .keys import redrive_parked
 
     selection = _selection(key, key_hex, partition, older_than, error)
     run(
         output,
-        redrive_parked(meta, output, subject, group, selection, all_keys=False, yes=True),
+        redrive_parked(meta, output, subject, group, selection, all_keys=False, yes=yes),
     )
 
 
@@ -153,7 +155,7 @@ def dead_skip(
     partition: PartitionOption = None,
     older_than: OlderThanOption = None,
     error: ErrorOption = None,
-    first: FirstOption = 1,
+    first: SkipFirstOption = None,
     all_messages: Annotated[bool, typer.Option("--all", help="Skip every dead letter.")] = False,
     yes: YesOption = False,
     meta: MetaOption = META_DEFAULT,
@@ -162,9 +164,10 @@ def dead_skip(
     """Never handle the oldest dead letter, or more of them.  Shows what is skipped, and asks."""
     from ...screen import run
     from .messages import skip_parked
+    from .selection import skipped_count
 
     selection = _selection(key, key_hex, partition, older_than, error)
-    count = None if all_messages else first
+    count = skipped_count(first, all_messages=all_messages)
     run(output, skip_parked(meta, output, subject, group, selection, first=count, yes=yes))
 
 

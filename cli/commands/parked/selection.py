@@ -101,6 +101,13 @@ def _not_empty(key: bytes) -> bytes:
     return key
 
 
+def skipped_count(first: int | None, *, all_messages: bool) -> int | None:
+    """How many messages of each key are skipped; None: all.  Raises ConfigError: both options."""
+    if all_messages and first is not None:
+        raise ConfigError("--all is every message: leave --first out")
+    return None if all_messages else first or 1
+
+
 def key_text(key: bytes | None) -> str:
     """A key for people."""
     if not key:

@@ -145,3 +145,11 @@ def test_batches_of_arrow_data_are_acked_and_given_back(shared_cluster: Cluster)
             if len(offsets) == 60:
                 break
     assert offsets == list(range(60))
+
+
+def test_loop_over_a_consumer_that_was_never_open_is_refused():
+    consumer = Consumer("127.0.0.1:1", subject="s", group="g")
+    with pytest.raises(ClosedError):
+        next(iter(consumer))
+    with pytest.raises(ClosedError):
+        next(consumer.batches())

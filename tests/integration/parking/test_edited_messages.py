@@ -241,5 +241,5 @@ async def test_commands_of_dead_letters(shared_cluster: Cluster):
             await keylane("skip", subject, "g", "--yes")
             place = ("--partition", str(receipt.partition_id), "--offset", "1")
             await keylane("edit", subject, "g", *place, "--value", "2")
-            assert json.loads(await keylane("retry", subject, "g"))["redriven"]
+            assert json.loads(await keylane("retry", subject, "g", "--yes"))["redriven"]
             await eventually(lambda: [n for _, n in judge.handled[b"k"]] == [1, 2])

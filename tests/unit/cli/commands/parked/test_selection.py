@@ -9,7 +9,13 @@ import pytest
 from keylane.admin import Failure, ParkedKeyView, ParkedMessage, ParkState
 from keylane.cli.commands.parked.keys import parked_table
 from keylane.cli.commands.parked.messages import message_table
-from keylane.cli.commands.parked.selection import Selection, confirm, key_facts, key_text
+from keylane.cli.commands.parked.selection import (
+    Selection,
+    confirm,
+    key_facts,
+    key_text,
+    skipped_count,
+)
 from keylane.cli.screen import json_text
 from keylane.protocol.errors import ConfigError
 from keylane.protocol.message import Message
@@ -178,3 +184,11 @@ def test_message_is_shown_with_its_own_failure():
     first, second = cells(message_table("a", [failed, gone]))
     assert (first[5], first[6][:23], first[7]) == ("5", "1970-01-01T00:00:00.007", "KeyError: town")
     assert second[5:] == ["-"] * 3
+
+
+def test_number_of_skipped_messages_is_one_or_all_and_never_both():
+    assert skipped_count(None, all_messages=False) == 1
+    assert skipped_count(7, all_messages=False) == 7
+    assert skipped_count(None, all_messages=True) is None
+    with pytest.raises(ConfigError):
+        skipped_count(1, all_messages=True)
