@@ -2,7 +2,7 @@
 
     host ─▶ its addresses ─▶ a listening socket for each ─▶ accept ─▶ on_accepted(socket)
 
-`loop.create_server` does the same for protocols, but with TLS it tells nobody of a connection before its handshake.
+`loop.create_server` does the same for protocols, but with TLS it tells of no connection before its handshake.
 
 Invariants
     A failure to accept, as without free files, ends no listener: it goes on after `PAUSE_S`.
@@ -77,13 +77,13 @@ async def listen(
     Raises:
         OSError: no address can be bound, or one of them not.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(
+    rows = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     sockets: list[socket.socket] = []
     absent: OSError | None = None
     try:
-        for family, address in dict.fromkeys((row[0], row[4]) for row in found):
+        for family, address in dict.fromkeys((row[0], row[4]) for row in rows):
             try:
                 # Which sets SO_REUSEADDR, and keeps IPv6 apart from IPv4.
                 listener = socket.create_server(address, family=family, backlog=backlog)

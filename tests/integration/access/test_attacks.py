@@ -104,8 +104,8 @@ async def refusals(secured: SecuredCluster, address: str, error: type[KeylaneErr
         session.get(f"https://{address}/metrics", ssl=client_context(secured.tls)) as answer,
     ):
         text = await answer.text()
-    found = re.search(rf'keylane_refusals_total{{[^}}]*"{error.__name__}"}} (\d+)', text)
-    return 0 if found is None else int(found[1])
+    match = re.search(rf'keylane_refusals_total{{[^}}]*"{error.__name__}"}} (\d+)', text)
+    return 0 if match is None else int(match[1])
 
 
 async def until_noted(secured: SecuredCluster, code: int, did: str) -> None:
@@ -275,9 +275,9 @@ async def test_deep_and_large_bodies_are_refused_and_counted(secured: SecuredClu
 
 def resident_bytes(pid: int) -> int:
     """The memory of a process."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
+    match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert match is not None
+    return int(match[1]) << 10
 
 
 async def test_half_open_tls_connections_take_little_memory_and_the_oldest_are_refused(
