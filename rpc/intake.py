@@ -19,7 +19,6 @@ import ssl
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 from aiohttp import web
@@ -28,7 +27,8 @@ from aiohttp.http import HttpProcessingError, RawRequestMessage
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.errors import InvalidRequestError, MessageTooLargeError, OverloadedError
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
-from .tls.openings import TlsOpening, TlsOpenings
+from .tls.listeners import listen
+from .tls.openings import TlsOpenings
 
 REFUSED_S = 0.5
 """The seconds that a refused caller has to take the answer."""
@@ -128,7 +128,15 @@ class LimitedSite(web.BaseSite):
         self._port = port
         self._limits = limits
         self._exempt = exempt
-        self._openings = TlsOpenings(limits.connections_max, limits.head_s, on_refused)
+        self._openings: TlsOpenings | None = None
+        if tls is not None:
+            self._openings = TlsOpenings(
+                tls,
+                self._accept,
+                most=limits.connections_max,
+                handshake_s=limits.head_s,
+                on_refused=on_refused,
+            )
 
     @property
     def name(self) -> str:
@@ -139,17 +147,21 @@ class LimitedSite(web.BaseSite):
     async def start(self) -> None:
         """Listen.  Raises OSError."""
         await super().start()
-        begin: Callable[[], asyncio.BaseProtocol] = self._accept
-        if self._ssl_context is not None:
-            begin = partial(TlsOpening, self._openings, self._ssl_context, self._accept)
+        if self._openings is not None:
+            listeners = await listen(
+                self._host, self._port, backlog=self._backlog, on_accepted=self._openings.enter
+            )
+            self._server = cast(asyncio.AbstractServer, listeners)  # what aiohttp uses of one
+            return
         self._server = await asyncio.get_running_loop().create_server(
-            begin, self._host, self._port, backlog=self._backlog, reuse_address=True
+            self._accept, self._host, self._port, backlog=self._backlog, reuse_address=True
         )
 
     async def stop(self) -> None:
         """Stop listening; connections without a whole handshake are closed."""
-        self._openings.close()
         await super().stop()
+        if self._openings is not None:
+            await self._openings.close()
 
     def _accept(self) -> asyncio.Protocol:
         server = self._runner.server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 
 import aiohttp
@@ -30,6 +31,7 @@ _CLIENT_REFUSED = (
     "ALERT_BAD_CERTIFICATE",
     "ALERT_CERTIFICATE_EXPIRED",
 )
+_CUT = frozenset({errno.ECONNRESET, errno.EPIPE})
 
 
 def tls_problem(address: str, error: BaseException) -> NotSentError | None:
@@ -97,7 +99,8 @@ async def why_ended(
     Returns:
         TlsNeededError, ClientCertificateError, or None if it is something else.
     """
-    if not isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
+    cut = isinstance(error, OSError) and error.errno in _CUT  # aiohttp's ClientOSError too
+    if not cut and not isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
         return None
     if context is None:
         if await _is_ended(address, _trusting(), wait_s=0) is None:
@@ -130,6 +133,8 @@ async def _is_ended(
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
         async with asyncio.timeout(wait_s):
             return not await reader.read(1)
+    except (ConnectionError, ssl.SSLError):  # its alert, or a reset that came before the alert
+        return None if writer is None else True
     except (ConfigError, OSError, TimeoutError):
         return None if writer is None else False
     finally:

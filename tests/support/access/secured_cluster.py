@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from keylane import TlsSettings
+from keylane import Admin, TlsSettings
 from support.ports import free_port
 from support.server_process import ServerProcess, run_keylane
 
@@ -15,7 +15,8 @@ NAME = "localhost"
 class SecuredCluster:
     """A host that `keylane cluster init` made, with access control beside TLS."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, meta_settings: str = "") -> None:
+        """`meta_settings`: lines of the metaserver's table."""
         port = free_port()
         made = run_keylane(
             *("cluster", "init", str(folder / "made"), "--data", str(folder / "data")),
@@ -29,13 +30,21 @@ class SecuredCluster:
         self.meta = f"{NAME}:{port}"
         config = folder / "made" / NAME / "keylane.toml"
         text = config.read_text()
-        config.write_text(text.replace('host = "0.0.0.0"', 'host = "127.0.0.1"'))
-        self.programs = [self._start(program, config) for program in ("metaserver", "broker")]
+        text = text.replace('host = "0.0.0.0"', 'host = "127.0.0.1"')
+        config.write_text(text.replace("[metaserver]\n", f"[metaserver]\n{meta_settings}"))
+        self.metaserver, _ = self._start("metaserver", config)
+        process, self.broker = self._start("broker", config)
+        self.programs = [self.metaserver, process]
 
-    def _start(self, program: str, config: Path) -> ServerProcess:
+    def _start(self, program: str, config: Path) -> tuple[ServerProcess, str]:
+        """The process, and its address."""
         process = ServerProcess(f"keylane.{program}", ("--config", str(config)))
-        assert json.loads(process.stdout.readline())["ready"]
-        return process
+        ready = json.loads(process.stdout.readline())
+        assert ready["ready"]
+        return process, str(ready["address"])
+
+    def admin(self) -> Admin:
+        return Admin(self.meta, tls=self.tls, token=self.admin_token, wait_s=30)
 
     def stop(self) -> None:
         for process in reversed(self.programs):

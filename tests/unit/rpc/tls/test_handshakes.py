@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime as dt
+import errno
+import socket
+import struct
 
+import aiohttp
 import pytest
 
 from keylane.protocol import endpoints
@@ -23,7 +28,8 @@ from keylane.protocol.errors import (
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
-from keylane.rpc.tls.contexts import ServerTls
+from keylane.rpc.tls.contexts import ServerTls, client_context
+from keylane.rpc.tls.handshakes import why_ended
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import NOW, CertificateShelf
 
@@ -143,6 +149,28 @@ async def test_client_is_told_when_the_server_wants_a_certificate(shelf, tmp_pat
         assert calls == []
         known = TlsSettings(ca=str(shelf.ca), cert=str(own["tls_cert"]), key=str(own["tls_key"]))
         assert await call(server.address, known) == Done()
+
+
+@pytest.mark.parametrize("number", [errno.ECONNRESET, errno.EPIPE])
+async def test_refused_certificate_is_known_by_a_reset_that_overtakes_the_alert(
+    shelf, number: int
+) -> None:
+    def reset(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        linger = struct.pack("ii", 1, 0)
+        plain = writer.get_extra_info("socket")
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+
+    context = ServerTls(shelf.serving()).context
+    server = await asyncio.start_server(reset, "127.0.0.1", 0, ssl=context)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    error = aiohttp.ClientOSError(number, "cut")
+    try:
+        problem = await why_ended(address, error, client_context(shelf.client))
+        assert isinstance(problem, ClientCertificateError)
+    finally:
+        server.close()
+        await server.wait_closed()
 
 
 async def test_new_handshakes_use_the_new_certificate_when_it_is_reloaded(shelf, tmp_path) -> None:

@@ -1,0 +1,103 @@
+"""Listening sockets whose accepted connections are handed on as sockets, not as protocols.
+
+    host ─▶ its addresses ─▶ a listening socket for each ─▶ accept ─▶ on_accepted(socket)
+
+`loop.create_server` does the same for protocols, but with TLS it tells of no connection before its handshake.
+
+Invariants
+    A failure to accept, as without free files, ends no listener: it goes on after `PAUSE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+log = logging.getLogger("keylane.rpc")
+
+PAUSE_S = 1.0
+"""The seconds without accepting after a failure."""
+ABSENT = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
+"""Errors of a family of addresses that this host does not have."""
+
+
+class Listeners:
+    """The listening sockets of one server; aiohttp closes them as it closes an asyncio server."""
+
+    def __init__(
+        self, sockets: list[socket.socket], on_accepted: Callable[[socket.socket], None]
+    ) -> None:
+        self.sockets = sockets
+        self._on_accepted = on_accepted
+        self._loop = asyncio.get_running_loop()
+        self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
+        for listener in sockets:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def close(self) -> None:
+        """Stop listening; again changes nothing."""
+        for listener in self.sockets:
+            if (pause := self._pauses.pop(listener, None)) is not None:
+                pause.cancel()
+            self._loop.remove_reader(listener)
+            listener.close()
+        self.sockets = []
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept one; the loop calls again if there are more, and others in between."""
+        try:
+            accepted, _address = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # the client has left the queue
+        except OSError as error:
+            log.warning("no connection is accepted for %g s: %s", PAUSE_S, error)
+            self._loop.remove_reader(listener)
+            self._pauses[listener] = self._loop.call_later(PAUSE_S, self._resume, listener)
+            return
+        accepted.setblocking(False)
+        self._on_accepted(accepted)
+
+    def _resume(self, listener: socket.socket) -> None:
+        del self._pauses[listener]
+        self._loop.add_reader(listener, self._accept, listener)
+
+
+async def listen(
+    host: str, port: int, *, backlog: int, on_accepted: Callable[[socket.socket], None]
+) -> Listeners:
+    """
+    Listen at every address of a host.
+
+    Args:
+        on_accepted: gets each accepted socket, which does not block.
+
+    Raises:
+        OSError: no address can be bound, or one of them not.
+    """
+    rows = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    try:
+        for family, address in dict.fromkeys((row[0], row[4]) for row in rows):
+            try:
+                # Which sets SO_REUSEADDR, and keeps IPv6 apart from IPv4.
+                listener = socket.create_server(address, family=family, backlog=backlog)
+            except OSError as error:
+                if error.errno not in ABSENT:
+                    raise
+                absent = error
+                continue
+            sockets.append(listener)
+            listener.setblocking(False)
+        if not sockets:
+            raise absent or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+    except OSError:
+        for listener in sockets:
+            listener.close()
+        raise
+    return Listeners(sockets, on_accepted)
