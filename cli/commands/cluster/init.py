@@ -104,6 +104,6 @@ def _say(folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputF
         f"  Keep {folder}/ca.key off the hosts: it makes certificates that all of them trust."
     )
     show_line(f"  The administrator's token, shown this once: {tokens.admin}")
-    show_line("  Put it into a file for you alone, which KEYLANE_BROKER_FILE names.")
+    show_line("  Put it into a file for you alone, which KEYLANE_TOKEN_FILE names.")
     show_line(f"Clients:  KEYLANE_TLS_CA={folder}/ca.pem  KEYLANE_META={metaservers}")
     show_line("Then:     keylane cluster check")

@@ -40,7 +40,9 @@ class ClusterPlan:
 
     def __post_init__(self) -> None:
         given = self.all_hosts
-        problems = [f"{host!r:.80} is no host name or address" for host in given if not is_host(host)]
+        problems = [
+            f"{host!r:.80} is no host name or address" for host in given if not is_host(host)
+        ]
         twice = sorted({host for host in given if given.count(host) > 1})
         problems += [f"{host} is given twice" for host in twice]
         if not 0 < len(self.hosts) <= HOSTS_MAX:
