@@ -14,6 +14,7 @@ from keylane.rpc.access.token_file import FILE_VARIABLE, VARIABLE
 from keylane.rpc.settings import CONFIG_VARIABLE
 from keylane.rpc.tls.settings import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from support.hosts.deployed import DEPLOY, SOURCES
+from support.server_process import run_keylane
 
 pytestmark = pytest.mark.acceptance
 
@@ -49,3 +50,12 @@ def test_variables_are_found() -> None:
     named = {name for path in FILES for name in NAME.findall(path.read_text())}
     assert {"KEYLANE_CONFIG", "KEYLANE_META", "KEYLANE_BROKER_RETENTION_MS"} <= named
     assert "KEYLANE_BROKER_RETENTION" not in known_variables()
+
+
+def test_new_cluster_tells_variables_that_are_read(tmp_path) -> None:
+    """It named one for the administrator's token that nothing reads."""
+    made = run_keylane("cluster", "init", str(tmp_path / "made"), "--host", "a.example")
+    assert made.returncode == 0, made.stderr
+    named = set(NAME.findall(made.stdout))
+    assert named == {"KEYLANE_TOKEN_FILE", "KEYLANE_TLS_CA", "KEYLANE_META"}
+    assert named <= known_variables()
