@@ -136,6 +136,9 @@ lock: $(STAMP) ## renew requirements.lock (UPGRADE=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
 	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
 	    --no-emit-package keylane $(UPGRADE) --quiet --output-file requirements.lock > /dev/null
+	@$(BIN)/uv pip compile pyproject.toml --extra postgresql --universal --python-version 3.11 --constraints requirements.lock \
+	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+	    --no-emit-package keylane --quiet --output-file deploy/requirements.lock > /dev/null
 
 wheel: $(STAMP) ## build dist/*.whl
 	@$(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist .

@@ -11,6 +11,7 @@ from tidy.tree import ROOT
 
 PAGES = (
     "README.md",
+    "deploy/README.md",
     "docs/DEPLOYMENT.md",
     "docs/OPERATING.md",
     "docs/OUTBOX.md",

@@ -23,6 +23,13 @@ def cluster_init(
         list[str],
         typer.Option(metavar="NAME", help="Name or address of a host; give one for each."),
     ],
+    meta_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name or address of a host with a metaserver and no broker; the other hosts have no metaserver then.",
+        ),
+    ] = None,
     postgresql: Annotated[
         str | None,
         typer.Option(
@@ -53,6 +60,7 @@ def cluster_init(
     async def work() -> None:
         plan = ClusterPlan(
             hosts=host,
+            meta_only=meta_host or (),
             postgresql=postgresql,
             data=data,
             meta_port=meta_port,

@@ -59,7 +59,7 @@ def _files(
     own = authority.pair
     yield "ca.pem", own.certificate, PUBLIC
     yield "ca.key", own.key, SECRET
-    for host in plan.hosts:
+    for host in plan.all_hosts:
         names = [host, *(name for name in OWN_NAMES if name != host)]
         pair = authority.issue(names)
         yield f"{host}/ca.pem", own.certificate, PUBLIC
@@ -67,8 +67,9 @@ def _files(
         yield f"{host}/server.key", pair.key, SECRET
         # With PostgreSQL it has the password of the database.
         yield f"{host}/{SETTINGS_FILE}", plan.settings_of(host, tokens).encode(), SECRET
-        token = tokens.of_broker[plan.group_of(host)]
-        yield f"{host}/{BROKER_FILE}", f"{token}\n".encode(), SECRET
+        if host in plan.hosts:
+            token = tokens.of_broker[plan.group_of(host)]
+            yield f"{host}/{BROKER_FILE}", f"{token}\n".encode(), SECRET
         for name, text in plan.units_of(host, keylane).items():
             yield f"{host}/{name}", text.encode(), PUBLIC
 
@@ -87,14 +88,14 @@ def _say(folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputF
         show_json(
             {
                 "folder": str(folder),
-                "hosts": list(plan.hosts),
+                "hosts": plan.all_hosts,
                 "metaservers": plan.metaservers,
                 "ca": str(folder / "ca.pem"),
                 "admin_token": tokens.admin,
             }
         )
         return
-    show_line(f"{folder} has a folder for each of {len(plan.hosts)} hosts.")
+    show_line(f"{folder} has a folder for each of {len(plan.all_hosts)} hosts.")
     show_line(
         f"  Copy the files of {folder}/HOST to {CONFIG_FOLDER} of that host, owned by the user keylane,"
     )
@@ -103,6 +104,6 @@ def _say(folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputF
         f"  Keep {folder}/ca.key off the hosts: it makes certificates that all of them trust."
     )
     show_line(f"  The administrator's token, shown this once: {tokens.admin}")
-    show_line("  Put it into a file for you alone, which KEYLANE_BROKER_FILE names.")
+    show_line("  Put it into a file for you alone, which KEYLANE_TOKEN_FILE names.")
     show_line(f"Clients:  KEYLANE_TLS_CA={folder}/ca.pem  KEYLANE_META={metaservers}")
     show_line("Then:     keylane cluster check")

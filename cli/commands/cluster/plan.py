@@ -33,17 +33,24 @@ class ClusterPlan:
     """Folder for stored data, on each host."""
     meta_port: int
     broker_port: int
+    meta_only: Sequence[str] = ()
+    """Hosts with a metaserver and no broker; where there are any, the hosts have brokers alone."""
     name: str = ""
     """The cluster's name, which keeps programs and databases of two clusters apart; "": it has none."""
 
     def __post_init__(self) -> None:
+        given = self.all_hosts
         problems = [
-            f"{host!r:.80} is no host name or address" for host in self.hosts if not is_host(host)
+            f"{host!r:.80} is no host name or address" for host in given if not is_host(host)
         ]
-        twice = sorted({host for host in self.hosts if list(self.hosts).count(host) > 1})
+        twice = sorted({host for host in given if given.count(host) > 1})
         problems += [f"{host} is given twice" for host in twice]
         if not 0 < len(self.hosts) <= HOSTS_MAX:
             problems.append(f"a cluster has 1 to {HOSTS_MAX} hosts, not {len(self.hosts)}")
+        if len(self.meta_only) > HOSTS_MAX:
+            problems.append(f"a cluster has up to {HOSTS_MAX} metaservers")
+        if len(self.meta_only) > 1 and self.postgresql is None:
+            problems.append("several metaservers need a database that they share (postgresql)")
         if self.meta_port == self.broker_port:
             problems.append("metaserver and broker need two ports")
         if not self.data.startswith("/"):
@@ -58,8 +65,15 @@ class ClusterPlan:
             raise ConfigError("; ".join(problems), problems=len(problems))
 
     @property
+    def all_hosts(self) -> list[str]:
+        """Every host of the cluster."""
+        return [*self.hosts, *self.meta_only]
+
+    @property
     def meta_hosts(self) -> Sequence[str]:
         """The hosts that have a metaserver: metaservers share a database, or there is one."""
+        if self.meta_only:
+            return self.meta_only
         return self.hosts if self.postgresql else self.hosts[:1]
 
     @property
@@ -72,40 +86,48 @@ class ClusterPlan:
         return f"g{list(self.hosts).index(host) + 1}"
 
     def settings_of(self, host: str, tokens: ClusterTokens) -> str:
-        """The TOML file of a host, for both programs."""
-        number = list(self.hosts).index(host) + 1
-        broker = {
-            "group": self.group_of(host),
+        """The TOML file of a host, for its programs."""
+        tables = []
+        if host in self.meta_hosts:
+            tables.append(_table("metaserver", self._metaserver_of(host, tokens)))
+        if host in self.hosts:
+            tables.append(_table("broker", self._broker_of(host, tokens)))
+        head = "# Paths of certificates are relative to this file.  SIGHUP has a running program read it again.\n\n"
+        return head + "\n".join(tables)
+
+    def _broker_of(self, host: str, tokens: ClusterTokens) -> dict[str, object]:
+        group = self.group_of(host)
+        return {
+            "group": group,
             **self._named(),
-            "data": f"{self.data}/broker-g{number}",
+            "data": f"{self.data}/broker-{group}",
             "meta": self.metaservers,
             **_serving(host),
             "port": self.broker_port,
             **tokens.for_brokers,
         }
-        tables = [_table("broker", broker)]
-        if host in self.meta_hosts:
-            url = self.postgresql and self.postgresql.replace(
-                "postgresql://", "postgresql+asyncpg://", 1
-            )
-            metaserver = {
-                "data": f"{self.data}/metaserver-{number}",
-                **self._named(),
-                **({"database_url": url} if url else {}),
-                **_serving(host),
-                "port": self.meta_port,
-                **tokens.for_metaservers,
-            }
-            tables.insert(0, _table("metaserver", metaserver))
-        head = "# Paths of certificates are relative to this file.  SIGHUP has a running program read it again.\n\n"
-        return head + "\n".join(tables)
+
+    def _metaserver_of(self, host: str, tokens: ClusterTokens) -> dict[str, object]:
+        number = list(self.meta_hosts).index(host) + 1
+        url = self.postgresql and self.postgresql.replace(
+            "postgresql://", "postgresql+asyncpg://", 1
+        )
+        return {
+            "data": f"{self.data}/metaserver-{number}",
+            **self._named(),
+            **({"database_url": url} if url else {}),
+            **_serving(host),
+            "port": self.meta_port,
+            **tokens.for_metaservers,
+        }
 
     def _named(self) -> dict[str, object]:
         return {"cluster": self.name} if self.name else {}
 
     def units_of(self, host: str, keylane: str) -> dict[str, str]:
         """The systemd units of a host, by file name; `keylane` is the path of the command there."""
-        programs = ["broker", *(["metaserver"] if host in self.meta_hosts else [])]
+        hosts = {"broker": self.hosts, "metaserver": self.meta_hosts}
+        programs = [name for name, having in hosts.items() if host in having]
         return {f"keylane-{name}.service": _unit(name, keylane, self.data) for name in programs}
 
 
@@ -147,6 +169,7 @@ Restart=on-failure
 RestartSec=2
 TimeoutStopSec=60
 LimitNOFILE=65536
+UMask=0077
 ReadWritePaths={data}
 NoNewPrivileges=true
 PrivateTmp=true
@@ -155,13 +178,20 @@ ProtectSystem=strict
 ProtectHome=true
 ProtectKernelTunables=true
 ProtectKernelModules=true
+ProtectKernelLogs=true
+ProtectClock=true
+ProtectHostname=true
+ProtectProc=invisible
 ProtectControlGroups=true
 RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
 RestrictNamespaces=true
+RestrictRealtime=true
 RestrictSUIDSGID=true
 LockPersonality=true
 CapabilityBoundingSet=
 SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
 
 [Install]
 WantedBy=multi-user.target

@@ -66,3 +66,29 @@ def test_plan_refuses_what_cannot_be(hosts, changes, problems: int) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(*hosts, **changes)
     assert caught.value.problems == problems
+
+
+def test_hosts_have_one_program_each_where_metaservers_are_apart(tmp_path: Path) -> None:
+    plan = plan_of("b1", "b2", meta_only=("m1", "m2"), postgresql="postgresql://u:p@db/keylane")
+    assert plan.metaservers == ["m1:7000", "m2:7000"]
+    config = tmp_path / "keylane.toml"
+    for host in plan.all_hosts:
+        program = "broker" if host in plan.hosts else "metaserver"
+        config.write_text(plan.settings_of(host, TOKENS), encoding="utf-8")
+        assert set(tomllib.loads(config.read_text())) == {program}
+        assert set(plan.units_of(host, "/usr/bin/keylane")) == {f"keylane-{program}.service"}
+        if program == "broker":
+            assert broker_settings({}, config).meta == ("m1:7000", "m2:7000")
+        else:
+            assert metaserver_settings({}, config).data.name == f"metaserver-{host[1]}"
+
+
+@pytest.mark.parametrize(
+    ("meta_only", "postgresql"),
+    [(("m1", "m2"), None), (("a",), "postgresql://db/k"), (("a b",), None)],
+)
+def test_plan_refuses_metaservers_that_cannot_be(meta_only, postgresql) -> None:
+    """Two without a common database; a host that has a broker as well; an impossible name."""
+    with pytest.raises(ConfigError) as caught:
+        plan_of("a", meta_only=meta_only, postgresql=postgresql)
+    assert caught.value.problems == 1
