@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import platform
+from typing import NamedTuple
 
 from ..protocol.errors import ConfigError
-from ..rpc.access.token_file import TokenSource, token_from_file
+from ..protocol.http.tls_settings import TlsSettings
+from ..rpc.access.token_file import TokenSource, token_from_file, told_by_environment
 from ..rpc.http_network import HttpNetwork, client_network
+from ..rpc.tls.settings import tls_of_environment
 from .secured import Secured
+
+
+class InForce(NamedTuple):
+    """What secures a connection that is opened now: a reader after a change of the environment shares none of before."""
+
+    secured: Secured
+    tls: TlsSettings | None
+    environment: tuple[str, str]
+    """The file with a token and the token, where neither is given."""
+
+
+def in_force(secured: Secured) -> InForce:
+    """Raises ConfigError: the environment has a client certificate without an authority."""
+    has_token = bool(secured.token or secured.token_file)
+    told = ("", "") if has_token else told_by_environment()
+    return InForce(secured, secured.tls or tls_of_environment(), told)
 
 
 def open_network(secured: Secured) -> HttpNetwork:

@@ -21,7 +21,7 @@ from ..rpc.client import BrokerClient
 from ..rpc.home import Home
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
-from .opening import open_network
+from .opening import InForce, in_force, open_network
 from .secured import Secured
 
 T = TypeVar("T")
@@ -37,8 +37,8 @@ class ProcessLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._networks: dict[Secured, HttpNetwork] = {}
-        self._brokers: dict[tuple[Secured, str], BrokerClient] = {}
+        self._networks: dict[InForce, HttpNetwork] = {}
+        self._brokers: dict[tuple[InForce, str], BrokerClient] = {}
         self._home = Home("reader")
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="keylane reader", daemon=True
@@ -66,17 +66,18 @@ class ProcessLoop:
 
     def network(self, secured: Secured) -> Network:
         """The network of all readers that are secured in this way; call it in the loop.  Raises ConfigError."""
-        network = self._networks.get(secured)
+        now = in_force(secured)
+        network = self._networks.get(now)
         if network is None:
-            network = self._networks[secured] = open_network(secured)
+            network = self._networks[now] = open_network(secured)
         return network
 
     def broker(self, secured: Secured, address: str) -> BrokerClient:
         """The client of a broker; call it in the loop.  Raises ConfigError."""
-        client = self._brokers.get((secured, address))
+        place = in_force(secured), address
+        client = self._brokers.get(place)
         if client is None:
-            client = BrokerClient(self.network(secured), address)
-            self._brokers[secured, address] = client
+            client = self._brokers[place] = BrokerClient(self.network(secured), address)
         return client
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

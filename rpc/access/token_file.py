@@ -62,6 +62,11 @@ def token_from_file(path: str) -> TokenSource:
     return TokenFile(Path(path))
 
 
+def told_by_environment() -> tuple[str, str]:
+    """The file and the token that the environment names now; "" for each that it does not."""
+    return os.environ.get(FILE_VARIABLE, ""), os.environ.get(VARIABLE, "")
+
+
 def token_source(given: str | None) -> TokenSource | None:
     """
     Where the token of a client comes from; None: it has none.

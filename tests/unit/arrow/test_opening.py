@@ -8,8 +8,8 @@ import platform
 import pytest
 
 from keylane import TlsSettings
-from keylane.arrow.opening import open_network
-from keylane.arrow.secured import Secured
+from keylane.arrow.opening import in_force, open_network
+from keylane.arrow.secured import PLAIN, Secured
 from keylane.protocol.errors import CertificateFileError, TokenInvalidError
 
 
@@ -31,3 +31,16 @@ def test_file_that_is_missing_is_told_with_its_machine(secured, error, name):
         asyncio.run(opened())
     assert name in str(caught.value)
     assert f", on {platform.node()}" in str(caught.value)
+
+
+def test_reader_after_a_change_of_the_environment_shares_no_connection(monkeypatch):
+    before = in_force(PLAIN)
+    assert in_force(PLAIN) == before
+    monkeypatch.setenv("KEYLANE_TLS_CA", "/one/ca.pem")
+    secured = in_force(PLAIN)
+    monkeypatch.setenv("KEYLANE_TOKEN_FILE", "/one/token")
+    assert len({before, secured, in_force(PLAIN)}) == 3
+    given = Secured(tls=TlsSettings(ca="/two/ca.pem"), token_file="/two/token")
+    told = in_force(given)
+    monkeypatch.delenv("KEYLANE_TLS_CA")
+    assert in_force(given) == told, "options count more than the environment"
