@@ -104,7 +104,7 @@ bench-order: $(STAMP) ## measure hand-over, fail-over, resize, joins; print JSON
 	@$(BIN)/python benchmarks/order.py $(ARGS)
 
 bench-hosts: $(STAMP) ## measure TLS, access control and metrics beside a cluster without, print JSON (ARGS=--quick)
-	@$(BIN)/python benchmarks/hosts.py $(ARGS)
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/host_side/hosts.py $(ARGS)
 
 bench-spark: $(STAMP) ## measure the Spark side beside Parquet and Kafka, print JSON (ARGS="--quick --kafka HOME")
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/spark_side/spark.py $(ARGS)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Target = AsyncSession | AsyncConnection | Session | Connection
 
 
-class InHand(Protocol):
+class MessageHolder(Protocol):
     """A message of `keylane.sync`, which waits itself for its ack."""
 
     @property
@@ -173,7 +173,7 @@ class FencedSession(Fenced[bool]):
     """
 
     def __init__(
-        self, target: Target, message: Message[Any] | InHand, *, prefix: str = DEFAULT_PREFIX
+        self, target: Target, message: Message[Any] | MessageHolder, *, prefix: str = DEFAULT_PREFIX
     ) -> None:
         """
         Make a block; `async with` begins the transaction, or `with` for a Session or a Connection.
@@ -215,7 +215,7 @@ class FencedSession(Fenced[bool]):
 
 
 def fenced(
-    target: Target, message: Message[Any] | InHand, *, prefix: str = DEFAULT_PREFIX
+    target: Target, message: Message[Any] | MessageHolder, *, prefix: str = DEFAULT_PREFIX
 ) -> Fenced[bool]:
     """
     A block in a transaction that has begun: True if the effect of the message is to be done, False if it is done already.
@@ -240,7 +240,10 @@ def fenced(
 
 
 def fenced_batch(
-    target: Target, messages: Iterable[Message[Any] | InHand], *, prefix: str = DEFAULT_PREFIX
+    target: Target,
+    messages: Iterable[Message[Any] | MessageHolder],
+    *,
+    prefix: str = DEFAULT_PREFIX,
 ) -> Fenced[list[Message[Any]]]:
     """
     A block for many messages in one transaction: the list of those whose effects are to be done, each once.

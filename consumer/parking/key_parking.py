@@ -121,13 +121,13 @@ class KeyParking:
     def divert(self, messages: list[Message]) -> list[Message]:
         """Park the messages whose keys are parked; returns the others."""
         keys = self.keys
-        found = [index for index, key in enumerate(map(_key_of, messages)) if key in keys]
-        if not found:
+        indexes = [index for index, key in enumerate(map(_key_of, messages)) if key in keys]
+        if not indexes:
             return messages
         diverted: dict[bytes, list[Message]] = {}
         others: list[Message] = []
         start = 0
-        for index in found:
+        for index in indexes:
             message = messages[index]
             diverted.setdefault(message.key, []).append(message)
             others += messages[start:index]

@@ -34,7 +34,7 @@ class Loop:
         return await self._consumer.getmany(max_records=1, timeout_ms=20_000)
 
     async def step(self, count: int) -> None:
-        """Handle so many messages."""
+        """Handle `count` messages."""
         for _ in range(count):
             for message in await self._next():
                 if message.value == b"a0" and self._fails:

@@ -32,7 +32,7 @@ from keylane.protocol.access.capability import CAPABILITY_MS, AccessNews, Capabi
 from keylane.protocol.clock import SystemClock
 from keylane.rpc.access.signing import OwnKey
 
-HERE = Path(__file__).parent
+ROLES = Path(__file__).parent.parent
 HOST = "127.0.0.1"
 CONNECTS = 50
 SCRAPE_EVERY_S = 1.0
@@ -98,7 +98,7 @@ def role(
 ) -> dict[str, Any]:
     """The figures of a measured client."""
     process = subprocess.Popen(
-        [sys.executable, str(HERE / script), name, meta, subject, str(count)],
+        [sys.executable, str(ROLES / script), name, meta, subject, str(count)],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | environment,
