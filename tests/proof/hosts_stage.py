@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -75,6 +76,7 @@ class HostsStage:
             *(f"--host={self.network.address(host)}" for host in SERVERS),
             *("--meta-port", str(META_PORT), "--broker-port", str(BROKER_PORT)),
             *("--postgresql", f"postgresql://keylane@{self.network.address(DATABASE)}/test_1"),
+            *("--output", "json"),
         )
         assert made.returncode == 0, made.stderr
         closing = self._closing
@@ -84,9 +86,10 @@ class HostsStage:
             self._postgres: Postgres = closing.enter_context(running_postgres(address=address))
         self._postgres.url()
         closing.enter_context(self._on(WATCH))
-        ca = str(self.folder / "made" / "ca.pem")
-        self._environment = SETTINGS | {"KEYLANE_TLS_CA": ca}
-        self._network = HttpNetwork(TlsSettings(ca=ca))
+        told = json.loads(made.stdout)
+        tls, token = TlsSettings(ca=told["ca"]), told["admin_token"]
+        self._environment = SETTINGS | {"KEYLANE_TLS_CA": tls.ca, "KEYLANE_TOKEN": token}
+        self._network = HttpNetwork(tls, token=token)
         closing.push_async_callback(self._network.close)
         self._metaservers = [f"{self.network.address(host)}:{META_PORT}" for host in SERVERS]
         self.meta = MetaClient(self._network, self._metaservers)
@@ -150,7 +153,8 @@ class HostsStage:
         from keylane import Admin
 
         tls = TlsSettings(ca=self._environment["KEYLANE_TLS_CA"])
-        async with Admin(self._metaservers, tls=tls, wait_s=READY_S) as admin:
+        token = self._environment["KEYLANE_TOKEN"]
+        async with Admin(self._metaservers, tls=tls, token=token, wait_s=READY_S) as admin:
             await available_brokers(admin, len(SERVERS))
         await self.meta.create_subject(
             CreateSubject(subject=SUBJECT, partitions=6, order_strategy=OrderStrategy.STRICT)
