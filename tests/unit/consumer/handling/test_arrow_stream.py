@@ -26,6 +26,12 @@ class ArrowClient:
         self.lost = False
         self.done: list[Range] = []
         self.forgotten = 0
+        self.parked: list[int] = []
+        """Offsets whose keys are parked."""
+
+    def leave_out_parked(self, batch: PulledBatch) -> None:
+        batch.ranges = [part for part in batch.ranges if part[0] not in self.parked]
+        batch.count = sum(end - start for start, end in batch.ranges)
 
     def check_takes_acks(self, offset: int) -> None:
         if self.lost:
@@ -125,3 +131,13 @@ def test_paused_lapsed_and_dropped_partitions_give_nothing():
     stream.drop(client)
     assert client.forgotten == 2
     assert stream.waiting == 0
+
+
+def test_rows_of_parked_keys_are_in_no_batch():
+    stream, client = stream_of(ManualClock()), ArrowClient(1)
+    client.parked = [0, 7]
+    for batch in (stored(client, 0, 2), stored(client, 7, 3, (7, 8), (8, 10))):
+        stream.put(batch)
+    assert stream.waiting == 2
+    assert stream.take().start_offset == 8
+    assert stream.take() is None
