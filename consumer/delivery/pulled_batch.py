@@ -59,7 +59,11 @@ class PulledBatch:
 
     def messages(self) -> list[Message[Any]]:
         """The messages to be handed out, by offset."""
-        return _inside(self.client.decode(self.record, self.header), self.header, self.ranges)
+        return self.wanted(self.client.decode(self.record, self.header))
+
+    def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
+        """Those of all messages of the batch that are to be handed out."""
+        return _inside(messages, self.header, self.ranges)
 
 
 class CutOpener(Protocol):

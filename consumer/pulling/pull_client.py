@@ -208,7 +208,10 @@ class PullClient(UserAcks, PullViews):
     def leave_out_parked(self, batch: PulledBatch) -> None:
         """Park the rows of a batch, which are counted as handed out, whose keys are parked."""
         if self.parking.keys:
-            batch.keep(self.divert(batch.messages()))
+            whole = self._decode(
+                batch.record, 0, batch.header, self
+            )  # their tries are counted once it is opened
+            batch.keep(self.divert(batch.wanted(whole)))
 
     def settled(self) -> None:
         """Report that the partition is drained, if only parked messages were in the way."""
