@@ -124,7 +124,6 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
     The partitions to read, by subject and id: those with data that may hold the keys, or those named by the options.
 
     Raises:
-        PartitionUnknownError: the options name a partition that the subjects do not have, or whose data is gone.
         NotSentError: the broker group of a partition is not available.
         ConfigError: the id of a partition does not fit the column `partition`.
     """
@@ -140,7 +139,6 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
         for partition in sorted(route.partitions, key=lambda each: each.partition_id)
         if partition.state in _WITH_DATA
     ]
-    _check_named({int(each.partition.partition_id) for each in stored}, options)
     holders = {str(route.subject): _holders(route, options) for route in routes}
     wanted = [
         each
@@ -153,7 +151,14 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
     return wanted
 
 
-def _check_named(stored: set[int], options: ReadOptions) -> None:
+def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
+    """Raises PartitionUnknownError: the options name a partition that the subjects lack, or whose data is gone."""
+    stored = {
+        int(partition.partition_id)
+        for route in routes
+        for partition in route.partitions
+        if partition.state in _WITH_DATA
+    }
     named = set(options.partitions or ())
     if options.fail_on_data_loss:
         for bound in (options.start, options.end):

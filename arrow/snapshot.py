@@ -26,6 +26,7 @@ from .planner import (
     PlannedRange,
     SelectedPartition,
     check_batch,
+    check_named,
     plan_ranges,
     question_of,
     select_partitions,
@@ -64,6 +65,8 @@ async def ask_cluster(network: Network, options: ReadOptions) -> list[PlannedRan
     patience = _Patience(options.retry_s)
     while True:
         routes = await _routes(meta, options)
+        # The metaserver knows all partitions: waiting makes no more of them.
+        check_named(routes, options)
         try:
             selected = select_partitions(routes, options)
             answers = await _answers(network, selected, options)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from keylane.arrow.planner import depths, lineages, plan_ranges, question_of, select_partitions
+from keylane.arrow.planner import (
+    check_named,
+    depths,
+    lineages,
+    plan_ranges,
+    question_of,
+    select_partitions,
+)
 from keylane.arrow.selection import (
     EARLIEST,
     LATEST,
@@ -152,7 +159,7 @@ def test_offset_that_is_not_there_is_refused(chosen, details):
 def test_unknown_partition_is_refused(chosen):
     """A partition that the subject has not is a typed error that names it."""
     with pytest.raises(PartitionUnknownError) as caught:
-        planned(options(**chosen))
+        check_named([route(partition(4), partition(3, "sealed"))], options(**chosen))
     assert caught.value.details == {"partition_id": 9, "subject": "flights"}
 
 
@@ -163,7 +170,7 @@ def test_partitions_without_data_are_left_out():
     )
     assert ids_of([table], options()) == [2, 3]
     with pytest.raises(PartitionUnknownError):
-        select_partitions([table], options(partitions=frozenset({4})))
+        check_named([table], options(partitions=frozenset({4})))
 
 
 def test_subject_without_partitions_plans_nothing():
