@@ -158,6 +158,7 @@ class BrokerService:
             switched = group.lock.shared and not shared
             ended_well = switched or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
+            group.hangs_no_more()
             if group.suspects.next_owner(released=ended_well):
                 group.changed()
         else:
@@ -394,6 +395,7 @@ class BrokerService:
             group.handed_out().give_back(request.session)
         else:
             release(group.lock)
+            group.hangs_no_more()
         self._waiting.wake(partition.partition_id)
         if not group.lock.shared and group.suspects.released():
             group.changed()

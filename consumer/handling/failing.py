@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ...protocol.backoff import Backoff
 from ...protocol.message import Message
-from ...protocol.parked import Failure, failure_of, nack_of
+from ...protocol.parked import Failure, failure_of, nack_of, running_of
 from ..settings import ConsumerSettings, FailurePolicy
 from .not_acked import Retry, only_retry
 
@@ -81,3 +81,7 @@ class Failing:
     def given_back(self, attempts: int) -> Failure:
         """What is kept of a message that the program gave back too often."""
         return nack_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
+
+    def hanging(self, what: str, attempt: int) -> Failure:
+        """What is told of a message whose try number `attempt` does not end."""
+        return running_of(what, client=self.client, at_ms=self.wall_ms(), attempts=attempt - 1)

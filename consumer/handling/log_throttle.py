@@ -16,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...protocol.message import Message
+from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted, key_digest, printable, seconds
 
-HANGS_MS = 10_000
-"""A handler that runs for longer hangs, and is logged."""
 AGAIN_MS = 10_000
 AGAIN_MAX_MS = 3_600_000
 LINES_PER_MINUTE = 10

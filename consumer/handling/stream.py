@@ -49,7 +49,7 @@ from .filtered import Filtering
 from .in_hand import InHand
 from .log_throttle import LogLine, LogThrottle
 from .not_acked import wait_ms_of
-from .taken import StreamWatch
+from .taken import LongUnacked, StreamWatch
 
 log = logging.getLogger("keylane.consumer")
 
@@ -119,7 +119,7 @@ class Stream:
         self._seen: Message | None = None
         """`_current` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
-        self._watch = StreamWatch()
+        self._watch, self._held = StreamWatch(), LongUnacked()
         self._iterated = False
         self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()
@@ -550,8 +550,9 @@ class Stream:
             await race.first(self._handover_ms)
 
     def look(self) -> None:
-        """Log a loop body that runs for long, or a consumer that is never iterated.  Call it every second or so."""
+        """Log and tell what the program holds for long; log a consumer that is never iterated.  Call it every second or so."""
         now_ms = self._boot_ns() // 1_000_000
+        self._held.look(self._current, self._in_hand, self._failing, now_ms)
         if self._current is not None and self._current is self._seen:
             self._in_hand.hand.spread()  # its ack is to be logged
             line = self._log_throttle.running(self._seen, self._seen_ms, now_ms)

@@ -38,7 +38,7 @@ from .lanes import Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import Retry, only_retry
 from .retries import Retries
-from .worker_task import WorkerTask, closes_coroutines, current_task
+from .worker_task import WorkerTask, closes_coroutines, current_task, look_at
 
 log = logging.getLogger("keylane.consumer")
 
@@ -484,20 +484,11 @@ class Workers:
 
     # ── logging ──────────────────────────────────────────────────────────────────────────────────────
     def look(self) -> None:
-        """Log handlers that run for long, and the summary of failing messages.  Call it every second or so."""
+        """Log and tell handlers that run for long, and log the summary of failing messages.  Call it every second or so."""
         now_ms = self._now_ms()
         self._lanes.note_alone()
         for worker in self._workers:
-            message, seen = worker.message, worker.seen
-            if message is seen is None:
-                continue
-            if message is not None and message is seen and message.attempt == worker.seen_attempt:
-                self._log_line(self._log_throttle.running(message, worker.seen_ms, now_ms))
-                continue
-            if seen is not None:
-                self._log_line(self._log_throttle.stopped(seen, now_ms))
-            worker.seen, worker.seen_ms = message, now_ms
-            worker.seen_attempt = 0 if message is None else message.attempt
+            self._log_line(look_at(worker, self._log_throttle, self._failing, now_ms))
         self._log_line(self._log_throttle.summary(now_ms))
 
     def _now_ms(self) -> int:

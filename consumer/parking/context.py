@@ -42,6 +42,10 @@ class ParkingClient(DeliveringClient, Protocol):
         """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
         ...
 
+    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:
+        """As `redriven_failed`, of a message whose try does not end."""
+        ...
+
     def redriven_ended(self, source: int, offset: int) -> None:
         """Note that this message is handled, or no longer here."""
         ...

@@ -178,6 +178,11 @@ class RedriveDelivery(ClientDelivery):
         self._failed.add(message.offset)
         self.client.redriven_failed(self._source, message, failure)
 
+    def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
+        """Have the broker show that the message has been with its handler, or the program, for so long."""
+        self._failed.add(message.offset)
+        self.client.redriven_hangs(self._source, message, why, running_ms)
+
     def _fails_no_more(self, offsets: Iterable[int]) -> None:
         for offset in self._failed.intersection(offsets):
             self._failed.discard(offset)

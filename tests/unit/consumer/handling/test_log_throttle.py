@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.consumer.handling.log_throttle import (
-    HANGS_MS,
     LINES_PER_MINUTE,
     SEALED_WAITS,
     TRACEBACK_EVERY_MS,
@@ -16,6 +15,7 @@ from keylane.consumer.handling.log_throttle import (
     LogThrottle,
 )
 from keylane.protocol.message import Message
+from keylane.protocol.parked import HANGS_MS
 
 NOW_MS = 1_000_000
 
