@@ -13,6 +13,7 @@ from ...protocol.operations import SubjectHistory
 from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
+from ..delivery.alone_turn import AloneTurn
 from ..delivery.client_delivery import DeliveringClient
 from ..settings import ConsumerSettings
 
@@ -65,6 +66,9 @@ class ParkingClient(DeliveringClient, Protocol):
 
 class ParkingOwner(Protocol):
     """What parking needs of the consumer."""
+
+    alone: AloneTurn
+    """The turn of messages that may end the process."""
 
     @property
     def redrives(self) -> bool:
