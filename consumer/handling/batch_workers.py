@@ -85,7 +85,7 @@ class BatchWorkers(Workers):
             wake=self._work.set,
         )
         self._lanes = cast(Lanes, self._batch_lanes)  # it takes and gives batches as messages
-        self._log_throttle = LogThrottle(runner="handler of batches")
+        self._log_throttle = LogThrottle(runner="handler of batches", ordered=ordered)
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""

@@ -48,7 +48,7 @@ from .failing import Failing
 from .filtered import Filtering
 from .in_hand import InHand
 from .log_throttle import LogLine, LogThrottle
-from .not_acked import wait_ms_of
+from .not_acked import asked_wait_ms, wait_ms_of
 from .taken import LongUnacked, StreamWatch
 
 log = logging.getLogger("keylane.consumer")
@@ -121,7 +121,9 @@ class Stream:
         self._seen_ms = 0
         self._watch, self._held = StreamWatch(), LongUnacked()
         self._iterated = False
-        self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
+        self._log_throttle = LogThrottle(
+            runner="body of the loop", done="is left by the loop", ordered=ordered
+        )
         self._leaving = asyncio.Event()
 
     def adopt(self, settings: ConsumerSettings) -> None:
@@ -399,7 +401,7 @@ class Stream:
         Returns:
             The message, and the later ones of its key that the user has: they come again with it, or are parked.
         """
-        wait_ms = wait_ms_of(after_s)
+        wait_ms = asked_wait_ms(wait_ms_of(after_s), message.attempt)
         failure = self._failing.given_back(message.attempt)
         if self._failing.is_last_try(message):
             return self._set_aside(message, failure, wait_ms)

@@ -36,7 +36,7 @@ from .failing import Failing
 from .handlers import Handler, await_result, is_async
 from .lanes import Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
-from .not_acked import Retry, only_retry
+from .not_acked import Retry, asked_wait_ms, only_retry
 from .retries import Retries
 from .worker_task import WorkerTask, closes_coroutines, current_task, look_at
 
@@ -108,7 +108,7 @@ class Workers:
         self._run_size = RUN_MIN
         self._rng = rng
         self._on_crash = on_crash
-        self._log_throttle = LogThrottle()
+        self._log_throttle = LogThrottle(ordered=ordered)
         self._retries: Retries[Message] = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
         """Starts the tries that are due."""
@@ -388,7 +388,9 @@ class Workers:
         wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
         reason = None
         if isinstance(error, Retry):
-            wait_ms, reason = wait_ms if error.wait_ms is None else error.wait_ms, error.reason
+            reason = error.reason
+            if error.wait_ms is not None:
+                wait_ms = asked_wait_ms(error.wait_ms, message.attempt)
         kind = type(error).__qualname__
         line = self._log_throttle.failed(
             *(message, kind, now_ns // 1_000_000, wait_ms),
