@@ -287,13 +287,14 @@ class BrokerService:
                 in_flight.trim(session, ranges, upto=0)
                 self._waiting.wake(partition.partition_id)
                 raise
-        begun, handed = group.suspects.begun, IntervalSet(ranges)
+        begun, tries, handed = group.suspects.begun, group.attempts, IntervalSet(ranges)
         answer = Handed(
             tuple(ranges),
             group.durable_cursor,
             partition.readable_offset,
             partition.ended,
             tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
+            tuple(pair for pair in tries.items() if pair[0] in handed) if tries else (),
         )
         self._note_handed(partition, sum(end - start for start, end in ranges), data)
         return answer, data

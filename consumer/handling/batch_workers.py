@@ -125,7 +125,7 @@ class BatchWorkers(Workers):
 
     def _is_last(self, message: Message, error: BaseException) -> bool:
         asked = isinstance(only_retry(error) or error, Retry)
-        if asked and self._failing.policy is FailurePolicy.RETRY:
+        if asked and self._failing.policy is FailurePolicy.RETRY and not self._failing.in_place:
             return True
         return super()._is_last(message, error)
 

@@ -48,7 +48,7 @@ from .failing import Failing
 from .filtered import Filtering
 from .in_hand import InHand
 from .log_throttle import LogLine, LogThrottle
-from .not_acked import asked_wait_ms, wait_ms_of
+from .not_acked import wait_ms_of
 from .taken import LongUnacked, StreamWatch
 
 log = logging.getLogger("keylane.consumer")
@@ -401,7 +401,7 @@ class Stream:
         Returns:
             The message, and the later ones of its key that the user has: they come again with it, or are parked.
         """
-        wait_ms = asked_wait_ms(wait_ms_of(after_s), message.attempt)
+        wait_ms = self._failing.asked_ms(wait_ms_of(after_s), message.attempt)
         failure = self._failing.given_back(message.attempt)
         if self._failing.is_last_try(message):
             return self._set_aside(message, failure, wait_ms)

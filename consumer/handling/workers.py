@@ -36,7 +36,7 @@ from .failing import Failing
 from .handlers import Handler, await_result, is_async
 from .lanes import Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
-from .not_acked import Retry, asked_wait_ms, only_retry
+from .not_acked import Retry, only_retry
 from .retries import Retries
 from .worker_task import WorkerTask, closes_coroutines, current_task, look_at
 
@@ -122,7 +122,7 @@ class Workers:
     def adopt(self, settings: ConsumerSettings) -> None:
         """Treat failing messages by these settings from now on."""
         self._failing.adopt(settings)
-        self._backoff = settings.handler_backoff
+        self._backoff = settings.try_backoff
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
@@ -390,7 +390,7 @@ class Workers:
         if isinstance(error, Retry):
             reason = error.reason
             if error.wait_ms is not None:
-                wait_ms = asked_wait_ms(error.wait_ms, message.attempt)
+                wait_ms = self._failing.asked_ms(error.wait_ms, message.attempt)
         kind = type(error).__qualname__
         line = self._log_throttle.failed(
             *(message, kind, now_ns // 1_000_000, wait_ms),
