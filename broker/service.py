@@ -158,6 +158,7 @@ class BrokerService:
             switched = group.lock.shared and not shared
             ended_well = switched or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
+            group.hangs_no_more()
             if group.suspects.next_owner(released=ended_well):
                 group.changed()
         else:
@@ -286,13 +287,14 @@ class BrokerService:
                 in_flight.trim(session, ranges, upto=0)
                 self._waiting.wake(partition.partition_id)
                 raise
-        begun, handed = group.suspects.begun, IntervalSet(ranges)
+        begun, tries, handed = group.suspects.begun, group.attempts, IntervalSet(ranges)
         answer = Handed(
             tuple(ranges),
             group.durable_cursor,
             partition.readable_offset,
             partition.ended,
             tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
+            tuple(pair for pair in tries.items() if pair[0] in handed) if tries else (),
         )
         self._note_handed(partition, sum(end - start for start, end in ranges), data)
         return answer, data
@@ -394,6 +396,7 @@ class BrokerService:
             group.handed_out().give_back(request.session)
         else:
             release(group.lock)
+            group.hangs_no_more()
         self._waiting.wake(partition.partition_id)
         if not group.lock.shared and group.suspects.released():
             group.changed()

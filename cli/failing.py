@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..protocol.parked import FailingMessage
 from ..protocol.scheduled.deliver_at import shown
-from ..protocol.text import counted, printable
+from ..protocol.text import counted, printable, seconds
 
 TEXT_CHARS_SHOWN = 200
 
@@ -12,14 +12,13 @@ TEXT_CHARS_SHOWN = 200
 def failing_lines(
     subject: str, group: str, partition_id: int, failing: FailingMessage
 ) -> tuple[str, str]:
-    """What fails, and what an operator can do about it."""
+    """What fails or hangs, and what an operator can do about it."""
+    if failing.running_ms is not None:
+        return _hanging_lines(subject, group, partition_id, failing)
     text = printable(failing.text)[:TEXT_CHARS_SHOWN]
     why = f"{failing.kind}: {text}" if text else failing.kind
-    where = f"offset {failing.offset}"
-    if failing.source is not None:
-        where = f"parked offset {failing.offset} of partition {failing.source}"
     what = (
-        f"partition {partition_id}: {group} fails at {where}, {failing.key_digest}, since "
+        f"partition {partition_id}: {group} fails at {_where(failing)}, {failing.key_digest}, since "
         f"{shown(failing.since_ms)}: {why} ({counted(failing.attempts, 'try', 'tries')}, last at "
         f"{shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
@@ -34,3 +33,29 @@ def failing_lines(
         f"--partition {partition_id} --to {failing.offset + 1} --live"
     )
     return what, advice
+
+
+def _hanging_lines(
+    subject: str, group: str, partition_id: int, failing: FailingMessage
+) -> tuple[str, str]:
+    before = f"{counted(failing.attempts, 'try', 'tries')} failed before, " * (failing.attempts > 0)
+    what = (
+        f"partition {partition_id}: {group} waits at {_where(failing)}, {failing.key_digest}, since "
+        f"{shown(failing.since_ms)}: {printable(failing.text)} for {seconds(failing.running_ms or 0)} ({before}seen last "
+        f"at {shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
+    )
+    if failing.source is not None:
+        return what, (
+            f"  it is redriven: once it has ended, skip it (keylane parked skip {subject} {group} --key KEY); until then no "
+            "policy counts: have the consumer started anew, and give what it waits for a limit"
+        )
+    return what, (
+        "  no policy counts before it has ended: have the consumer started anew, and give what it waits for a limit; or "
+        f"pass it: keylane group reset {subject} {group} --partition {partition_id} --to {failing.offset + 1} --live"
+    )
+
+
+def _where(failing: FailingMessage) -> str:
+    if failing.source is None:
+        return f"offset {failing.offset}"
+    return f"parked offset {failing.offset} of partition {failing.source}"

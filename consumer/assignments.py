@@ -28,6 +28,7 @@ from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
 from .broadcast import Broadcast
+from .delivery.alone_turn import AloneTurn
 from .delivery.filter import MessageFilter
 from .handling.stream import Stream
 from .handling.workers import Workers
@@ -62,6 +63,7 @@ class Assignments:
         fail: called with an error that ends the consumer.
         rebalance: tells the user of partitions that come and go.
         wanted: which messages the user wants; None: all.
+        alone: the turn of messages that may end the process; None: the consumer has one of its own.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class Assignments:
         fail: Callable[[BaseException], None],
         rebalance: Rebalance | None = None,
         wanted: MessageFilter | None = None,
+        alone: AloneTurn | None = None,
     ) -> None:
+        self.alone = alone or AloneTurn()
         self.codec = codec
         self.wanted = wanted
         self.keeps_batches = isinstance(dispatch, Stream)

@@ -31,6 +31,7 @@ from ..rpc.home import Resident
 from ..rpc.race import Race
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
+from .delivery.alone_turn import AloneTurn
 from .delivery.filter import Filter, filter_of
 from .dispatches import Calls, Dispatches
 from .handling.handlers import BatchHandler, Handler
@@ -162,6 +163,7 @@ class Consumer(Resident, Owned, Taking[V]):
         tls: TlsSettings | None = None,
         token: str | None = None,
         _environment: Environment | None = None,
+        _alone: AloneTurn | None = None,
     ) -> None:
         """
         Make a consumer, of the arguments that the class lists; `async with` or `run` opens it.
@@ -187,6 +189,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._addresses, self._name = addresses_of(meta), name
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._begins_at, self._given = begin_of(start, subject=self._subject), _environment
+        self._alone = _alone or AloneTurn()
         self._make_parts(wait_s, tls, token)
         self._clear()
 
@@ -319,6 +322,7 @@ class Consumer(Resident, Owned, Taking[V]):
             fail=self._fail,
             rebalance=rebalance,
             wanted=self._filter,
+            alone=self._alone,
         )
 
     async def close(self) -> None:
@@ -429,7 +433,12 @@ class Consumer(Resident, Owned, Taking[V]):
         def add(handler: H) -> H:
             known[kind] = handler
             member: Consumer[Any] = Consumer(
-                self._addresses, subject=subject, group=group, _environment=self._given, **known
+                self._addresses,
+                subject=subject,
+                group=group,
+                _environment=self._given,
+                _alone=self._alone,
+                **known,
             )
             several.add(member)
             return handler

@@ -105,7 +105,7 @@ class Dispatches:
         """The dispatch of a new opening; `client` is the name of the consumer, for people."""
         calls, settings, clock = self._calls, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
-        failing = Failing(client=client, wall_ms=clock.wall_ms, rng=rng)
+        failing = Failing(client=client, wall_ms=clock.wall_ms, rng=rng, in_place=not ordered)
         failing.adopt(settings)
         if calls.one is None:
             return Stream(
@@ -135,7 +135,7 @@ class Dispatches:
         known: dict[str, Any] = {
             "concurrency": calls.threads or settings.concurrency,
             "handover_ms": settings.handover_ms,
-            "backoff": settings.handler_backoff,
+            "backoff": settings.try_backoff,
             "clock": clock,
             "rng": rng,
             "on_crash": on_crash,

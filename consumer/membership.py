@@ -28,7 +28,7 @@ from ..protocol.errors import (
 )
 from ..protocol.groups import FailurePolicy, GroupStart
 from ..protocol.operations import SubjectHistory
-from ..protocol.routing import OrderStrategy
+from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.identity import DrawBits
 from ..rpc.race import Race
@@ -161,6 +161,7 @@ class Membership:
         )
         if (
             self._settings.on_failure is FailurePolicy.RETRY
+            and self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
             and joined.order_strategy is OrderStrategy.STRICT
         ):
             await self._meta.leave(Leave(session=session))

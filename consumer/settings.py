@@ -99,8 +99,9 @@ class ConsumerSettings:
             with all its messages, in their order, until an operator has them handled again or skips some; everything
             else goes on.  "dead": the message is set aside alone, and later ones of its key go on.  Messages without a
             key are set aside alone, as are all of a shared group.  "retry", the default of exclusive groups of
-            best_tried subjects, and only for them: the first failure sets the message aside alone, at the broker, for
-            the pauses of `retry_backoff`; after `retry_tries_max` tries it is a dead letter.  What `keylane group set`
+            best_tried subjects, and of exclusive groups only for them: the first failure sets the message aside alone, at the
+            broker, for the pauses of `retry_backoff`; after `retry_tries_max` tries it is a dead letter.  In a shared group the
+            message waits in place for these pauses, of `in_flight_ms` at most.  What `keylane group set`
             has stored for the group counts more.
         on_full: for "park", also as text: what becomes of a key that finds no room, because the group has 10,000 parked keys or
             1,000,000 parked messages on the partition.  "block", the default: its message waits until there is room.
@@ -171,13 +172,6 @@ class ConsumerSettings:
             problems.append(
                 "ack='before' has no second try, so that nothing is left for on_failure"
             )
-        if (
-            self.on_failure is FailurePolicy.RETRY
-            and self.consume_strategy is ConsumeStrategy.SHARED
-        ):
-            problems.append(
-                "on_failure='retry' is of exclusive groups: a shared one tries messages again anyway"
-            )
         backoffs = ("backoff", "handler_backoff", "retry_backoff")
         problems += kind_problems(values, dict.fromkeys(backoffs, Backoff))
         refuse(problems)
@@ -186,6 +180,19 @@ class ConsumerSettings:
     def failure_policy(self) -> FailurePolicy:
         """`on_failure`, or BLOCK if nothing is said."""
         return self.on_failure or FailurePolicy.BLOCK
+
+    @property
+    def last_try(self) -> int:
+        """The number of the try after which a message is set aside for good, if one is the last."""
+        retries = self.failure_policy is FailurePolicy.RETRY
+        return self.retry_tries_max if retries else self.tries_max
+
+    @property
+    def try_backoff(self) -> Backoff:
+        """The pauses between tries of a message that stays where it is: of a shared group, under RETRY, as if it did not."""
+        shared = self.consume_strategy is ConsumeStrategy.SHARED
+        retries = self.failure_policy is FailurePolicy.RETRY
+        return self.retry_backoff if shared and retries else self.handler_backoff
 
     @property
     def margin_ms(self) -> int:

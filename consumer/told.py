@@ -80,7 +80,7 @@ class Told:
         wanted = self._policy.on_failure or self._own.on_failure
         if wanted is FailurePolicy.RETRY and self.settings.on_failure is not wanted:
             log.warning(
-                "consumer of %s in group %s: on_failure='retry' is of exclusive groups of best_tried subjects; messages "
+                "consumer of %s in group %s: on_failure='retry' is of best_tried subjects and shared groups; messages "
                 "that fail are tried on, and later ones of their keys wait",
                 self._subject, self._group,
             )  # fmt: skip
@@ -115,15 +115,13 @@ def in_force(
     if first_ms is not None and max_ms is not None:
         backoff = Backoff(first_ms=first_ms, max_ms=max_ms)
         fields["handler_backoff"] = fields["retry_backoff"] = backoff
-    retries = (
-        order_strategy is OrderStrategy.BEST_TRIED
-        and own.consume_strategy is ConsumeStrategy.EXCLUSIVE
-        and own.ack is not AckMode.BEFORE
-    )
+    shared = own.consume_strategy is ConsumeStrategy.SHARED
+    acks_later = own.ack is not AckMode.BEFORE
+    retries = order_strategy is OrderStrategy.BEST_TRIED and not shared and acks_later
     policy = stored.on_failure or own.on_failure
     if retries and policy is None:
         fields["on_failure"] = FailurePolicy.RETRY
-    elif policy is FailurePolicy.RETRY and not retries:
+    elif policy is FailurePolicy.RETRY and not (retries or (shared and acks_later)):
         fields["on_failure"] = FailurePolicy.BLOCK
     return replace(own, **{name: value for name, value in fields.items() if value is not None})
 

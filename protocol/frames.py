@@ -349,6 +349,8 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
     sealed: bool
     crashes: tuple[tuple[int, int], ...] = ()
     """(offset, number) of those of them that sessions had in flight when they ended without a release."""
+    tries: tuple[tuple[int, int], ...] = ()
+    """(offset, number) of tries of those of them that failed, at whichever session."""
 
 
 class Scheduled(Frame, frozen=True, array_like=True, tag=71):

@@ -88,7 +88,7 @@ class Group:
         self.parked: Parked | None = None
         """What the group has set aside; None: it never did."""
         self._failing: FailingMessage | None = None
-        """The oldest message that failed, as the owner has told last; it may be acked meanwhile."""
+        """The oldest message that fails or hangs, as the owner has told last; it may be acked meanwhile."""
         self.changing = 0
         """Changes of `parked` that are not durable yet."""
 
@@ -134,9 +134,14 @@ class Group:
             failing = replace(failing, since_ms=min(known.since_ms, failing.since_ms))
         self._failing = failing
 
+    def hangs_no_more(self) -> None:
+        """Note that the owner has no message any more: one that hung with it does not."""
+        if self._failing is not None and self._failing.running_ms is not None:
+            self._failing = None
+
     @property
     def failing(self) -> FailingMessage | None:
-        """The oldest message that fails and is not acked; or one that was parked, fails again, and is redriven still."""
+        """The oldest message that fails or hangs and is not acked; or one that was parked, fails again, and is redriven still."""
         known = self._failing
         if known is None or known.source is None:
             return None if known is None or known.offset in self.acked else known

@@ -31,6 +31,11 @@ class DeliveringClient(Protocol):
         """Has the broker keep how often a message has failed, and show why."""
         ...
 
+    @property
+    def note_hangs(self) -> Callable[[Message, Failure, int], None]:
+        """Has the broker show that a message has been with its handler, or the program, for a number of milliseconds."""
+        ...
+
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
         ...
@@ -95,6 +100,10 @@ class ClientDelivery(UserAcks):
     def note_failed(self, message: Message, failure: Failure) -> None:
         """Have the broker keep how often a message has failed, and show why."""
         self.client.note_failed(message, failure)
+
+    def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
+        """Have the broker show that a message has been with its handler, or the program, for so long."""
+        self.client.note_hangs(message, why, running_ms)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         """Set a message aside that failed too often, with those of its key that wait behind it."""

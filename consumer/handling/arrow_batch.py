@@ -8,7 +8,7 @@ from ...protocol.batch import unpacked
 from ...protocol.errors import ConfigError, InvalidRequestError
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
-from .not_acked import wait_ms_of
+from .not_acked import asked_wait_ms, wait_ms_of
 
 BATCH_BYTES_MAX = 8 << 20
 """Keys, values and properties of an Arrow batch of several stored ones, at most."""
@@ -106,7 +106,7 @@ class ArrowBatch:
             ConfigError: `after_s` is no such number.
         """
         self._client.check_takes_acks(self.start_offset)
-        wait_ms = wait_ms_of(after_s)
+        wait_ms = asked_wait_ms(wait_ms_of(after_s), self.attempt)
         if not self._owner.has(self):
             raise InvalidRequestError(f"{self!r} is acked or given back already")
         self._owner.give_back(self, wait_ms)

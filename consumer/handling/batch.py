@@ -126,6 +126,11 @@ class Batch:
             own = replace(failure, attempts=message.attempt)
             message.delivery.note_failed(message, own)  # type: ignore[union-attr]
 
+    def note_hangs(self, _message: Message, why: Failure, running_ms: int) -> None:
+        """Have the broker show of the first message that the batch has been with its handler for so long."""
+        first = self.messages[0]
+        first.delivery.note_hangs(first, replace(why, attempts=first.attempt - 1), running_ms)  # type: ignore[union-attr]
+
     def forget(self, _count: int) -> None:
         """Note that no message will be handled here."""
         if not self.acked_each:

@@ -85,7 +85,7 @@ class BatchWorkers(Workers):
             wake=self._work.set,
         )
         self._lanes = cast(Lanes, self._batch_lanes)  # it takes and gives batches as messages
-        self._log_throttle = LogThrottle(runner="handler of batches")
+        self._log_throttle = LogThrottle(runner="handler of batches", ordered=ordered)
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
@@ -125,7 +125,7 @@ class BatchWorkers(Workers):
 
     def _is_last(self, message: Message, error: BaseException) -> bool:
         asked = isinstance(only_retry(error) or error, Retry)
-        if asked and self._failing.policy is FailurePolicy.RETRY:
+        if asked and self._failing.policy is FailurePolicy.RETRY and not self._failing.in_place:
             return True
         return super()._is_last(message, error)
 

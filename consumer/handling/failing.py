@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from ...protocol.backoff import Backoff
 from ...protocol.message import Message
-from ...protocol.parked import Failure, failure_of, nack_of
+from ...protocol.parked import Failure, failure_of, nack_of, running_of
 from ..settings import ConsumerSettings, FailurePolicy
-from .not_acked import Retry, only_retry
+from .not_acked import Retry, asked_wait_ms, only_retry
 
 
 def _no_time() -> int:
@@ -25,6 +25,7 @@ class Failing:
     Attributes:
         tries_max: the try after which `policy` applies; under RETRY that is the first one, and `retry_tries_max` the last.
         retry_backoff: the pauses under RETRY.
+        in_place: under RETRY a message stays where it is between its tries, as in a shared group, where none waits for it.
         client: the name of the consumer, for people.
         wall_ms: the calendar, in milliseconds since 1970.
     """
@@ -34,6 +35,7 @@ class Failing:
     retry_tries_max: int = 32
     retry_backoff: Backoff = field(default_factory=Backoff)
     rng: random.Random = field(default_factory=lambda: random.Random(0))
+    in_place: bool = False
     client: str = ""
     wall_ms: Callable[[], int] = _no_time
 
@@ -46,13 +48,13 @@ class Failing:
     def is_last(self, message: Message, error: BaseException) -> bool:
         """True if `message`, which just failed with `error`, is set aside; a handler that asks for another try gets it."""
         if self.policy is FailurePolicy.RETRY:
-            return True
+            return self.is_last_try(message)
         return self.is_last_try(message) and not isinstance(only_retry(error) or error, Retry)
 
     def is_last_try(self, message: Message) -> bool:
         """True if `message` is set aside if its present try fails."""
         if self.policy is FailurePolicy.RETRY:
-            return True
+            return not self.in_place or message.attempt >= self.retry_tries_max
         return self.policy is not FailurePolicy.BLOCK and message.attempt >= self.tries_max
 
     def pause_ms(self, message: Message, asked_ms: int | None) -> int | None:
@@ -65,6 +67,13 @@ class Failing:
         if self.policy is not FailurePolicy.RETRY or message.attempt >= self.retry_tries_max:
             return None
         return max(asked_ms or 0, self.retry_backoff.wait_ms(message.attempt, self.rng))
+
+    def asked_ms(self, asked_ms: int, attempt: int) -> int:
+        """Milliseconds until the next try in place, if try number `attempt` asked for a pause of `asked_ms`."""
+        wait_ms = asked_wait_ms(asked_ms, attempt)
+        if self.policy is FailurePolicy.RETRY and self.in_place:
+            return max(wait_ms, self.retry_backoff.wait_ms(attempt, self.rng))
+        return wait_ms
 
     def parks(self, message: Message) -> bool:
         """True if later messages of its key are set aside with a message of an exclusive group; False: it is alone."""
@@ -81,3 +90,7 @@ class Failing:
     def given_back(self, attempts: int) -> Failure:
         """What is kept of a message that the program gave back too often."""
         return nack_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
+
+    def hanging(self, what: str, attempt: int) -> Failure:
+        """What is told of a message whose try number `attempt` does not end."""
+        return running_of(what, client=self.client, at_ms=self.wall_ms(), attempts=attempt - 1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat, starmap
 from operator import attrgetter
 from typing import Any
@@ -314,6 +314,15 @@ class InHand:
         ]
         longest = max(lanes, key=lambda lane: len(lane.messages), default=None)
         return None if longest is None else next(iter(longest.out.values()))
+
+    def out(self) -> Iterator[Message]:
+        """Messages in hand that have a key, or were given back, about in the order in which they were handed out."""
+        self.hand.spread()
+        for lane in self._lanes.values():
+            if type(lane) is not _Lane:
+                yield lane  # type: ignore[misc]
+            else:
+                yield from lane.out.values()
 
     def drop(self, ours: Callable[[Message], bool]) -> int:
         """Forget the messages that are `ours`; returns how many of them waited in lanes."""

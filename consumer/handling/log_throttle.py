@@ -16,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...protocol.message import Message
+from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted, key_digest, printable, seconds
 
-HANGS_MS = 10_000
-"""A handler that runs for longer hangs, and is logged."""
 AGAIN_MS = 10_000
 AGAIN_MAX_MS = 3_600_000
 LINES_PER_MINUTE = 10
@@ -84,10 +83,14 @@ class LogThrottle:
     Args:
         runner: the words for what handles messages.
         done: the words for a message that is handled.
+        ordered: later messages of a key wait for one that fails; False: no message waits for another.
     """
 
-    def __init__(self, *, runner: str = "handler", done: str = "is handled") -> None:
+    def __init__(
+        self, *, runner: str = "handler", done: str = "is handled", ordered: bool = True
+    ) -> None:
         self._runner = runner
+        self._ordered = ordered
         self._done = done
         self._troubles: dict[tuple[int, int], _Trouble] = {}
         self._tracebacks: dict[str, int] = {}
@@ -144,7 +147,7 @@ class LogThrottle:
         return LogLine(
             f"{self._runner} {what} on {name_of(message)}: attempt {message.attempt}, "
             f"{seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
-            f"{seconds(wait_ms)}{_behind(message, ',')}{_told(text)}{SEALED_WAITS if sealed else ''}",
+            f"{seconds(wait_ms)}{self._behind(message, ',')}{_told(text)}{SEALED_WAITS if sealed else ''}",
             traceback,
         )
 
@@ -160,7 +163,7 @@ class LogThrottle:
         return LogLine(
             f"{self._runner} has been running for {seconds(now_ms - since_ms)} on {name_of(message)}: "
             f"attempt {message.attempt}, {seconds(now_ms - trouble.since_ms)} since the first"
-            f"{_behind(message, ';')}"
+            f"{self._behind(message, ';')}"
         )
 
     def stopped(self, message: Message, now_ms: int) -> LogLine | None:
@@ -260,6 +263,11 @@ class LogThrottle:
             f"attempt {oldest.message.attempt}, {age} since the first"
         )
 
+    def _behind(self, message: Message, mark: str) -> str:
+        """What waits for a message: nothing if it has no key, or is handled apart from the others of it."""
+        waits = self._ordered and message.key and not getattr(message.delivery, "is_loose", False)
+        return f"{mark} later messages of its key wait" if waits else ""
+
     def _trouble(self, message: Message, since_ms: int) -> _Trouble:
         where = _where(message)
         known = self._troubles.get(where)
@@ -306,11 +314,6 @@ def name_of(message: Message) -> str:
     """The partition and offset of the message, and a digest of its key."""
     where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
     return f"{where}, {key_digest(message.key)}"
-
-
-def _behind(message: Message, mark: str) -> str:
-    """What waits for a message: nothing if it has no key."""
-    return f"{mark} later messages of its key wait" if message.key else ""
 
 
 def _told(text: str) -> str:

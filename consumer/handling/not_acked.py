@@ -8,6 +8,8 @@ from typing import Any, Final
 from ...protocol.errors import ConfigError
 
 AFTER_S_MAX = 86_400
+SHORTEST_MS_MAX = 1_000
+"""The shortest pause before a try that was asked for again and again: it grows to this."""
 
 
 class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
@@ -21,7 +23,8 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
     Args:
         reason: for the log.
         after_s: seconds until the next try, at the earliest; up to a day.  None: as after an error, a pause that grows.
-            A lease that ends before hands the message to the next owner, who tries it at once.
+            A lease that ends before hands the message to the next owner, who tries it at once.  0: at once; a message
+            whose tries ask for it again and again waits 1 ms, 2 ms, 4 ms and so on, up to 1 s, so that it does not spin.
 
     Raises:
         ConfigError: `after_s` is no such number.
@@ -58,3 +61,10 @@ def wait_ms_of(after_s: Any) -> int:
     if not number or not math.isfinite(after_s) or not 0 <= after_s <= AFTER_S_MAX:
         raise ConfigError(f"after_s must be seconds from 0 to {AFTER_S_MAX}, not {after_s!r:.40}")
     return int(after_s * 1000)
+
+
+def asked_wait_ms(wait_ms: int, attempt: int) -> int:
+    """The milliseconds until the next try, if try number `attempt` asked for `wait_ms`."""
+    if attempt < 2:
+        return wait_ms
+    return max(wait_ms, min(1 << min(attempt - 2, 10), SHORTEST_MS_MAX))

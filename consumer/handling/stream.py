@@ -49,7 +49,7 @@ from .filtered import Filtering
 from .in_hand import InHand
 from .log_throttle import LogLine, LogThrottle
 from .not_acked import wait_ms_of
-from .taken import StreamWatch
+from .taken import LongUnacked, StreamWatch
 
 log = logging.getLogger("keylane.consumer")
 
@@ -119,9 +119,11 @@ class Stream:
         self._seen: Message | None = None
         """`_current` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
-        self._watch = StreamWatch()
+        self._watch, self._held = StreamWatch(), LongUnacked()
         self._iterated = False
-        self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
+        self._log_throttle = LogThrottle(
+            runner="body of the loop", done="is left by the loop", ordered=ordered
+        )
         self._leaving = asyncio.Event()
 
     def adopt(self, settings: ConsumerSettings) -> None:
@@ -399,7 +401,7 @@ class Stream:
         Returns:
             The message, and the later ones of its key that the user has: they come again with it, or are parked.
         """
-        wait_ms = wait_ms_of(after_s)
+        wait_ms = self._failing.asked_ms(wait_ms_of(after_s), message.attempt)
         failure = self._failing.given_back(message.attempt)
         if self._failing.is_last_try(message):
             return self._set_aside(message, failure, wait_ms)
@@ -550,8 +552,9 @@ class Stream:
             await race.first(self._handover_ms)
 
     def look(self) -> None:
-        """Log a loop body that runs for long, or a consumer that is never iterated.  Call it every second or so."""
+        """Log and tell what the program holds for long; log a consumer that is never iterated.  Call it every second or so."""
         now_ms = self._boot_ns() // 1_000_000
+        self._held.look(self._current, self._in_hand, self._failing, now_ms)
         if self._current is not None and self._current is self._seen:
             self._in_hand.hand.spread()  # its ack is to be logged
             line = self._log_throttle.running(self._seen, self._seen_ms, now_ms)

@@ -1,19 +1,21 @@
-"""Acks, and returns, of many messages that a program has in hand; warnings about those that it does not take or ack."""
+"""Acks, and returns, of many messages that a program has in hand; word of those that it does not take or ack."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...protocol.errors import ClosedError, InvalidRequestError, LeaseLostError
 from ...protocol.message import Message
+from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from ...rpc.home import Home
 from ..pulling.pull_client import PullClient
+from .failing import Failing
 from .in_hand import InHand
 from .log_throttle import name_of
 
@@ -24,6 +26,8 @@ NOT_ITERATED_MS = 10_000
 NOT_ITERATED_REPEAT_MS = 600_000
 NOT_ACKED_MS = 10_000
 """Log a warning if the user waits for messages for this long, and there are none because others are not acked."""
+LOOKED_AT_MAX = 1_000
+"""Messages in hand that a look goes through for those that are held for long."""
 
 
 class StreamWatch:
@@ -61,6 +65,42 @@ class StreamWatch:
                 "its partitions; give it handler=, or use: async for message in consumer",
                 counted(waiting, "message"), first.subject,
             )  # fmt: skip
+
+
+class _Seen(NamedTuple):
+    message: Message
+    attempt: int
+    since_ms: int
+
+
+class LongUnacked:
+    """Of each partition the message that a program without a handler has held for the longest time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def look(self, current: Message | None, in_hand: InHand, failing: Failing, now_ms: int) -> None:
+        """
+        Have brokers told of messages that are held for long.
+
+        Args:
+            current: the message whose loop body runs, which may be acked already.
+        """
+        held: dict[int, Message] = {}
+        if current is not None and current.delivery.has_taken(current):  # type: ignore[union-attr]
+            held[current.partition_id] = current
+        for message in islice(in_hand.out(), LOOKED_AT_MAX):
+            held.setdefault(message.partition_id, message)
+        known, self._seen = self._seen, {}
+        for partition_id, message in held.items():
+            seen = known.get(partition_id)
+            if seen is None or seen.message is not message or seen.attempt != message.attempt:
+                seen = _Seen(message, message.attempt, now_ms)
+            self._seen[partition_id] = seen
+            running_ms = now_ms - seen.since_ms
+            if running_ms >= HANGS_MS:
+                why = failing.hanging("the program has not acked it", message.attempt)
+                message.delivery.note_hangs(message, why, running_ms)  # type: ignore[union-attr]
 
 
 async def ack_all(messages: list[Message[Any]], home: Home) -> None:

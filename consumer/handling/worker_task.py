@@ -1,10 +1,16 @@
-"""The task of a worker: the message whose handler runs in it, and requests that this handler ends."""
+"""The task of a worker: the message whose handler runs in it, for how long, and requests that this handler ends."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from ...protocol.message import Message
+from ...protocol.parked import HANGS_MS
+from ...protocol.text import counted
+from .batch import Batch
+from .failing import Failing
+from .log_throttle import LogLine, LogThrottle
 
 _IGNORED = "coroutine ignored GeneratorExit"
 """Python's message for a coroutine that was closed and awaited something nevertheless."""
@@ -62,3 +68,28 @@ def current_task() -> asyncio.Task[object] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
+
+
+def look_at(
+    worker: WorkerTask, throttle: LogThrottle, failing: Failing, now_ms: int
+) -> LogLine | None:
+    """The line that is due about a worker's handler, whose broker is told too if it does not return."""
+    message, seen = worker.message, worker.seen
+    if message is seen is None:
+        return None
+    if message is not None and message is seen and message.attempt == worker.seen_attempt:
+        running_ms = now_ms - worker.seen_ms
+        if running_ms >= HANGS_MS:
+            why = failing.hanging(_what(message), message.attempt)
+            message.delivery.note_hangs(message, why, running_ms)  # type: ignore[union-attr]
+        return throttle.running(message, worker.seen_ms, now_ms)
+    worker.seen, worker.seen_ms = message, now_ms
+    worker.seen_attempt = 0 if message is None else message.attempt
+    return None if seen is None else throttle.stopped(seen, now_ms)
+
+
+def _what(message: Message) -> str:
+    batch: Any = message
+    if not isinstance(batch, Batch):
+        return "its handler has not returned"
+    return f"the handler of its batch of {counted(len(batch), 'message')} has not returned"

@@ -38,7 +38,7 @@ from .lanes import Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import Retry, only_retry
 from .retries import Retries
-from .worker_task import WorkerTask, closes_coroutines, current_task
+from .worker_task import WorkerTask, closes_coroutines, current_task, look_at
 
 log = logging.getLogger("keylane.consumer")
 
@@ -108,7 +108,7 @@ class Workers:
         self._run_size = RUN_MIN
         self._rng = rng
         self._on_crash = on_crash
-        self._log_throttle = LogThrottle()
+        self._log_throttle = LogThrottle(ordered=ordered)
         self._retries: Retries[Message] = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
         """Starts the tries that are due."""
@@ -122,7 +122,7 @@ class Workers:
     def adopt(self, settings: ConsumerSettings) -> None:
         """Treat failing messages by these settings from now on."""
         self._failing.adopt(settings)
-        self._backoff = settings.handler_backoff
+        self._backoff = settings.try_backoff
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
@@ -388,7 +388,9 @@ class Workers:
         wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
         reason = None
         if isinstance(error, Retry):
-            wait_ms, reason = wait_ms if error.wait_ms is None else error.wait_ms, error.reason
+            reason = error.reason
+            if error.wait_ms is not None:
+                wait_ms = self._failing.asked_ms(error.wait_ms, message.attempt)
         kind = type(error).__qualname__
         line = self._log_throttle.failed(
             *(message, kind, now_ns // 1_000_000, wait_ms),
@@ -484,20 +486,11 @@ class Workers:
 
     # ── logging ──────────────────────────────────────────────────────────────────────────────────────
     def look(self) -> None:
-        """Log handlers that run for long, and the summary of failing messages.  Call it every second or so."""
+        """Log and tell handlers that run for long, and log the summary of failing messages.  Call it every second or so."""
         now_ms = self._now_ms()
         self._lanes.note_alone()
         for worker in self._workers:
-            message, seen = worker.message, worker.seen
-            if message is seen is None:
-                continue
-            if message is not None and message is seen and message.attempt == worker.seen_attempt:
-                self._log_line(self._log_throttle.running(message, worker.seen_ms, now_ms))
-                continue
-            if seen is not None:
-                self._log_line(self._log_throttle.stopped(seen, now_ms))
-            worker.seen, worker.seen_ms = message, now_ms
-            worker.seen_attempt = 0 if message is None else message.attempt
+            self._log_line(look_at(worker, self._log_throttle, self._failing, now_ms))
         self._log_line(self._log_throttle.summary(now_ms))
 
     def _now_ms(self) -> int:

@@ -13,6 +13,7 @@ from ...protocol.operations import SubjectHistory
 from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
+from ..delivery.alone_turn import AloneTurn
 from ..delivery.client_delivery import DeliveringClient
 from ..settings import ConsumerSettings
 
@@ -42,6 +43,10 @@ class ParkingClient(DeliveringClient, Protocol):
         """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
         ...
 
+    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:
+        """As `redriven_failed`, of a message whose try does not end."""
+        ...
+
     def redriven_ended(self, source: int, offset: int) -> None:
         """Note that this message is handled, or no longer here."""
         ...
@@ -61,6 +66,9 @@ class ParkingClient(DeliveringClient, Protocol):
 
 class ParkingOwner(Protocol):
     """What parking needs of the consumer."""
+
+    alone: AloneTurn
+    """The turn of messages that may end the process."""
 
     @property
     def redrives(self) -> bool:

@@ -55,6 +55,8 @@ WINDOW = 100
 AT_ONCE_MAX = 50
 """Keys of a partition that are redriven at a time."""
 READ_BYTES = 1 << 18
+ALONE_S = 5.0
+"""A key that may have ended a process is redriven alone for so long."""
 
 
 class RedriveDelivery(ClientDelivery):
@@ -178,6 +180,11 @@ class RedriveDelivery(ClientDelivery):
         self._failed.add(message.offset)
         self.client.redriven_failed(self._source, message, failure)
 
+    def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
+        """Have the broker show that the message has been with its handler, or the program, for so long."""
+        self._failed.add(message.offset)
+        self.client.redriven_hangs(self._source, message, why, running_ms)
+
     def _fails_no_more(self, offsets: Iterable[int]) -> None:
         for offset in self._failed.intersection(offsets):
             self._failed.discard(offset)
@@ -231,11 +238,9 @@ class Redrives:
             async with self._alone if careful else self._turns:
                 while not self._client.acked_to_end:
                     try:
-                        if careful:
-                            await self._park_again(key)
-                            careful = False
-                        if not await self._next_window(key):
+                        if not await self._next_window(key, alone=careful):
                             return
+                        careful = False
                         failures = 0
                     except FencedError:
                         raise
@@ -269,8 +274,17 @@ class Redrives:
                 [Shift(RETRIED, None, source, ((start, end),)) for source, start, end in rows]
             )
 
-    async def _next_window(self, key: ParkKey) -> bool:
-        """Have the first messages of a key handled; False if there are none, or the key is parked again."""
+    async def _next_window(self, key: ParkKey, *, alone: bool) -> bool:
+        """
+        Have the first messages of a key handled; False if there are none, or the key is parked again.
+
+        Args:
+            alone: they may end the process: if they do, the key stays parked.
+        """
+        if alone:
+            async with self._context.owner.alone.taken(ALONE_S):
+                await self._park_again(key)
+                return await self._next_window(key, alone=False)
         parked = await self._sender.first_rows(key, WINDOW)
         rows = parked.rows
         if not rows:

@@ -211,11 +211,15 @@ class Retrying:
             if self._client.acked_to_end:
                 self._turns.release()
                 return
-            task = self._try_due(careful=careful)
+            if careful:
+                async with self._context.owner.alone.taken(LONG_S):
+                    task = self._try_due(careful=True)
+                    if task is not None:
+                        await asyncio.wait([task], timeout=LONG_S)
+            else:
+                task = self._try_due(careful=False)
             if task is None:
                 return
-            if careful:
-                await asyncio.wait([task], timeout=LONG_S)
 
     def _try_due(self, *, careful: bool) -> asyncio.Task[None] | None:
         key, source, ranges = self._take_due(1 if careful else WINDOW)

@@ -74,6 +74,11 @@ class AckSender:
         self.tries.failed(message, failure)
         self.send_soon()
 
+    def hangs(self, message: Message, why: Failure, running_ms: int) -> None:
+        """Have the broker show that a message has been with its handler, or the program, for so long."""
+        if self.tries.hangs(message, why, running_ms):
+            self.send_soon()  # later figures go with the requests that renew the pull lock
+
     async def durable(self) -> bool:
         """
         Wait until the acks of all that was handled before are durable.

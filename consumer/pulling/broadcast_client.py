@@ -52,6 +52,9 @@ class LocalAcks(AckSender):
     def failed(self, message: Message, failure: Failure) -> None:
         """Nothing is kept of a try that failed: it ends with this process."""
 
+    def hangs(self, message: Message, why: Failure, running_ms: int) -> None:
+        """No broker is told: it is in the log."""
+
     async def _send(self) -> bool:
         self.is_due = False
         self._due.clear()

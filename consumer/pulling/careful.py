@@ -2,7 +2,8 @@
 
     pulled ─▶ SuspectQueue ─▶ begun, durable ─▶ handed out ─▶ acked, failed, or set aside ─▶ the next one ─▶ … ─▶ the rest, at once
 
-While this goes on, no other message of the partition is handed out; other partitions are not concerned.
+While this goes on, no other message of the partition is handed out, and no suspect of another partition of the consumer;
+other messages of other partitions are not concerned.
 """
 
 from __future__ import annotations
@@ -184,16 +185,17 @@ class CarefulHandOut(ClientDelivery):
                 await client.gate.passed()
             if part.crashes:
                 self._accuse(part.batches[0].messages()[0], part.crashes)
-            await self._acks.begin(part.last, part.crashes + 1)
-            self._ended.clear()
-            self._offset = part.last
-            handed = True
-            for batch in part.batches:
-                client.owner.hand_out_batch(batch)
+            async with client.owner.alone.taken(CAREFUL_MS / 1000):
+                await self._acks.begin(part.last, part.crashes + 1)
+                self._ended.clear()
+                self._offset = part.last
+                handed = True
+                for batch in part.batches:
+                    client.owner.hand_out_batch(batch)
+                await self._wait_for_end(until_ms)
         finally:
             if not handed:
                 client.forget(part.count)
-        await self._wait_for_end(until_ms)
 
     def done_range(self, start: int, end: int) -> None:
         """Note that the messages `[start, end)` are handled."""
@@ -230,24 +232,28 @@ class CarefulHandOut(ClientDelivery):
             message.delivery = self  # its end lets a later one of its key begin carefully
             self._give([message])
         else:
-            await self._try_alone(message, crashes)
+            await self._try_alone(message)
 
-    async def _try_alone(self, message: Message, crashes: int) -> None:
-        client = self.client
+    async def _try_alone(self, message: Message) -> None:
+        client, queue, offset = self.client, self._queue, message.offset
         message.delivery = self
         handed = False
         try:
             if client.gate.reasons:
                 await client.gate.passed()
-            await self._acks.begin(message.offset, crashes + 1)
-            self._ended.clear()
-            self._offset = message.offset
-            handed = True
-            client.give([message])
+            async with client.owner.alone.taken(CAREFUL_MS / 1000):
+                await self._acks.begin(offset, queue.alone_crashes(offset))
+                self._ended.clear()
+                self._offset = offset
+                handed = True
+                client.give([message])
+                await self._wait_for_end(queue.until_ms)
+                beside = queue.beside_crashes(offset)
+                if not self._ended.is_set() and beside < queue.alone_crashes(offset):
+                    await self._acks.begin(offset, beside)
         finally:
             if not handed:
                 client.forget(1)
-        await self._wait_for_end(self._queue.until_ms)
 
     def _set_aside(self, message: Message, crashes: int) -> None:
         failure = self._crash(message, crashes)

@@ -1,4 +1,4 @@
-"""How often messages of one partition failed, and why the oldest did: told to the broker with the acks.  Pure.
+"""How often messages of one partition failed, and which of them holds others up: told to the broker with the acks.  Pure.
 
 The broker keeps the numbers, and gives them to the next owner.
 """
@@ -18,7 +18,7 @@ TOLD_MAX = 1_000
 """Messages in one request of acks whose failed tries are told."""
 
 FAILING_MAX = 1_000
-"""Messages whose last failure is kept, to tell that of the oldest."""
+"""Messages of which it is kept why they hold others up, to tell that of the oldest."""
 
 Tries = tuple[tuple[int, int], ...]
 _Place = TypeVar("_Place", int, tuple[int, int])
@@ -28,6 +28,8 @@ class _LastFailure(NamedTuple):
     key: bytes
     since_ms: int
     failure: Failure
+    running_ms: int | None = None
+    """The message hangs for so long."""
 
 
 class FailedTries:
@@ -38,7 +40,7 @@ class FailedTries:
         self._earlier: dict[int, int] = {}
         """Under earlier grants, of messages that were not pulled yet."""
         self._failing: dict[int, _LastFailure] = {}
-        """Offset → the last failure of a message that waits for its next try."""
+        """Offset → the last failure of a message that waits for its next try, or that it hangs."""
         self._redriven: dict[tuple[int, int], _LastFailure] = {}
         """(partition that stores it, offset) → the same, of a message that was parked and is handled again."""
 
@@ -70,6 +72,14 @@ class FailedTries:
         """Note why a message holds others up, without a try that failed."""
         _note(self._failing, message.offset, message.key, failure)
 
+    def hangs(self, message: Message, why: Failure, running_ms: int) -> bool:
+        """Note that a message has been with its handler, or the program, for so long; True if that is news."""
+        return _note(self._failing, message.offset, message.key, why, running_ms)
+
+    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> bool:
+        """As `hangs`, of a message that was parked."""
+        return _note(self._redriven, (source, message.offset), message.key, why, running_ms)
+
     def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
         """Note that a message failed that was parked; its tries are those of its parking."""
         _note(self._redriven, (source, message.offset), message.key, failure)
@@ -86,7 +96,7 @@ class FailedTries:
                 del self._failing[offset]
 
     def oldest(self) -> FailingMessage | None:
-        """The oldest message that fails; a redriven one only if there is no other."""
+        """The oldest message that fails or hangs; a redriven one only if there is no other."""
         source = None
         if self._failing:
             offset = min(self._failing)
@@ -102,6 +112,7 @@ class FailedTries:
             key_digest=key_digest(failed.key),
             since_ms=failed.since_ms,
             source=source,
+            running_ms=failed.running_ms,
         )
 
     def next(self) -> Tries:
@@ -115,8 +126,17 @@ class FailedTries:
                 del self._untold[offset]
 
 
-def _note(failing: dict[_Place, _LastFailure], place: _Place, key: bytes, failure: Failure) -> None:
+def _note(
+    failing: dict[_Place, _LastFailure],
+    place: _Place,
+    key: bytes,
+    failure: Failure,
+    running_ms: int | None = None,
+) -> bool:
+    """True if it is noted for the first time that the message fails, or that its present try hangs."""
     known = failing.get(place)
-    if known is not None or len(failing) < FAILING_MAX:
-        since_ms = failure.at_ms if known is None else known.since_ms
-        failing[place] = _LastFailure(key, since_ms, failure)
+    if known is None and len(failing) >= FAILING_MAX:
+        return False
+    since_ms = failure.at_ms - (running_ms or 0) if known is None else known.since_ms
+    failing[place] = _LastFailure(key, since_ms, failure, running_ms)
+    return known is None or known.running_ms is None

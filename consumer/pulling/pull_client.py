@@ -140,6 +140,7 @@ class PullClient(UserAcks, PullViews):
         """Waits until the acks of all that was handled before are durable; False if they are not."""
         self.note_failed = sender.failed
         """Has the broker keep how often a message has failed, and show why."""
+        self.note_hangs = sender.hangs
         self._careful: CarefulHandOut | None = None
         """Hands out what is pulled, while some of it may have ended the process of an earlier owner."""
         self._carefully: asyncio.Task[None] | None = None
@@ -253,6 +254,11 @@ class PullClient(UserAcks, PullViews):
         """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
         self._tries.redriven_failed(source, message, failure)
         self._acks.send_soon()
+
+    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:
+        """As `redriven_failed`, of a message whose try does not end."""
+        if self._tries.redriven_hangs(source, message, why, running_ms):
+            self._acks.send_soon()
 
     def redriven_ended(self, source: int, offset: int) -> None:
         """Note that this message is handled, or no longer here."""

@@ -8,12 +8,15 @@ from typing import Any, Protocol
 from ...protocol.codecs.codec import Codec
 from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
+from ..delivery.alone_turn import AloneTurn
 from ..delivery.filter import MessageFilter
 
 
 class PullOwner(Protocol):
     """What a pull client needs of its consumer."""
 
+    alone: AloneTurn
+    """The turn of messages that may end the process."""
     codec: Codec[Any] | None
     keeps_batches: bool
     """It takes batches that are not opened."""

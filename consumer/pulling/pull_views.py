@@ -37,6 +37,8 @@ class PullViews(ABC):
     owner: PullOwner
     note_failed: Callable[[Message, Failure], None]
     """Has the broker keep how often a message has failed, and show why."""
+    note_hangs: Callable[[Message, Failure, int], None]
+    """Has the broker show that a message has been with its handler, or the program, for a number of milliseconds."""
     life: Lifetime
     gate: PullGate
     parking: KeyParking

@@ -7,12 +7,14 @@ Invariants
     While handlers take long, empty acks tell the broker that the session lives.  A consumer cut off from its broker for
     the ttl may handle messages that another consumer has by then too.
     A message that was in flight at three processes that ended, the last time alone, is set aside.
+    Tries that failed at any session count: the broker tells them with the message.
     Messages that are released, forgotten or lost on the way are handed out again by the broker; none is left out.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from ...protocol.batch import batch_starts
 from ...protocol.errors import OffsetOutOfRangeError
@@ -33,6 +35,13 @@ ALONE_FROM = 2
 """Processes that ended with a message in flight, after which brokers have it handled alone."""
 CRASHES_MAX = 3
 """The same, after which it is set aside: one of them, the last, had it alone."""
+
+
+class _Known(NamedTuple):
+    """What the broker says of messages that it hands out, by offset: as of `Handed`."""
+
+    crashes: dict[int, int]
+    tries: dict[int, int]
 
 
 class HandOut(ClientDelivery):
@@ -95,9 +104,9 @@ class SharedClient(PullClient):
         )
         assert isinstance(answer, Handed)
         hand_out = HandOut(self, sent_ns + (in_flight_ms - in_flight_ms // 10) * 1_000_000)
-        crashes = dict(answer.crashes)
+        known = _Known(dict(answer.crashes), dict(answer.tries))
         for start, header in batch_starts(payload):
-            self._hand_out_of(payload, start, header, answer.ranges, hand_out, crashes)
+            self._hand_out_of(payload, start, header, answer.ranges, hand_out, known)
         self._progress.end_offset = answer.next_offset
         self._acked_to(max(self._offsets.cursor, answer.cursor))
         if answer.sealed:
@@ -110,9 +119,9 @@ class SharedClient(PullClient):
         header: Header,
         ranges: tuple[Range, ...],
         hand_out: HandOut,
-        crashes: dict[int, int],
+        known: _Known,
     ) -> None:
-        """Decode a batch and hand out the messages in `ranges`; `crashes` are those of `Handed`."""
+        """Decode a batch and hand out the messages in `ranges`."""
         base = header.base_offset
         wanted = [
             (max(low, base) - base, min(high, header.next_offset) - base)
@@ -125,9 +134,12 @@ class SharedClient(PullClient):
         messages = self._decode(payload, start, header, hand_out)
         ours = [message for low, high in wanted for message in messages[low:high]]
         self._tries.count_on(ours)
+        if known.tries:  # also those that failed at another session since this one acquired
+            for message in ours:
+                message.attempt = max(message.attempt, 1 + known.tries.get(message.offset, 0))
         self._in_flight.count += len(ours)
-        if crashes:
-            ours = [message for message in ours if not self._set_aside(message, crashes)]
+        if known.crashes:
+            ours = [message for message in ours if not self._set_aside(message, known.crashes)]
         self.owner.hand_out(ours)
 
     def _set_aside(self, message: Message, crashes: dict[int, int]) -> bool:
@@ -136,7 +148,7 @@ class SharedClient(PullClient):
         message.attempt += ended
         settings = self._settings
         too_often = ended >= CRASHES_MAX or (
-            ended >= ALONE_FROM and message.attempt > settings.tries_max
+            ended >= ALONE_FROM and message.attempt > settings.last_try
         )
         if ended < ALONE_FROM:
             return False

@@ -8,6 +8,7 @@
 Invariants
     Messages leave in the order of their offsets, and nothing overtakes a suspect.
     Only a message that was begun durably, with no other suspect beside it, is accused when a process ends.
+    The end that made it a suspect counts as well, if nothing was begun then: one end more sets it aside.
     The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused message.  What was not
     reached is a suspect again after a further crash, nearer to the front.
 """
@@ -22,7 +23,7 @@ from ...protocol.message import Message
 from ..settings import FailurePolicy
 
 CRASHES_MAX = 2
-"""A message is set aside when this number of processes ended while it was begun alone."""
+"""A message is set aside when it is accused of the ends of this number of processes."""
 CAREFUL_MAX = 1_000
 CAREFUL_MS = 30_000
 
@@ -59,6 +60,8 @@ class SuspectQueue:
         self.crashes = dict(begun)
         """By offset of an accused message."""
         self._last_accused = max(self.crashes, default=-1)
+        self._any_ended_it = not self.crashes
+        """Nothing was begun when the process ended: it may have been any suspect, and others only if none is accused."""
         self.until_ms = now_ms + CAREFUL_MS
         """Then the careful part ends, but for accused messages."""
         self._sets_aside = policy is not FailurePolicy.BLOCK
@@ -99,6 +102,14 @@ class SuspectQueue:
             return message, SuspectStep.PLAIN
         self._count += 1
         return message, SuspectStep.CAREFUL
+
+    def alone_crashes(self, offset: int) -> int:
+        """What a message is accused of if the process ends while it is begun alone."""
+        return self.beside_crashes(offset) + (self._any_ended_it and offset < self._upto)
+
+    def beside_crashes(self, offset: int) -> int:
+        """The same while others run beside it: the end before may have been of any of these."""
+        return self.crashes.get(offset, 0) + 1
 
     def failed(self, message: Message) -> None:
         """Note that a message waits for its next try: later ones of its key wait for it."""

@@ -79,9 +79,8 @@ def _check_retries(connection: Connection, subject: str, group: str, group_id: i
     chosen = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
     shared = connection.execute(chosen).scalar_one() == ConsumeStrategy.SHARED
     strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
-    if shared or strict:
-        what = f"subject {subject!r} is strict" if strict else f"group {group!r} is shared"
-        raise RetryPolicyError(what, subject=subject, group=group)
+    if strict and not shared:
+        raise RetryPolicyError(f"subject {subject!r} is strict", subject=subject, group=group)
 
 
 def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:

@@ -40,7 +40,7 @@ class RetryPolicyError(RefusedError):
 
     code = 1253
     retry = RetryRule.NEVER
-    summary = "on_failure='retry' is of exclusive groups of best_tried subjects"
+    summary = "on_failure='retry' is of best_tried subjects and of shared groups"
     hint = (
         'on_failure="park" keeps the order of keys, and "dead" goes on behind a message that failed too often; or: '
         "keylane subject set SUBJECT --order-strategy best_tried"

@@ -34,6 +34,8 @@ class Client:
         self.handled: list[int] = []
         self.in_flight = MessagesInFlight(retrying_max=retrying_max)
         self.set_aside: list[tuple[str, int, list[int], Failure]] = []
+        self.hanging: list[tuple[int, str, int, int]] = []
+        """(offset, what, failed tries, milliseconds), as told."""
         self.is_loose = self.is_apart = False
 
     def is_of(self, message: Message) -> bool:
@@ -49,6 +51,13 @@ class Client:
 
     def note_failed(self, message: Message, failure: Failure) -> None:
         """Take a failed try."""
+
+    def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
+        self.hanging.append((message.offset, why.text, why.attempts, running_ms))
+
+    def has_taken(self, message: Message) -> bool:
+        """True if a program has the message."""
+        return message.offset not in self.handled
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         behind = [each.offset for each in waiting]

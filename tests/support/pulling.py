@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from keylane.consumer import ConsumerSettings
+from keylane.consumer.delivery.alone_turn import AloneTurn
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.backoff import Backoff
@@ -97,6 +98,7 @@ class NotingOwner:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.codec = None
+        self.alone = AloneTurn()
         self.ended = 0
         self.drained = 0
         self.refreshed = 0

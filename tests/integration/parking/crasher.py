@@ -1,6 +1,6 @@
 """A consumer process for tests that ends when a handler gets a message of the key `bad`.
 
-Run as `python crasher.py META SUBJECT FILE MANNER`.  MANNER: "one", "batch", "iterated", "arrow" or "shared".  One line of the file per message
+Run as `python crasher.py META SUBJECT FILE MANNER`.  MANNER: "one", "slow", "batch", "iterated", "arrow" or "shared".  One line of the file per message
 that a handler gets: KEY VALUE ATTEMPT.
 """
 
@@ -19,7 +19,7 @@ async def main() -> None:
 
         async def handle(message: Message) -> None:
             out.write(f"{message.key.decode()} {message.value.decode()} {message.attempt}\n")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2 if message.key.startswith(b"slow") else 0.01)
             if message.key == b"bad":
                 os._exit(9)  # as the kernel does when there is no memory left
 
@@ -29,6 +29,7 @@ async def main() -> None:
 
         handlers = {
             "one": {"handler": handle},
+            "slow": {"handler": handle},
             "shared": {"handler": handle},
             "batch": {"batch_handler": handle_all},
         }

@@ -52,7 +52,7 @@ def handed(path: Path, key: str) -> list[tuple[int, int]]:
 async def test_message_that_ends_its_process_is_parked(
     shared_cluster: Cluster, tmp_path: Path, manner: str
 ):
-    """Three processes end: one unawares, two with the message alone; the fourth handles everything else."""
+    """Two processes end: one unawares, one with the message alone; the third handles everything else."""
     subject, path = f"crash-{manner}", tmp_path / "handed"
     await shared_cluster.create(subject, partitions=1)
     async with (
@@ -65,7 +65,7 @@ async def test_message_that_ends_its_process_is_parked(
             await send(producer, subject, b"b", number)
         await send(producer, subject, b"bad", 0, 1)
         await send(producer, subject, b"a", 4)
-        for _ in range(3):
+        for _ in range(2):
             with crasher(shared_cluster, subject, path, manner) as process:
                 await eventually(lambda process=process: process.poll() is not None)
                 assert process.returncode == 9, process.stderr.read()
@@ -85,8 +85,37 @@ async def test_message_that_ends_its_process_is_parked(
             run_keylane, "parked", "list", subject, "g", "--meta", shared_cluster.meta
         )
         assert "crashed: the process of its consumer ended" in " ".join(listed.stdout.split())
-    assert handed(path, "bad") == [(0, 1), (0, 1), (0, 2)]
+    assert handed(path, "bad") == [(0, 1), (0, 1)]
     assert [value for value, _ in handed(path, "b")][-1] == 3
+
+
+async def test_message_in_flight_at_both_ends_is_not_parked_for_another_one(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """One of each partition was with a handler when the first process ended; all but one are handled by the third."""
+    subject, path = "crash-beside", tmp_path / "handed"
+    await shared_cluster.create(subject, partitions=4)
+    keys = [b"slow%d" % number for number in range(12)]
+    async with (
+        asyncio.timeout(90),
+        Producer(shared_cluster.meta) as producer,
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        for key in (*keys, b"bad"):
+            await send(producer, subject, key, 0)
+        for _ in range(2):
+            with crasher(shared_cluster, subject, path, "slow") as process:
+                await eventually(lambda process=process: process.poll() is not None)
+                assert process.returncode == 9, process.stderr.read()
+        before = len(handed(path, "bad"))
+        with crasher(shared_cluster, subject, path, "slow"):
+            while not await brokers.count():
+                await asyncio.sleep(0.02)
+            await send(producer, subject, b"last", 0)
+            await eventually(lambda: handed(path, "last"))
+            pages = (await brokers.parked()).values()
+            assert [view.key_hex for page in pages for view in page.keys] == [b"bad".hex()]
+    assert len(handed(path, "bad")) == before == 2
 
 
 async def failures_of(brokers: ParkedBrokers) -> dict[str, str]:

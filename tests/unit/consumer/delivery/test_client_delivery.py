@@ -30,6 +30,9 @@ class NotingClient:
     def note_failed(self, message: Message, failure: Failure) -> None:
         self.told.append(("failed", message.offset, failure))
 
+    def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
+        self.told.append(("hangs", message.offset, why, running_ms))
+
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         self.told.append(("park", message.offset, failure, waiting))
 
@@ -59,10 +62,11 @@ def test_delivery_tells_its_client_what_becomes_of_messages():
     delivery.done(5)
     delivery.forget(2)
     delivery.note_failed(message, FAILURE)
+    delivery.note_hangs(message, FAILURE, 9)
     delivery.park(message, FAILURE, [])
     delivery.bury(message, FAILURE)
     delivery.retry(message, FAILURE, 30)
     assert client.told == [
-        ("done", 5), ("forget", 2), ("failed", 5, FAILURE), ("park", 5, FAILURE, []),
+        ("done", 5), ("forget", 2), ("failed", 5, FAILURE), ("hangs", 5, FAILURE, 9), ("park", 5, FAILURE, []),
         ("bury", 5, FAILURE), ("retry", 5, FAILURE, 30),
     ]  # fmt: skip

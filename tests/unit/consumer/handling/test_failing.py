@@ -81,3 +81,26 @@ def test_each_failure_sets_a_message_aside_under_retry():
     assert 50 <= pause_ms <= 100
     assert failing.pause_ms(message(1), 5_000) == 5_000
     assert failing.pause_ms(message(3), 5_000) is None
+
+
+def test_message_of_a_shared_group_under_retry_waits_in_place_and_is_then_set_aside():
+    """A handler that asks for another try gets no more than others; what it asks for counts if it is longer."""
+    slow = Backoff(first_ms=5_000, max_ms=5_000)
+    failing = Failing(
+        policy=FailurePolicy.RETRY, in_place=True, retry_tries_max=3, retry_backoff=slow
+    )
+    for error in (ValueError(), Retry("later")):
+        last = [failing.is_last(message(attempt), error) for attempt in (1, 2, 3)]
+        assert last == [False, False, True]
+    assert failing.pause_ms(message(3), 9_000) is None, "it is a dead letter"
+    assert 2_000 <= failing.asked_ms(0, 1) <= 8_000
+    assert failing.asked_ms(60_000, 1) == 60_000
+
+
+def test_pauses_of_a_shared_group_under_retry_are_those_of_retries():
+    retry = ConsumerSettings(on_failure="retry", consume_strategy="shared")
+    assert retry.try_backoff == retry.retry_backoff
+    assert retry.last_try == retry.retry_tries_max
+    dead = ConsumerSettings(on_failure="dead", consume_strategy="shared")
+    assert dead.try_backoff == dead.handler_backoff
+    assert dead.last_try == dead.tries_max

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.consumer.handling.log_throttle import (
-    HANGS_MS,
     LINES_PER_MINUTE,
     SEALED_WAITS,
     TRACEBACK_EVERY_MS,
@@ -16,12 +15,19 @@ from keylane.consumer.handling.log_throttle import (
     LogThrottle,
 )
 from keylane.protocol.message import Message
+from keylane.protocol.parked import HANGS_MS
 
 NOW_MS = 1_000_000
 
 
 def message(offset: int, key: bytes = b"k", attempt: int = 1) -> Message:
     return Message("orders", key, b"", offset, 3, 0, attempt=attempt)
+
+
+class Loose:
+    """A delivery of messages that are handled one by one, whatever their keys are."""
+
+    is_loose = True
 
 
 def text_of(line: LogLine | None) -> str:
@@ -43,6 +49,19 @@ def test_line_of_a_failing_message_names_partition_offset_and_next_try():
     keyless = text_of(log_throttle.failed(message(8, b""), "ValueError", NOW_MS, 150))
     assert "no key" in keyless
     assert "later messages" not in keyless
+
+
+def test_line_names_no_waiting_messages_when_the_group_is_shared():
+    """Nor for a message that is handled apart from the others of its key, as a dead letter that comes again."""
+    shared = LogThrottle(ordered=False)
+    failed = text_of(shared.failed(message(7), "ValueError", NOW_MS, 150))
+    hangs = text_of(shared.running(message(8), NOW_MS - HANGS_MS, NOW_MS))
+    apart = Message("orders", b"k", b"", 9, 3, 0, delivery=Loose())
+    loose = text_of(LogThrottle().failed(apart, "ValueError", NOW_MS, 150))
+    assert not [line for line in (failed, hangs, loose) if "later messages" in line]
+    assert failed.endswith("it is tried again in 0.1 s")
+    waits = text_of(LogThrottle().running(message(8), NOW_MS - HANGS_MS, NOW_MS))
+    assert waits.endswith("; later messages of its key wait")
 
 
 def test_line_has_the_text_of_the_error_and_what_a_sealed_partition_holds_up():

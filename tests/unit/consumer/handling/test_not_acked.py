@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.handling.not_acked import NACK, Retry, only_retry
+from keylane.consumer.handling.not_acked import (
+    NACK,
+    SHORTEST_MS_MAX,
+    Retry,
+    asked_wait_ms,
+    only_retry,
+)
 from keylane.protocol.errors import ConfigError
 from keylane.protocol.message import Message
 from support.handling import Client, in_virtual_time, virtual_loop, workers_of
@@ -93,6 +99,29 @@ def test_seconds_count_when_a_task_group_raises_them():
     tries, _ = run(handle, b"a")
     assert round(tries[1][2] - tries[0][2]) == 40
     assert only_retry(ExceptionGroup("", [Retry(), ValueError()])) is None
+
+
+def test_message_that_asks_for_another_try_at_once_does_not_spin():
+    """The second try is at once; then pauses grow, to a second at most."""
+
+    def handle(message: Message) -> None:
+        if message.attempt < 20:
+            raise Retry(after_s=0)
+
+    tries, acked = run(handle, b"a")
+    assert acked == [0]
+    seconds = [at for *_, at in tries]
+    assert seconds[5] - seconds[0] < 0.2
+    assert seconds[-1] - seconds[0] >= 1 + 8 * SHORTEST_MS_MAX / 1000
+    assert max(after - before for before, after in itertools.pairwise(seconds)) <= 1.2
+
+
+def test_shortest_pause_grows_with_the_tries_and_a_longer_one_counts():
+    assert [asked_wait_ms(0, attempt) for attempt in (1, 2, 3, 4, 11, 12, 10**9)] == [
+        *(0, 1, 2, 4, 512),
+        *(SHORTEST_MS_MAX, SHORTEST_MS_MAX),
+    ]
+    assert asked_wait_ms(30_000, 40) == 30_000
 
 
 def test_reason_is_logged_without_a_traceback(caplog):

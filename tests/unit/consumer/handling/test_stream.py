@@ -45,6 +45,9 @@ class StreamClient:
     def note_failed(self, message: Message, _failure: Failure) -> None:
         self.failed.append((message.offset, message.attempt))
 
+    def note_hangs(self, _message: Message, _why: Failure, _running_ms: int) -> None:
+        pass
+
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         behind = [each.offset for each in waiting]
         self.set_aside.append(("parked", message.offset, behind, failure))

@@ -80,16 +80,16 @@ async def test_suspect_is_handed_out_once_its_broker_knows_and_the_next_one_when
     broker.acks = [OverloadedError("no room")]
     async with pulling(broker, owner):
         await eventually(lambda: owner.offsets() == [0])
-        assert broker.begun == [(0, 1)]
+        assert broker.begun == [(0, 2)]
         await asyncio.sleep(0.02)
         assert owner.offsets() == [0]
         owner.done(0)
         await eventually(lambda: owner.offsets() == [0, 1])
         second = broker.asked(Ack)[-1]
-        assert (second.ranges, second.begun) == (((0, 1),), ((1, 1),))
+        assert (second.ranges, second.begun) == (((0, 1),), ((1, 2),))
         owner.done(1)
         await eventually(lambda: owner.offsets() == list(range(6)))
-        assert broker.begun == [(0, 1), (1, 1)]
+        assert broker.begun == [(0, 2), (1, 2)]
 
 
 async def test_failed_suspect_lets_the_next_one_begin():
@@ -225,3 +225,52 @@ async def test_suspect_that_runs_for_long_is_not_waited_for(monkeypatch: pytest.
     async with pulling(broker, owner):
         await eventually(lambda: owner.offsets() == list(range(6)))
         assert broker.begun == [(0, 1), (1, 2)]
+
+
+async def test_suspect_that_is_alone_no_more_is_not_accused_of_the_end_before(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Others run beside it from then on, which may end the process as well as it."""
+    monkeypatch.setattr(suspects, "CAREFUL_MS", 20)
+    monkeypatch.setattr(careful, "LONG_MS", 20)
+    broker, owner = SuspectingBroker(6), HandlingOwner()
+    async with pulling(broker, owner):
+        await eventually(lambda: owner.offsets()[:2] == [0, 1])
+        assert broker.begun[:3] == [(0, 2), (0, 1), (1, 2)]
+
+
+async def test_suspects_of_two_partitions_are_tried_one_after_the_other():
+    """Else the end of a process would accuse one of each."""
+    first, second = SuspectingBroker(2), SuspectingBroker(2)
+    owner, other = HandlingOwner(), HandlingOwner()
+    other.alone = owner.alone
+    async with pulling(first, owner), pulling(second, other):
+        await eventually(lambda: owner.offsets() == [0])
+        await asyncio.sleep(0.02)
+        assert not other.messages
+        assert not second.begun
+        owner.done(0)
+        await eventually(lambda: other.offsets() == [0])
+        await asyncio.sleep(0.02)
+        assert owner.offsets() == [0]
+        other.done(0)
+        await eventually(lambda: owner.offsets() == [0, 1])
+        owner.done(1)
+        await eventually(lambda: other.offsets() == [0, 1])
+        other.done(1)
+        await eventually(lambda: len(owner.messages) == len(other.messages) == 6)
+
+
+async def test_turn_ends_when_its_partition_is_handed_over():
+    first, second = SuspectingBroker(2), SuspectingBroker(2)
+    owner, other = HandlingOwner(), HandlingOwner()
+    other.alone = owner.alone
+    async with pulling(second, other):
+        async with pulling(first, owner) as client:
+            await eventually(lambda: owner.messages or other.messages)
+            held = owner if owner.messages else other
+            client.stop()
+            if held is owner:
+                owner.done(0)
+            await client.wait_handled()
+        await eventually(lambda: other.offsets()[:1] == [0])

@@ -69,6 +69,34 @@ def test_oldest_failing_message_is_told_with_its_last_failure():
     assert tries.oldest() is None
 
 
+def test_message_that_hangs_is_told_until_it_fails_or_ends():
+    """Since its try began, or since it failed first; with how long its present try takes."""
+    tries = FailedTries()
+    assert tries.hangs(message(5), failure(20_000, text="has not returned"), 12_000)
+    assert not tries.hangs(message(5), failure(21_000, text="has not returned"), 13_000), "no news"
+    told = tries.oldest()
+    assert told is not None
+    assert (told.offset, told.since_ms, told.at_ms, told.running_ms) == (5, 8_000, 21_000, 13_000)
+    tries.failed(message(5), failure(22_000))
+    failed = tries.oldest()
+    assert failed is not None
+    assert (failed.kind, failed.since_ms, failed.running_ms) == ("ValueError", 8_000, None)
+    assert tries.hangs(message(5), failure(40_000, text="has not returned"), 10_000)
+    assert tries.oldest().since_ms == 8_000  # type: ignore[union-attr]
+    tries.ended([(5, 6)])
+    assert tries.oldest() is None
+
+
+def test_redriven_message_that_hangs_is_told():
+    tries = FailedTries()
+    assert tries.redriven_hangs(9, message(4), failure(20_000), 12_000)
+    told = tries.oldest()
+    assert told is not None
+    assert (told.source, told.offset, told.running_ms) == (9, 4, 12_000)
+    tries.redriven_ended(9, 4)
+    assert tries.oldest() is None
+
+
 def test_failures_are_kept_of_a_limited_number():
     """Those that came first: what is told is the oldest of them."""
     tries = FailedTries()

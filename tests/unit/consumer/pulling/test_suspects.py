@@ -56,6 +56,19 @@ def test_accused_message_is_tried_again_once_and_then_set_aside():
     assert steps(twice, 3) == [(0, CAREFUL), (1, SET_ASIDE), (2, CAREFUL)]
 
 
+def test_end_that_made_suspects_counts_when_nothing_was_begun():
+    """Once for each message that may have been with a handler; one end more, alone, is the second."""
+    queue = queue_of(2, keys="abc")
+    assert [queue.alone_crashes(offset) for offset in range(3)] == [2, 2, 1]
+    assert [queue.beside_crashes(offset) for offset in range(3)] == [1, 1, 1]
+
+
+def test_end_of_a_process_with_one_message_alone_accuses_no_other():
+    """It has its culprit."""
+    queue = queue_of(3, (1, 2), keys="abc")
+    assert [queue.alone_crashes(offset) for offset in range(3)] == [1, 3, 1]
+
+
 def test_crashes_count_as_tries():
     """One crash is enough behind `tries_max - 1` failed tries; failed tries alone are not."""
     accused, failed = message(0), message(1)

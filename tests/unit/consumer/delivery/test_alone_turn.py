@@ -1,0 +1,62 @@
+"""The turn of messages that may end a process: one at a time, in order, and never for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from keylane.consumer.delivery.alone_turn import AloneTurn
+
+
+async def test_turns_are_taken_in_the_order_of_the_calls():
+    alone = AloneTurn()
+    running: list[int] = []
+    order: list[int] = []
+
+    async def take(number: int) -> None:
+        async with alone.taken(60):
+            running.append(number)
+            await asyncio.sleep(0)
+            assert running == [number]
+            order.append(number)
+            running.remove(number)
+
+    await asyncio.gather(*(take(number) for number in range(5)))
+    assert order == list(range(5))
+
+
+async def test_turn_ends_after_its_limit():
+    """The block of the first one goes on, and its end does not end the turn of the next one."""
+    alone = AloneTurn()
+    async with alone.taken(0.02):
+        began_s = time.monotonic()
+        async with alone.taken(60):
+            assert time.monotonic() - began_s >= 0.015
+            third = asyncio.create_task(alone.taken(60).__aenter__())
+            await asyncio.sleep(0)
+    await asyncio.wait_for(third, 5)
+
+
+async def test_canceled_wait_takes_no_turn():
+    alone = AloneTurn()
+    async with alone.taken(60):
+        waiting = asyncio.create_task(alone.taken(60).__aenter__())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    async with asyncio.timeout(5), alone.taken(60):
+        pass
+
+
+def test_turn_is_taken_in_another_event_loop():
+    """A consumer may be opened again there; who waited in the loop before is gone."""
+    alone = AloneTurn()
+
+    async def take_two() -> None:
+        async with alone.taken(60):
+            waiting = asyncio.create_task(alone.taken(60).__aenter__())
+            await asyncio.sleep(0)
+        await waiting
+
+    for _ in range(2):
+        asyncio.run(take_two())
