@@ -157,15 +157,20 @@ class Iteration:
     def __init__(self, home: Home, stream: Callable[[], Stream]) -> None:
         self._home = home
         self._stream = stream
+        self._known: Stream | None = None
+        """The one that gave the last message; once it is closed it gives none alone."""
 
     def __aiter__(self) -> Iteration:
         return self
 
     async def __anext__(self) -> Message[Any]:
         """As `Stream.next`."""
-        stream = self._stream()
-        if get_ident() == self._home.thread and (message := stream.take_alone()) is not None:
-            return message
+        known = self._known
+        if known is not None and get_ident() == self._home.thread:
+            message = known.take_alone()
+            if message is not None:
+                return message
+        self._known = stream = self._stream()
         self._home.check_thread()
         return await stream.next()
 

@@ -31,6 +31,10 @@ class IntervalSet:
     def add(self, start: int, end: int) -> bool:
         """Add `[start, end)`; True if any of it is new."""
         starts, ends = self._starts, self._ends
+        if not ends or start > ends[-1]:
+            starts.append(start)
+            ends.append(end)
+            return True
         first = bisect_left(ends, start)
         last = bisect_right(starts, end, first)
         if first < last:

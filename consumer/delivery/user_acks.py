@@ -20,7 +20,7 @@ class UserAcks(ABC):
     """
 
     # A sink keeps what it knows of a delivery for as long as that lives.
-    __slots__ = ("__weakref__", "_given_back", "_taken", "hand")
+    __slots__ = ("__weakref__", "_given_back", "_taken", "hand", "takes_hand")
 
     client: Any
     """The pull client whose messages end together."""
@@ -36,6 +36,8 @@ class UserAcks(ABC):
         """Offsets that the user gave back, and was not given again."""
         self.hand: Hand | None = None
         """May have messages that the user has and that are not in `_taken`."""
+        self.takes_hand = self.runs
+        """A message may be in a hand: none was given back that the user was not given again."""
 
     runs = False
     """It has `deadline_s`, and messages that are handled one after another may be told to `done_all` together."""
@@ -54,6 +56,7 @@ class UserAcks(ABC):
         self._taken.add(message.offset)
         if self._given_back:
             self._given_back.discard(message.offset)
+            self.takes_hand = self.runs and not self._given_back
 
     def taken_all(self, messages: list[Message]) -> None:
         """As `taken`, of each."""
@@ -61,11 +64,7 @@ class UserAcks(ABC):
         self._taken.update(offsets)
         if self._given_back:
             self._given_back.difference_update(offsets)
-
-    @property
-    def takes_hand(self) -> bool:
-        """True if a message may be in a hand: it was not given back."""
-        return self.runs and not self._given_back
+            self.takes_hand = self.runs and not self._given_back
 
     def _spread(self) -> None:
         if self.hand is not None:
@@ -148,6 +147,7 @@ class UserAcks(ABC):
         """Note that the user has given a message back."""
         self._taken.discard(offset)
         self._given_back.add(offset)
+        self.takes_hand = False
 
 
 _by_offset = attrgetter("offset")

@@ -10,8 +10,8 @@ from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
 from .not_acked import asked_wait_ms, wait_ms_of
 
-BATCH_BYTES_MAX = 8 << 20
-"""Keys, values and properties of an Arrow batch of several stored ones, at most."""
+BATCH_BYTES_MAX = 2 << 20
+"""Bytes of the stored batches of an Arrow batch of several, at most: it is made of a copy, which larger ones make of fresh memory."""
 
 
 class ArrowOwner(Protocol):

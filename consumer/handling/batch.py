@@ -42,18 +42,18 @@ class Batch:
 
     Args:
         messages: by offset; at least one.
-        keys: those of the messages, without b""; empty if they have no order.
+        keys: those of the messages, without b""; empty if they have no order; None: found when they are asked for.
         one_delivery: all messages end with the same lease.
         acked_each: messages are acked and forgotten at their deliveries; False: together, at their pull client.
         attempt: how often the batch was tried, its next time included.
     """
 
-    __slots__ = ("_attempt", "_deliveries", "acked_each", "client", "key", "keys", "messages")
+    __slots__ = ("_attempt", "_deliveries", "_keys", "acked_each", "client", "messages")
 
     def __init__(
         self,
         messages: list[Message],
-        keys: set[bytes],
+        keys: set[bytes] | None,
         *,
         one_delivery: bool = True,
         acked_each: bool = False,
@@ -66,13 +66,25 @@ class Batch:
         )
         self.acked_each = acked_each
         self.messages = messages
-        self.keys = keys
-        self.key = BatchKey(messages[0].key)
-        self.key.batch = self
+        self._keys = keys
         self._attempt = attempt
 
     def __len__(self) -> int:
         return len(self.messages)
+
+    @property
+    def key(self) -> BatchKey:
+        """The key of the first message, which knows its batch; the batch does not keep it, so that its end frees the messages."""
+        key = BatchKey(self.messages[0].key)
+        key.batch = self
+        return key
+
+    @property
+    def keys(self) -> set[bytes]:
+        """The keys of the messages, without b""; empty if they have no order."""
+        if self._keys is None:
+            self._keys = {message.key for message in self.messages if message.key}
+        return self._keys
 
     @property
     def subject(self) -> str:
@@ -159,5 +171,5 @@ class Batch:
             rest = [message for message, unit in pairs if unit not in first]
         self.messages = kept
         if ordered:
-            self.keys = {message.key for message in kept if message.key}
+            self._keys = {message.key for message in kept if message.key}
         return rest

@@ -1,5 +1,7 @@
 """Lanes for batches decide which messages a handler gets together next.  Pure.
 
+    put_batch ─▶ stored, opened once less than a batch is ready
+                   ▼
     put ─▶ ready, by partition ──take──▶ a running batch ──finish─▶ what was held for its keys is ready again
              ▲        │                        ╰─ fail: waits in `Retries`, and its keys stay busy ─▶ put_first
              │        ╰─▶ held, if their key is in a running or failed batch
@@ -13,7 +15,8 @@ Invariants
     Messages without a key (b"") have no order and never wait for each other.
     While a batch's worth of messages is held for running batches of a partition, no further batch of it is begun; what is
     held for failed ones does not count.
-    A batch whose keys are all free costs no Python code for each message.
+    A batch whose keys are all free costs no Python code for each message.  The keys of one that ends before anything else is
+    taken are not looked at.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any
 
 from ...protocol.message import Message
 from .batch import Batch, BatchKey
+from .lanes import UnopenedBatch
 
 _QueueKey = tuple[int, Any]
 """Partition, and the delivery of redriven messages; None: of all others."""
@@ -40,9 +44,14 @@ class _Queue:
         "lasts",
         "number",
         "partition_id",
+        "put_count",
         "ready",
         "ripe",
+        "stored",
+        "stored_count",
         "unsorted",
+        "wait_upto",
+        "waits",
     )
 
     def __init__(self, partition_id: int, *, lasts: bool) -> None:
@@ -51,15 +60,82 @@ class _Queue:
         """More messages will come; False: it ends when it is empty."""
         self.acked_each = False
         """Some messages may have a delivery other than their pull client."""
-        self.ready: deque[Message] = deque()
+        self.ready: list[Message] = []
+        self.stored: deque[UnopenedBatch] = deque()
+        """Pulled after all that is ready."""
+        self.stored_count = 0
         self.held = 0
         """Messages that wait for running batches."""
         self.ripe = False
         """A batch may be smaller than `max_records`: the oldest message has waited for long enough."""
         self.number = 0
         """Counts the waits, so that the end of an earlier one is told apart."""
+        self.waits = False
+        """The last of them has not ended."""
+        self.wait_upto = 0
+        """It is for the messages that were put before this number of them."""
+        self.put_count = 0
         self.unsorted = False
-        """Messages that were held lie before older ones."""
+        """Some messages lie before older ones."""
+
+    @property
+    def count(self) -> int:
+        """Messages that no batch has, and that wait for none."""
+        return len(self.ready) + self.stored_count
+
+    def put(self, messages: list[Message]) -> None:
+        """Add messages before all stored batches."""
+        self.add(messages)
+        self.put_count += len(messages)
+
+    def add(self, messages: list[Message]) -> None:
+        """Add messages to those that are ready; they are by offset."""
+        ready = self.ready
+        if ready and messages and ready[-1].offset > messages[0].offset:
+            self.unsorted = True
+        ready += messages
+
+    def put_batch(self, batch: UnopenedBatch) -> None:
+        """Add a batch behind all others."""
+        self.stored.append(batch)
+        self.stored_count += batch.count
+        self.put_count += batch.count
+
+    def begin_wait(self) -> int:
+        """Begin a wait for others beside the messages that are here; returns its number."""
+        self.number += 1
+        self.waits, self.wait_upto = True, self.put_count
+        return self.number
+
+    def end_wait(self) -> int:
+        """End the wait: what is here may be a smaller batch; or, if all it was for is gone, begin the next one."""
+        self.waits = False
+        if not self.count:
+            return 0
+        if self.put_count - self.count >= self.wait_upto:
+            return self.begin_wait()
+        self.ripe = True
+        return 0
+
+    def open(self, count: int) -> None:
+        """Open batches until `count` messages are ready, or all are; those of parked keys are left out."""
+        while self.stored and len(self.ready) < count:
+            batch = self.stored.popleft()
+            self.stored_count -= batch.count
+            self.add(batch.messages())
+
+    def keep(self, kept: Callable[[Message], bool]) -> int:
+        """Leave out the messages that are not `kept`, but for those of stored batches; returns how many were left out."""
+        before = len(self.ready)
+        self.ready = [message for message in self.ready if kept(message)]
+        return before - len(self.ready)
+
+    def drop_batches(self, client: Any) -> int:
+        """Forget the stored batches of a pull client; returns how many messages they have."""
+        before = self.stored_count
+        self.stored = deque(batch for batch in self.stored if batch.client is not client)
+        self.stored_count = sum(batch.count for batch in self.stored)
+        return before - self.stored_count
 
 
 class BatchLanes:
@@ -101,6 +177,8 @@ class BatchLanes:
         """Those of failed ones, until `finish` or `release`."""
         self._held: dict[bytes, list[Message]] = {}
         """For busy keys: the messages that wait for them."""
+        self._lone: Batch | None = None
+        """A running batch whose keys are not among the busy ones yet: nothing was taken since, and no other batch has keys."""
 
     def note_alone(self) -> None:
         """Nothing: a batch is noted when it is taken."""
@@ -116,13 +194,14 @@ class BatchLanes:
         return self.arrived
 
     def _is_due(self, queue: _Queue) -> bool:
-        enough = queue.ripe or len(queue.ready) >= self._max
+        count = queue.count
+        enough = queue.ripe or count >= self._max
         may = queue.held < self._max and queue.partition_id not in self._paused
-        return bool(queue.ready) and enough and may
+        return count > 0 and enough and may
 
     def put(self, messages: list[Message]) -> int:
         """
-        Add messages of one partition, in the order of their offsets.
+        Add messages of one partition, in the order of their offsets, before the batches that are stored.
 
         Returns:
             The number of a wait that begins now, and which `ripen` should end; 0 if none does.
@@ -130,15 +209,25 @@ class BatchLanes:
         if not messages:
             return 0
         queue = self._queue(messages[0])
-        begins = not queue.ready
-        queue.ready.extend(messages)
+        queue.put(messages)
         alone = self._ordered and not _is_plain(messages[0])
         queue.acked_each |= alone
-        if not self._waits or alone:
+        return self._wait(queue, ripe=alone)
+
+    def put_batch(self, batch: UnopenedBatch) -> int:
+        """As `put`, of a batch that is opened when its messages are next."""
+        if not batch.count:
+            return 0
+        partition_id: int = batch.client.partition_id
+        queue = self._queue_of((partition_id, None), partition_id)
+        queue.put_batch(batch)
+        return self._wait(queue)
+
+    def _wait(self, queue: _Queue, *, ripe: bool = False) -> int:
+        if ripe or not self._waits:
             queue.ripe = True
-        elif begins and len(queue.ready) < self._max:
-            queue.number += 1
-            return queue.number
+        elif not queue.waits:
+            return queue.begin_wait()
         return 0
 
     def _key(self, message: Message) -> _QueueKey:
@@ -147,18 +236,24 @@ class BatchLanes:
         return message.partition_id, delivery if apart else None
 
     def _queue(self, message: Message) -> _Queue:
-        key = self._key(message)
+        return self._queue_of(self._key(message), message.partition_id)
+
+    def _queue_of(self, key: _QueueKey, partition_id: int) -> _Queue:
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = _Queue(message.partition_id, lasts=key[1] is None)
+            queue = self._queues[key] = _Queue(partition_id, lasts=key[1] is None)
             self._turns.append(key)
         return queue
 
-    def ripen(self, message: Message, number: int) -> None:
-        """End a wait: what is ready beside `message`, which began it, may be taken now, however little it is."""
-        queue = self._queues.get(self._key(message))
-        if queue is not None and queue.number == number and queue.ready:
-            queue.ripe = True
+    def ripen(self, partition_id: int, number: int) -> int:
+        """
+        End a wait: what is there of its partition since it began may be taken now, however little it is.
+
+        Returns:
+            As `put`: the number of a wait that begins now, for messages that came later.
+        """
+        queue = self._queues.get((partition_id, None))
+        return 0 if queue is None or queue.number != number else queue.end_wait()
 
     def pause(self, partition_id: int) -> None:
         """Let no message of a partition run until `resume`, but for those that failed."""
@@ -168,7 +263,7 @@ class BatchLanes:
         """Let the messages of a partition run again; True if any waits."""
         self._paused.discard(partition_id)
         return any(
-            queue.ready for queue in self._queues.values() if queue.partition_id == partition_id
+            queue.count for queue in self._queues.values() if queue.partition_id == partition_id
         )
 
     def put_first(self, batches: Iterable[Batch]) -> None:
@@ -177,13 +272,14 @@ class BatchLanes:
 
     def take(self) -> Batch | None:
         """Take the next batch; it counts as running.  None if there is none."""
+        self._note_lone()
         if self._again:
             return self._again.popleft()
         for _ in range(len(self._turns)):
             key = self._turns[0]
             queue = self._queues[key]
             self._turns.rotate(-1)
-            if not (queue.lasts or queue.ready or queue.held):
+            if not (queue.lasts or queue.count or queue.held):
                 del self._queues[key]
                 self._turns.pop()
                 continue
@@ -194,26 +290,42 @@ class BatchLanes:
         return None
 
     def _fill(self, queue: _Queue) -> Batch | None:
-        """A batch of ready messages; None if the keys of all that were looked at are busy."""
-        ready, unsorted = queue.ready, queue.unsorted
-        chunk = [ready.popleft() for _ in range(min(self._max, len(ready)))]
-        if not ready:
-            queue.ripe, queue.unsorted = not self._waits, False
+        """A batch of ready messages; None if all that were looked at are parked, or their keys are busy."""
+        queue.open(self._max)
+        chunk, unsorted = queue.ready[: self._max], queue.unsorted
+        del queue.ready[: self._max]
+        if not queue.count:
+            queue.ripe = not self._waits
+        if not queue.ready:
+            queue.unsorted = False
         if unsorted:
             chunk.sort(key=_by_offset)
+        if not chunk:
+            return None
         if not self._ordered:
             return Batch(chunk, set(), one_delivery=False)
-        keys = {message.key for message in chunk}
-        if not keys.isdisjoint(self._busy):
-            chunk = self._free_of(chunk, queue)
-            if not chunk:
-                return None
+        keys = None
+        if self._busy:
             keys = {message.key for message in chunk}
-        keys.discard(b"")
-        self._busy |= keys
+            if not keys.isdisjoint(self._busy):
+                chunk = self._free_of(chunk, queue)
+                if not chunk:
+                    return None
+                keys = {message.key for message in chunk}
+            keys.discard(b"")
+            self._busy |= keys
         each = queue.acked_each
         queue.acked_each = each and bool(queue.ready or queue.held or not queue.lasts)
-        return Batch(chunk, keys, one_delivery=not each, acked_each=each)
+        batch = Batch(chunk, keys, one_delivery=not each, acked_each=each)
+        if keys is None:
+            self._lone = batch
+        return batch
+
+    def _note_lone(self) -> None:
+        """Note the keys of the batch that ran alone."""
+        lone, self._lone = self._lone, None
+        if lone is not None:
+            self._busy |= lone.keys
 
     def _free_of(self, messages: list[Message], queue: _Queue) -> list[Message]:
         """Hold the messages whose keys are busy, and return the others."""
@@ -234,10 +346,14 @@ class BatchLanes:
     def finish(self, key: bytes) -> None:
         """Note that the batch of `key` ended: what was held for its keys is ready again."""
         assert isinstance(key, BatchKey)
-        self.release(key.batch)
+        if key.batch is self._lone:
+            self._lone = None
+        else:
+            self.release(key.batch)
 
     def release(self, batch: Batch) -> None:
         """Free the keys of a batch that ended, or is not tried again."""
+        self._note_lone()
         self._busy -= batch.keys
         if self._held and batch.keys:
             back: list[Message] = []
@@ -258,20 +374,25 @@ class BatchLanes:
     def _put_back(self, messages: list[Message]) -> None:
         """Put messages that were held before all that is ready."""
         messages.sort(key=_by_offset)
-        for message in reversed(messages):
-            queue = self._queue(message)
-            queue.ready.appendleft(message)
+        back: dict[_QueueKey, list[Message]] = {}
+        for message in messages:
+            back.setdefault(self._key(message), []).append(message)
+        for group in back.values():
+            queue = self._queue(group[0])
+            queue.ready[:0] = group
             queue.ripe = queue.unsorted = True
-            queue.acked_each |= not _is_plain(message)
+            queue.acked_each |= not all(map(_is_plain, group))
 
     def fail(self, batch: Batch) -> None:
         """Note that a batch failed: its keys are busy until it is handled, and other keys do not wait for it."""
+        self._note_lone()
         for key in batch.keys - self._failed:
             self._count_held(self._held.get(key, []), -1)
         self._failed |= batch.keys
 
     def split(self, batch: Batch) -> Batch | None:
         """Halve a failed batch; returns the other half, if it may be tried beside this one: its keys are others."""
+        self._note_lone()
         rest = batch.split()
         if not rest:
             return None
@@ -288,6 +409,7 @@ class BatchLanes:
 
     def collect(self, failed: Batch, ours: Callable[[Message], bool]) -> list[Message]:
         """Take out the messages that are `ours` and wait behind a failed batch of one key, which is not tried again here."""
+        self._note_lone()
         (key,) = failed.keys
 
         def behind(message: Message) -> bool:
@@ -301,7 +423,7 @@ class BatchLanes:
         for queue in self._queues.values():
             if any(behind(message) for message in queue.ready):
                 waiting += [message for message in queue.ready if behind(message)]
-                queue.ready = deque(message for message in queue.ready if not behind(message))
+                queue.keep(lambda message: not behind(message))
         self.release(failed)
         return sorted(waiting, key=_by_offset)
 
@@ -318,9 +440,7 @@ class BatchLanes:
         count = 0
         self._paused.discard(partition_id)
         for queue in self._queues.values():
-            kept = deque(message for message in queue.ready if not ours(message))
-            count += len(queue.ready) - len(kept)
-            queue.ready = kept
+            count += queue.keep(lambda message: not ours(message))
             if queue.partition_id == partition_id:
                 queue.lasts = False
         for key, lane in list(self._held.items()):
@@ -339,8 +459,12 @@ class BatchLanes:
             self.release(batch)
         return count, due
 
+    def drop_batches(self, client: Any) -> int:
+        """Forget the batches of a pull client that are not opened; returns how many messages they have."""
+        return sum(queue.drop_batches(client) for queue in self._queues.values())
+
     def __len__(self) -> int:
-        ready = sum(len(queue.ready) for queue in self._queues.values())
+        ready = sum(queue.count for queue in self._queues.values())
         return ready + sum(map(len, self._held.values())) + sum(map(len, self._again))
 
 

@@ -89,18 +89,24 @@ class BatchWorkers(Workers):
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
-        number = self._batch_lanes.put(messages)
-        if number:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._max_wait_s, self._ripen, messages[0], number)
+        if messages:
+            self._wait(messages[0].partition_id, self._batch_lanes.put(messages))
         self._work.set()
 
     def put_batch(self, batch: UnopenedBatch) -> None:
-        """Add the messages of a batch."""
-        self.put(batch.messages())
+        """Add a batch of one partition, which is opened when its messages are next."""
+        self._wait(batch.client.partition_id, self._batch_lanes.put_batch(batch))
+        self._work.set()
 
-    def _ripen(self, message: Message, number: int) -> None:
-        self._batch_lanes.ripen(message, number)
+    def _wait(self, partition_id: int, number: int) -> None:
+        """Have a wait of the lanes end in time; 0: none has begun."""
+        if number:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._max_wait_s, self._ripen, partition_id, number)
+
+    def _ripen(self, partition_id: int, number: int) -> None:
+        if not self._closed:
+            self._wait(partition_id, self._batch_lanes.ripen(partition_id, number))
         self._work.set()
 
     def _wait_for_try(self, message: Message, error: BaseException, now_ns: int) -> None:
@@ -162,7 +168,7 @@ class BatchWorkers(Workers):
         batches = [*cast(list[Batch], failed), *due]
         for batch in batches:
             self._log_line(self._log_throttle.given_up(cast(Message, batch), now_ms))
-        client.forget(count + sum(map(len, batches)))
+        client.forget(count + sum(map(len, batches)) + self._batch_lanes.drop_batches(client))
         if self._lanes.has_waiting:
             self._work.set()
         self._start_due()

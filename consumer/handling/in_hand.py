@@ -67,14 +67,15 @@ class InHand:
 
     def take_alone(self, arrived: deque[Message], boot_ns: Callable[[], int]) -> Message | None:
         """The first message that arrived, into the hand; None: something else is in hand, or it needs more than that."""
-        if not arrived or not self.is_free:
+        hand = self.hand
+        if self._lanes or self._due or hand.message is not None or hand.messages or not arrived:
             return None
         message = arrived[0]
         delivery: Any = message.delivery
         if not delivery.takes_hand or boot_ns() >= delivery.deadline_ns:
             return None
-        delivery.hand = self.hand
-        self.hand.message = arrived.popleft()
+        delivery.hand = hand
+        hand.message = arrived.popleft()
         return message
 
     def take_together(

@@ -27,7 +27,6 @@ from typing import Any, Protocol
 from ...protocol.message import Message
 
 _by_offset = attrgetter("offset")
-_key_of = attrgetter("key")
 _consume = deque[object](maxlen=0).extend
 
 
@@ -156,7 +155,8 @@ class Lanes:
         if self._plain is None or not self.arrived:
             return None
         messages = list(islice(self.arrived, most))
-        if self.busy and self._ordered and not self.busy.keys().isdisjoint(map(_key_of, messages)):
+        busy = self.busy
+        if busy and self._ordered and [each for each in messages if each.key in busy]:
             self._drop_first(len(messages))
             messages = [message for message in messages if not self._waits(message)]
             self.arrived.extendleft(reversed(messages))

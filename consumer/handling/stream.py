@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from asyncio import current_task
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -109,8 +110,10 @@ class Stream:
         self._arrow = ArrowStream(boot_ns=clock.boot_ns, wake=self._work.set)
         self._asked = asyncio.Event()
         """Set while the user waits for a message; otherwise the loop body runs, with the messages taken."""
-        self._quick = False
+        self._quick = self._alone = False
         """True while `next`, in the task that called it last, need not tell that the user asks."""
+        self._alone = False
+        """True while it is, and `take_alone` may give messages: all are wanted, of all partitions."""
         self._turn_left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
@@ -163,7 +166,7 @@ class Stream:
             OtherTaskError: another task iterates.
             MixedUseError: messages were taken in another way.
         """
-        task = asyncio.current_task(self._loop)
+        task = current_task(self._loop)
         if self._quick and task is self._task:
             self._turn_left -= 1
             if self._turn_left and (message := self._take_one()) is not None:
@@ -186,6 +189,7 @@ class Stream:
                 if message is not None:
                     self._current = message
                     self._quick = True
+                    self._alone = self._filtering is None and not self._paused
                     return message
                 if not self._waiting and not self._stored:
                     await self._wait_for_work(self._in_hand.next_ns())
@@ -268,9 +272,7 @@ class Stream:
     def take_alone(self) -> Message | None:
         """The next message for the task that took the last one, if that is acked; None: `next` decides."""
         left = self._turn_left - 1
-        if not (left and self._quick) or self._paused or self._filtering is not None:
-            return None
-        if asyncio.current_task(self._loop) is not self._task:
+        if not (left and self._alone) or current_task(self._loop) is not self._task:
             return None
         message = self._in_hand.take_alone(self._waiting, self._boot_ns)
         if message is not None:
@@ -455,6 +457,7 @@ class Stream:
     # ── partitions that the user does not want now ───────────────────────────────────────────────────
     def pause(self, partition_id: int) -> None:
         """Hand no message of a partition out until `resume`."""
+        self._alone = False
         held = self._paused.setdefault(partition_id, [])
         held += [message for message in self._waiting if message.partition_id == partition_id]
         self._waiting = deque(
@@ -529,7 +532,7 @@ class Stream:
                     return
             if await race.first(0) or self._asked.is_set():
                 return
-            self._quick = False
+            self._quick = self._alone = False
             race.start(self._asked.wait())
             if not await race.first(HANDOVER_WARN_MS):
                 log.warning(
@@ -542,12 +545,12 @@ class Stream:
     async def finish(self) -> None:
         """Hand out nothing more, and wait for the loop body to ask for the next message, `handover_ms` at most."""
         self._closed = True
-        self._quick = False
+        self._quick = self._alone = False
         self._work.set()
         if self._asked.is_set():
             return
         async with Race() as race:
-            self._quick = False
+            self._quick = self._alone = False
             race.start(self._asked.wait())
             await race.first(self._handover_ms)
 
@@ -576,13 +579,13 @@ class Stream:
     def fail(self, error: BaseException) -> None:
         """End the iteration with `error`."""
         self._error = error
-        self._quick = False
+        self._quick = self._alone = False
         self._work.set()
 
     async def close(self) -> None:
         """End the iteration."""
         self._closed = True
-        self._quick = False
+        self._quick = self._alone = False
         self._waiting.clear()
         self._stored.clear()
         self._work.set()

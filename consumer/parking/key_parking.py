@@ -11,7 +11,6 @@ Invariant
 from __future__ import annotations
 
 import logging
-from operator import attrgetter
 
 from ...protocol.frames import Acquired, ListParked, ParkedKeys
 from ...protocol.message import Message
@@ -121,18 +120,13 @@ class KeyParking:
     def divert(self, messages: list[Message]) -> list[Message]:
         """Park the messages whose keys are parked; returns the others."""
         keys = self.keys
-        indexes = [index for index, key in enumerate(map(_key_of, messages)) if key in keys]
-        if not indexes:
+        parked = [message for message in messages if message.key in keys]
+        if not parked:
             return messages
         diverted: dict[bytes, list[Message]] = {}
-        others: list[Message] = []
-        start = 0
-        for index in indexes:
-            message = messages[index]
+        for message in parked:
             diverted.setdefault(message.key, []).append(message)
-            others += messages[start:index]
-            start = index + 1
-        others += messages[start:]
+        others = _others(messages, parked, keys)
         for key, behind in diverted.items():
             held = self._freeing.get(key)
             if held is not None:
@@ -175,4 +169,12 @@ class KeyParking:
             self._context.client.hand_out(held)
 
 
-_key_of = attrgetter("key")
+def _others(messages: list[Message], parked: list[Message], keys: set[ParkKey]) -> list[Message]:
+    """The messages but for `parked`, those of `keys`: taken out by their places where offsets have no gaps, as in a batch."""
+    first, others = messages[0].offset, messages.copy()
+    for message in reversed(parked):
+        at = message.offset - first
+        if not 0 <= at < len(others) or others[at] is not message:
+            return [each for each in messages if each.key not in keys]
+        del others[at]
+    return others

@@ -61,6 +61,11 @@ class ParkQueue:
         return bool(self._parks or self._others or self._under_way)
 
     @property
+    def is_long(self) -> bool:
+        """True if there are changes for a whole request."""
+        return len(self._parks) + len(self._others) >= CHANGES_MAX
+
+    @property
     def full(self) -> bool:
         """True if the broker had no room when asked last."""
         return self._full
@@ -93,6 +98,15 @@ class ParkQueue:
     ) -> None:
         """Add messages to park, sorted by offset."""
         self._messages += len(offsets)
+        if len(offsets) == 1:
+            self._parks.append(
+                Waiting(
+                    Park(key, ((offsets[0], offsets[0] + 1),), failure),
+                    confirmed or _nothing,
+                    next_try_ms,
+                )
+            )
+            return
         ranges = tuple(IntervalSet((offset, offset + 1) for offset in offsets))
         for first in range(0, max(len(ranges), 1), PARKED_ROWS_MAX):
             part = ranges[first : first + PARKED_ROWS_MAX]

@@ -160,6 +160,8 @@ class ParkSender:
                 while self._queue:
                     await self._send()
                     pauses.reset()
+                    if self._queue and not self._queue.is_long and not self._queue.full:
+                        await asyncio.sleep(linger_s)  # for others that come meanwhile
                 self._context.client.settled()
             except FencedError:
                 raise

@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+from ...protocol.message import Message
 from ...protocol.offsets import IntervalSet, Range
 
 RANGES_PER_REQUEST = 1_000
@@ -90,3 +91,21 @@ class AckQueue:
         fewer = len(self.under_way) > 1
         self._ranges_max = max(1, len(self.under_way) // 2)
         return fewer
+
+
+def ranges_of(messages: list[Message]) -> list[Range]:
+    """The ranges of the messages' offsets, by offset: halved until an end follows from a start."""
+    ranges: list[Range] = []
+    parts = [(0, len(messages))]
+    while parts:
+        low, high = parts.pop()
+        start, end = messages[low].offset, messages[high - 1].offset + 1
+        if end - start != high - low:
+            middle = (low + high) // 2
+            parts.append((middle, high))
+            parts.append((low, middle))
+        elif ranges and ranges[-1][1] == start:
+            ranges[-1] = ranges[-1][0], end
+        else:
+            ranges.append((start, end))
+    return ranges

@@ -20,7 +20,7 @@ from .suspects import CAREFUL_MS
 
 PARTS = 16
 """The number of smaller parts in which an accused one comes again: 100,000 rows take five crashes at most."""
-PART_BYTES_MAX = 8 << 20
+PART_BYTES_MAX = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,18 @@ class FailedTries:
 
     def ended(self, ranges: Iterable[Range]) -> None:
         """Note that messages are handled or set aside: they fail no longer."""
-        if self._failing:
-            gone = IntervalSet(ranges)
-            for offset in [offset for offset in self._failing if offset in gone]:
-                del self._failing[offset]
+        failing = self._failing
+        if not failing:
+            return
+        ended = list(ranges)
+        if sum(end - start for start, end in ended) <= len(failing):
+            for start, end in ended:
+                for offset in range(start, end):
+                    failing.pop(offset, None)
+            return
+        gone = IntervalSet(ended)
+        for offset in [offset for offset in failing if offset in gone]:
+            del failing[offset]
 
     def oldest(self) -> FailingMessage | None:
         """The oldest message that fails or hangs; a redriven one only if there is no other."""

@@ -17,6 +17,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
+from threading import get_ident
 
 from ...protocol.batch import batch_starts, column_views
 from ...protocol.clock import Clock, deadline_seconds
@@ -42,6 +43,7 @@ from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings
 from .ack_sender import AckSender
+from .acks import ranges_of
 from .careful import CarefulHandOut
 from .fetch_offsets import FetchOffsets
 from .lifetime import Lifetime, PullEvent, PullState
@@ -285,9 +287,12 @@ class PullClient(UserAcks, PullViews):
         if end - start == len(messages):
             self.done_range(start, end)
             return
-        middle = len(messages) // 2
-        self.done_all(messages[:middle])
-        self.done_all(messages[middle:])
+        for first, last in ranges_of(messages):
+            if self._careful is not None:
+                self._careful.done_range(first, last)
+            self._handled.done_range(first, last)
+        self._acks.send_soon()
+        self._in_flight.remove(len(messages))
 
     def done_range(self, start: int, end: int) -> None:
         """As `done_all`, of `[start, end)`."""
@@ -322,8 +327,10 @@ class PullClient(UserAcks, PullViews):
             LeaseLostError: the partition was handed over, or its lease has ended.
             ForkedError, OtherLoopError: the consumer is open in another process or event loop.
         """
-        self._connections.home.check_thread()
-        if self._clock.boot_ns() >= self._acks_until_ns:
+        home = self._connections.home
+        if get_ident() != home.thread:
+            home.check_thread()
+        if self.boot_ns() >= self._acks_until_ns:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
     @property
@@ -464,8 +471,8 @@ class PullClient(UserAcks, PullViews):
             while left_out and left_out[0][0] < header.base_offset:
                 self._pass_over(*left_out.popleft())
             self._open_batch(payload, start, header)
-            if header.length < len(payload):
-                await asyncio.sleep(0)
+            if header.length < len(payload) and not self.owner.keeps_batches:
+                await asyncio.sleep(0)  # cutting takes time; what is kept as it came is for one Arrow batch
         for low, high in left_out:
             self._pass_over(low, high)
 

@@ -22,6 +22,8 @@ from keylane.protocol.frames import (
     Acquire,
     Acquired,
     Batches,
+    ChangeParked,
+    ParkedChanged,
     Pull,
     Released,
     Request,
@@ -67,7 +69,7 @@ class ScriptedBroker:
     def asked(self, kind: type) -> list[Request]:
         return [request for request in self.requests if isinstance(request, kind)]
 
-    async def call(self, request: Request, *, wait_ms: int = 0):
+    async def call(self, request: Request, _payload: bytes = b"", *, wait_ms: int = 0):
         self.requests.append(request)
         match request:
             case Acquire():
@@ -86,6 +88,8 @@ class ScriptedBroker:
                     raise self.acks.pop(0)
                 self.cursor = max([self.cursor, *(end for _, end in ranges)])
                 return Acked(self.cursor), b""
+            case ChangeParked():
+                return ParkedChanged(1), b""
         return Released(), b""
 
 
@@ -93,6 +97,7 @@ class NotingOwner:
     """Keeps the messages, and counts what it is told."""
 
     keeps_batches = False
+    buries_when_full = False
     wanted = None
 
     def __init__(self) -> None:

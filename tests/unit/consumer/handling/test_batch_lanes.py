@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
+from collections.abc import Callable
+
+from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from keylane.consumer.handling.batch import Batch
 from keylane.consumer.handling.batch_lanes import BatchLanes
+from keylane.protocol.message import Message
 from support.handling import Client
 
 KEYS = [b"", b"a", b"b", b"c", b"d"]
@@ -22,6 +28,30 @@ class SideDelivery:
         self.client = client
 
 
+class Stored:
+    """A batch that is opened later; the message at `parked`, if it has one, is parked then."""
+
+    is_plain = True
+
+    def __init__(
+        self,
+        client: Client,
+        messages: list[Message],
+        park: Callable[[Message], None] = lambda _message: None,
+        parked: int = -1,
+    ) -> None:
+        self.client, self.count = client, len(messages)
+        self.opened = False
+        self._messages, self._park, self._parked = messages, park, parked
+
+    def messages(self) -> list[Message]:
+        assert not self.opened
+        self.opened = True
+        for message in self._messages[self._parked : self._parked + 1]:
+            self._park(message)
+        return [message for at, message in enumerate(self._messages) if at != self._parked]
+
+
 class BatchLanesMachine(RuleBasedStateMachine):
     """Workers take, end, fail and halve batches of two partitions in any order."""
 
@@ -31,6 +61,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
         self.clients = [Client(0), Client(1)]
         self.careful = [SideDelivery(client) for client in self.clients]
         self.put_count = [0, 0]
+        self.stored: list[list[Stored]] = [[], []]
         self.running: list[Batch] = []
         self.failed: list[Batch] = []
         self.ended: dict[bytes, list[tuple[int, int]]] = {}
@@ -42,6 +73,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
         careful=st.booleans(),
     )
     def put(self, partition: int, keys: list[bytes], careful: bool) -> None:
+        assume(all(batch.opened for batch in self.stored[partition]))  # they are older
         start = self.put_count[partition]
         self.put_count[partition] += len(keys)
         own = [key and key + b"%d" % partition for key in keys]
@@ -50,6 +82,24 @@ class BatchLanesMachine(RuleBasedStateMachine):
             for message in messages:
                 message.delivery = self.careful[partition]
         self.lanes.put(messages)
+
+    @rule(
+        partition=st.integers(0, 1),
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=9),
+        parked=st.integers(0, 9),
+    )
+    def put_batch(self, partition: int, keys: list[bytes], parked: int) -> None:
+        """One message is parked when the batch is opened."""
+        start = self.put_count[partition]
+        self.put_count[partition] += len(keys)
+        own = [key and key + b"%d" % partition for key in keys]
+        messages = self.clients[partition].messages(*own, start=start)
+        batch = Stored(self.clients[partition], messages, self.park, parked)
+        self.stored[partition].append(batch)
+        self.lanes.put_batch(batch)
+
+    def park(self, _message: Message) -> None:
+        self.count += 1
 
     @rule()
     def take(self) -> None:
@@ -139,12 +189,82 @@ def test_batch_waits_until_it_is_full_or_ripe():
     assert number
     assert not lanes.arrived
     assert lanes.take() is None
-    lanes.ripen(client.messages(b"a")[0], number - 1)
+    lanes.ripen(1, number - 1)
     assert lanes.take() is None, "the end of an earlier wait"
-    lanes.ripen(client.messages(b"a")[0], number)
+    lanes.ripen(1, number)
     assert len(lanes.take()) == 2
-    assert lanes.put(client.messages(b"c", b"d", b"e", start=2)) == 0, "it is full at once"
+    lanes.put(client.messages(b"c", b"d", b"e", start=2))
+    assert len(lanes.take()) == 3, "it is full at once"
+
+
+def test_rest_of_a_full_batch_waits_no_longer_than_others():
+    """Its wait began when it was put; one that comes after the batch has a wait of its own."""
+    lanes = BatchLanes(max_records=3, waits=True)
+    client = Client(1)
+    number = lanes.put(client.messages(b"a", b"b", b"c", b"d"))
+    assert number
     assert len(lanes.take()) == 3
+    assert lanes.take() is None
+    assert lanes.ripen(1, number) == 0
+    assert len(lanes.take()) == 1
+    number = lanes.put(client.messages(b"e", b"f", b"g", start=4))
+    assert len(lanes.take()) == 3
+    assert lanes.put(client.messages(b"h", start=7)) == 0, "the wait of the full batch goes on"
+    number = lanes.ripen(1, number)
+    assert number, "all that it was for is gone"
+    assert lanes.take() is None
+    lanes.ripen(1, number)
+    assert len(lanes.take()) == 1
+
+
+def test_batch_is_opened_when_less_than_a_batch_is_ready():
+    lanes = BatchLanes(max_records=2)
+    client = Client(1)
+    stored = [Stored(client, client.messages(b"a", b"b", b"c", start=3 * at)) for at in range(3)]
+    for batch in stored:
+        lanes.put_batch(batch)
+    assert len(lanes) == 9
+    assert not stored[0].opened
+    taken = [lanes.take().messages for _ in range(2)]
+    assert [message.offset for batch in taken for message in batch] == [0, 1, 2]
+    assert [batch.opened for batch in stored] == [True, True, False], "a key was busy"
+    assert lanes.drop_batches(client) == 3
+    assert lanes.drop(1, client.is_of) == (3, [])
+    assert lanes.take() is None
+    assert len(lanes) == 0
+
+
+def test_keys_of_a_batch_that_runs_alone_are_noted_when_others_are_taken():
+    lanes = BatchLanes(max_records=1)
+    client = Client(1)
+    lanes.put(client.messages(b"a", b"a", b"b"))
+    first = lanes.take()
+    assert lanes.take() is None, "its key is busy, and a batch's worth waits for it"
+    lanes.finish(first.key)
+    second = lanes.take()
+    assert [message.offset for message in second.messages] == [1]
+    assert [message.offset for message in lanes.take().messages] == [2]
+    assert lanes.take() is None
+
+
+def test_messages_of_a_freed_key_are_in_their_place_of_a_batch():
+    """They come behind later ones, and a batch acks its messages by their offsets."""
+    lanes = BatchLanes(max_records=4)
+    client = Client(1)
+    lanes.put(client.messages(b"a", b"b", start=5))
+    lanes.put(client.messages(b"freed", start=2))
+    lanes.put(client.messages(b"c", start=7))
+    assert [message.offset for message in lanes.take().messages] == [2, 5, 6, 7]
+
+
+def test_batch_is_gone_when_it_ended():
+    """Without the garbage collector: the messages of thousands of batches would wait for that."""
+    lanes = BatchLanes(max_records=2)
+    client = Client(1)
+    lanes.put(client.messages(b"a", b"b"))
+    batch = lanes.take()
+    lanes.finish(batch.key)
+    assert [holder for holder in gc.get_referrers(batch) if not inspect.isframe(holder)] == []
 
 
 def test_failed_batch_holds_back_no_other_key():

@@ -1,6 +1,8 @@
 """The queue of handled offsets."""
 
-from keylane.consumer.pulling.acks import RANGES_PER_REQUEST, AckQueue
+from keylane.consumer.pulling.acks import RANGES_PER_REQUEST, AckQueue, ranges_of
+from keylane.protocol.message import Message
+from keylane.protocol.offsets import IntervalSet
 
 
 def test_offsets_handled_in_order_are_one_range():
@@ -73,3 +75,10 @@ def test_requests_grow_again_after_a_refusal():
     for offset in range(101, 141, 2):
         queue.done(offset)
     assert len(queue.take()) == 16
+
+
+def test_ranges_are_those_of_the_messages_offsets():
+    for offsets in ([4], [1, 2, 3], [1, 2, 4], [0, 2, 4, 6, 7], [0, 1, 2, 3, 4, 9, 10, 99]):
+        messages = [Message("s", b"", b"", offset, 1, 0) for offset in offsets]
+        found = ranges_of(messages)
+        assert found == list(IntervalSet((offset, offset + 1) for offset in offsets))
