@@ -1,6 +1,6 @@
 """Gathers what is written to a socket in one turn of the event loop, so that small frames share a system call.
 
-asyncio's own transports write each piece at once.  A frame by itself costs both ends a system call, and the reader a
+Transports of asyncio and of uvloop write each piece at once.  A frame by itself costs both ends a system call, and the reader a
 wake-up, many times the work of the frame.
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import aiohttp
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 GATHERED_BYTES_MAX = 16 << 10
 """What is larger is written at once, behind what was gathered: copying it would cost more than a system call."""
@@ -92,3 +94,16 @@ class GatheringSocket(aiohttp.ClientWebSocketResponse):
         except StopIteration:
             return
         raise AssertionError("a writer that is never paused has waited")
+
+
+class GatheringResponse(web.WebSocketResponse):
+    """The server's end of a WebSocket; as `GatheringSocket`, but for its waits until the socket takes large answers."""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
+        """See aiohttp."""
+        prepared = await super().prepare(request)
+        writer: Any = self._writer
+        if writer is not None and not isinstance(writer.transport, GatheredTransport):
+            call_soon = asyncio.get_running_loop().call_soon
+            writer.transport = GatheredTransport(writer.transport, call_soon)
+        return prepared
