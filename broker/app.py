@@ -34,6 +34,7 @@ from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.server import ControlRoute, Server, document_route
+from ..rpc.worker_thread import WorkerThread
 from .control import BrokerControl
 from .metrics import BrokerMetrics
 from .parking import Parking
@@ -409,8 +410,10 @@ def _own_network(
 
 
 def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings) -> Pools:
+    commit = WorkerThread("commit")
+    stack.callback(commit.close)
     return Pools(
-        commit=_in_pool(stack, 1, "commit"),
+        commit=commit,
         read=_in_pool(stack, settings.reader_threads, "read"),
         background=_in_pool(stack, 1, "background"),
         scheduled=_in_pool(stack, 1, "scheduled"),

@@ -19,14 +19,14 @@ class LongPolls:
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:
         """Wait until the partition is woken, `wait_ms` at most."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         self._waiting.setdefault(partition_id, {})[future] = None
+        end = loop.call_later(wait_ms / 1000, _end, future)
         try:
-            async with asyncio.timeout(wait_ms / 1000):
-                await future
-        except TimeoutError:
-            pass
+            await future
         finally:
+            end.cancel()
             left = self._waiting.get(partition_id)
             if left is not None:
                 left.pop(future, None)
@@ -36,10 +36,14 @@ class LongPolls:
     def wake(self, partition_id: int) -> None:
         """End the waits on this partition."""
         for future in self._waiting.pop(partition_id, ()):
-            if not future.done():
-                future.set_result(None)
+            _end(future)
 
     def wake_all(self) -> None:
         """End all waits."""
         for partition_id in list(self._waiting):
             self.wake(partition_id)
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -13,6 +13,8 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from itertools import starmap
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -30,7 +32,7 @@ from ..protocol.errors import (
     StaleRouteError,
     SubjectUnknownError,
 )
-from ..protocol.frames import Append, Appended
+from ..protocol.frames import Answer, Append, Appended
 from ..protocol.message import Receipt
 from ..protocol.record import Compression
 from ..protocol.routing import Partition
@@ -46,6 +48,8 @@ from .settings import ProducerSettings
 from .waiting import NOT_WAITING, WaitReport, broker_cause
 
 log = logging.getLogger("keylane.producer")
+
+_Call = asyncio.Future[tuple[Answer, memoryview]]
 
 
 class MessageGroup(NamedTuple):
@@ -135,6 +139,8 @@ class Executor:
         self.open = self._new_batch()
         self._queue: deque[OutgoingBatch] = deque()
         self._in_flight: deque[OutgoingBatch] = deque()
+        self._calls: deque[tuple[OutgoingBatch, _Call]] = deque()
+        """Calls under way, with their batches, the oldest first."""
         self._wake = asyncio.Event()
         self._epochs = epochs
         self._epoch = next(epochs)
@@ -252,16 +258,15 @@ class Executor:
 
     async def _stream(self, channel: Channel) -> None:
         """Send until no batch is left; after a failure wait for all calls under way, then raise it."""
-        calls: deque[tuple[OutgoingBatch, asyncio.Task[Receipt]]] = deque()
-        again = deque(self._in_flight)
+        calls, again = self._calls, deque(self._in_flight)
         try:
             while True:
                 self._wake.clear()
-                while calls and calls[0][1].done():
-                    batch, call = calls.popleft()
-                    self._settle(batch, call.result())
+                self._settle_stored()
+                if calls and calls[0][1].done():
+                    calls[0][1].result()  # raises
                 while len(calls) < self._settings.in_flight_max:
-                    if not again and any(batch.doubtful for batch, _ in calls):
+                    if not again and any(starmap(_is_doubtful, calls)):
                         break  # a broker recognizes its latest batches only: a doubtful batch must not fall behind newer ones
                     next_batch = again.popleft() if again else self._take(idle=not calls)
                     if next_batch is None:
@@ -275,10 +280,13 @@ class Executor:
                 call.cancel()
             raise
         finally:
-            results = await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
-            for (batch, _), result in zip(calls, results, strict=True):
-                if isinstance(result, Receipt):
-                    self._settle(batch, result)
+            if calls:
+                left = list(calls)
+                calls.clear()
+                results = await asyncio.gather(*(call for _, call in left), return_exceptions=True)
+                for (batch, _), result in zip(left, results, strict=True):
+                    if not isinstance(result, BaseException):
+                        self._settle(batch, result[0])
 
     async def _pause(self, *, idle: bool) -> None:
         """Wait for an answer, for a full batch, or for the end of the open batch's `linger_ms`."""
@@ -305,7 +313,7 @@ class Executor:
         self._in_flight.append(batch)
         return batch
 
-    def _call(self, channel: Channel, batch: OutgoingBatch) -> asyncio.Task[Receipt]:
+    def _call(self, channel: Channel, batch: OutgoingBatch) -> _Call:
         fresh = batch.data is None
         data = batch.pack(
             partition_id=self.partition.partition_id,
@@ -317,24 +325,28 @@ class Executor:
         if fresh:
             self._next_sequence += len(batch)
         batch.sends += 1
-        task = asyncio.create_task(self._append(channel, batch, data))
-        task.add_done_callback(self._answered)
-        return task
+        request = Append(self.partition.partition_id)
+        call = channel.begin(request, data, timeout_ms=self._settings.call_timeout_ms)
+        call.add_done_callback(partial(self._answered, batch))
+        return call
 
-    def _answered(self, _call: asyncio.Task[Receipt]) -> None:
+    def _answered(self, batch: OutgoingBatch, call: _Call) -> None:
+        if _is_doubtful(batch, call):
+            batch.doubtful = True
+        self._settle_stored()
         self._wake.set()
 
-    async def _append(self, channel: Channel, batch: OutgoingBatch, data: bytes) -> Receipt:
-        request = Append(self.partition.partition_id)
-        try:
-            answer, _ = await channel.call(request, data, timeout_ms=self._settings.call_timeout_ms)
-        except BaseException as error:
-            if not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN:
-                batch.doubtful = True
-            raise
+    def _settle_stored(self) -> None:
+        """Settle the oldest batches, as far as they are stored."""
+        calls = self._calls
+        while calls and _is_answered(calls[0][1]):
+            batch, call = calls.popleft()
+            self._settle(batch, call.result()[0])
+
+    def _settle(self, batch: OutgoingBatch, answer: Answer) -> None:
         assert isinstance(answer, Appended)
         partition, offset = self.partition, answer.base_offset
-        return Receipt(
+        receipt = Receipt(
             partition.partition_id,
             offset,
             answer.durable,
@@ -342,8 +354,6 @@ class Executor:
             queue=partition.queue if self._static else None,
             logic_offset=partition.logic_start + offset if self._static and offset >= 0 else None,
         )
-
-    def _settle(self, batch: OutgoingBatch, receipt: Receipt) -> None:
         self._tried(ExecutorEvent.ANSWERED)
         self._pauses.reset()
         self._in_flight.remove(batch)
@@ -567,3 +577,17 @@ class Executor:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         return [*self._in_flight, *self._queue]
+
+
+def _is_answered(call: _Call) -> bool:
+    return call.done() and not call.cancelled() and call.exception() is None
+
+
+def _is_doubtful(batch: OutgoingBatch, call: _Call) -> bool:
+    """True if nobody knows whether the broker stored the batch, by this call or one before."""
+    if batch.doubtful or not call.done():
+        return batch.doubtful
+    error = asyncio.CancelledError() if call.cancelled() else call.exception()
+    if error is None:
+        return False
+    return not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN

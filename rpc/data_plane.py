@@ -54,6 +54,7 @@ from ..protocol.membership.versions import VERSION, check_client
 from .access.guard import FETCHING, ConnectionAccess, Guard
 from .access.pacing import HOLD_MS, Delay
 from .answer_room import AnswerRoom, begin_answer
+from .gathered_writes import GatheringResponse
 from .http_network import HEARTBEAT_SECONDS
 
 log = logging.getLogger("keylane.rpc")
@@ -163,7 +164,7 @@ class DataPlane:
         """Serve a new connection until it ends."""
         if len(self._connections) >= CONNECTIONS_MAX:
             raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
-        socket = web.WebSocketResponse(
+        socket = GatheringResponse(
             max_msg_size=FRAME_BYTES_MAX, compress=False, heartbeat=HEARTBEAT_SECONDS, timeout=1.0
         )
         await socket.prepare(request)

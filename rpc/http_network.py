@@ -41,6 +41,7 @@ from .access.credentials import Credentials, ShownCapability
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
+from .gathered_writes import GatheringSocket
 from .reasons import reason
 from .tls.contexts import client_context, use_as_client
 from .tls.handshakes import tls_problem, why_ended
@@ -102,7 +103,9 @@ class HttpNetwork:
         connector = aiohttp.TCPConnector(
             limit=0, force_close=False, ssl=True if self._context is None else self._context
         )
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self._session = aiohttp.ClientSession(
+            connector=connector, trust_env=False, ws_response_class=GatheringSocket
+        )
         self.throttling = Throttling()
         self._answered: set[str] = set()
         """Addresses that have answered: TLS does not keep them from it."""
@@ -191,6 +194,7 @@ class HttpNetwork:
                 address=address,
             ) from error
         self._answered.add(address)
+        assert isinstance(socket, GatheringSocket)
         channel = WebSocketChannel(
             socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
         )

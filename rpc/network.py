@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -25,6 +26,16 @@ class Channel(Protocol):
             RefusedError, or a subclass: the broker's answer.
             NotSentError: the channel was closed before.
             OutcomeUnknownError: the channel broke, or `timeout_ms` passed.
+        """
+        ...
+
+    def begin(
+        self, request: Request, payload: bytes = b"", *, timeout_ms: int
+    ) -> asyncio.Future[tuple[Answer, memoryview]]:
+        """
+        As `call`, sent before this returns; the future is of the answer, or of an error of `call`.
+
+        It costs no task.  Cancelling the future forgets the answer.
         """
         ...
 

@@ -196,32 +196,47 @@ class SimChannel:
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
     ) -> tuple[Answer, memoryview]:
         """See `Channel.call`."""
+        return await self.begin(request, payload, timeout_ms=timeout_ms)
+
+    def begin(
+        self, request: Request, payload: bytes = b"", *, timeout_ms: int
+    ) -> asyncio.Future[tuple[Answer, memoryview]]:
+        """See `Channel.begin`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[Answer, memoryview]] = loop.create_future()
         self.connection.note(request, sent=self._broken is None)
         if self._broken is not None:
-            raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
+            text = f"the connection to {self._address} is closed: {self._broken}"
+            _fail(future, NotSentError(text))
+            return future
         correlation_id = self._next_id()
-        frame = encode_frame(correlation_id, request, payload)
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[correlation_id] = future
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                self.connection.send_up(frame)
-                answer, rest = await future
-        except TimeoutError:
-            raise OutcomeUnknownError(f"no answer from {self._address} in time") from None
-        finally:
-            self._waiting.pop(correlation_id, None)
-        if isinstance(answer, Refused):
-            raise refusal_error(answer)
-        return answer, rest
+            frame = encode_frame(correlation_id, request, payload)
+        except KeylaneError as error:
+            _fail(future, error)
+            return future
+        self._waiting[correlation_id] = future
+        end = loop.call_later(timeout_ms / 1000, self._end_late, correlation_id)
+        future.add_done_callback(lambda _done: end.cancel())
+        self.connection.send_up(frame)
+        return future
+
+    def _end_late(self, correlation_id: int) -> None:
+        future = self._waiting.pop(correlation_id, None)
+        if future is not None and not future.done():
+            _fail(future, OutcomeUnknownError(f"no answer from {self._address} in time"))
 
     def receive(self, frame: bytes) -> None:
         """Take a frame of the server."""
         if self._broken is not None:
             return
         correlation_id, answer, payload = decode_answer(frame)
-        future = self._waiting.get(correlation_id)
-        if future is not None and not future.done():
+        future = self._waiting.pop(correlation_id, None)
+        if future is None or future.done():
+            return
+        if isinstance(answer, Refused):
+            _fail(future, refusal_error(answer))
+        else:
             future.set_result((answer, payload))
 
     def ended(self, reason: str) -> None:
@@ -230,9 +245,14 @@ class SimChannel:
             self._broken = reason
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(OutcomeUnknownError(f"the connection ended: {reason}"))
+                    _fail(future, OutcomeUnknownError(f"the connection ended: {reason}"))
 
     async def close(self) -> None:
         """See `Channel.close`."""
         self.ended("closed on this side")
         self.connection.break_off()
+
+
+def _fail(future: asyncio.Future[tuple[Answer, memoryview]], error: KeylaneError) -> None:
+    future.set_exception(error)
+    future.exception()  # marks it as retrieved: its caller may have been cancelled

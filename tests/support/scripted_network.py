@@ -164,6 +164,11 @@ class ScriptedChannel:
     def closed(self) -> bool:
         return self.address in self.network.unreachable
 
+    def begin(self, request, payload=b"", *, timeout_ms):
+        call = asyncio.ensure_future(self.call(request, payload, timeout_ms=timeout_ms))
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return call
+
     async def call(self, request, payload=b"", *, timeout_ms):
         if self.closed:
             raise NotSentError
