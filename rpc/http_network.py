@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -42,7 +43,7 @@ from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .reasons import reason
-from .tls.contexts import client_context, use_as_client
+from .tls.contexts import ClientContexts
 from .tls.handshakes import tls_problem, why_ended
 from .tls.settings import tls_of_environment
 
@@ -89,7 +90,7 @@ class HttpNetwork:
         by_certificate: bool = False,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
-        self._context = None if tls is None else client_context(tls)
+        self._contexts = None if tls is None else ClientContexts(tls)
         source = token if callable(token) else token_source(token)
         if identity is None and (source is not None or by_certificate):
             from .access.wallet import (
@@ -99,9 +100,7 @@ class HttpNetwork:
             identity = Wallet(source, self._ask_capabilities)
         self._identity = identity
         self._renewing: set[asyncio.Task[None]] = set()
-        connector = aiohttp.TCPConnector(
-            limit=0, force_close=False, ssl=True if self._context is None else self._context
-        )
+        connector = aiohttp.TCPConnector(limit=0, force_close=False)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         self.throttling = Throttling()
         self._answered: set[str] = set()
@@ -182,6 +181,7 @@ class HttpNetwork:
                     compress=0,
                     heartbeat=HEARTBEAT_SECONDS,
                     timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                    ssl=self._tls_of(address),
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if (problem := await self._tls_problem(address, error)) is not None:
@@ -264,6 +264,7 @@ class HttpNetwork:
                 params=query,
                 headers=_headers(bearer),
                 allow_redirects=False,
+                ssl=self._tls_of(address),
                 timeout=aiohttp.ClientTimeout(
                     total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS
                 ),
@@ -311,7 +312,10 @@ class HttpNetwork:
         limits = aiohttp.ClientTimeout(total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.get(
-                f"{self._scheme}://{address}{path}", allow_redirects=False, timeout=limits
+                f"{self._scheme}://{address}{path}",
+                allow_redirects=False,
+                timeout=limits,
+                ssl=self._tls_of(address),
             ) as response:
                 text = await response.text()
                 status, date = response.status, response.headers.get("Date", "")
@@ -329,15 +333,19 @@ class HttpNetwork:
 
     def renew(self, tls: TlsSettings) -> None:
         """Read the files again, for the connections from now on.  Raises ConfigError; the old ones stay in use then."""
-        if self._context is not None:
-            client_context(tls)  # what cannot be used must not be loaded half
-            use_as_client(self._context, tls)
+        if self._contexts is not None:
+            self._contexts.renew(tls)
+
+    def _tls_of(self, address: str) -> ssl.SSLContext | bool:
+        """What aiohttp takes as `ssl` of a connection."""
+        return True if self._contexts is None else self._contexts.of(address)
 
     async def _tls_problem(self, address: str, error: Exception) -> NotSentError | None:
         """What TLS has to do with a failed connection, None if nothing."""
         problem = tls_problem(address, error)
         if problem is None and address not in self._answered:
-            problem = await why_ended(address, error, self._context)
+            context = None if self._contexts is None else self._contexts.of(address)
+            problem = await why_ended(address, error, context)
         return problem
 
     async def close(self) -> None:
@@ -348,7 +356,7 @@ class HttpNetwork:
         if self._identity is not None:
             await self._identity.close()
         await self._session.close()
-        if self._context is not None:
+        if self._contexts is not None:
             await asyncio.sleep(TLS_END_SECONDS)
 
 
