@@ -19,6 +19,7 @@ from ..protocol.control import ErrorBody, encode_json
 from ..protocol.endpoints import DATA_PATH
 from ..protocol.errors import (
     CapabilityEndedError,
+    Fate,
     ForeignServerError,
     KeylaneError,
     MessageTooLargeError,
@@ -287,7 +288,7 @@ class HttpNetwork:
                 f"no answer from {address} to {method} {path}: {reason(error)}"
             ) from error
         if version is not None and status == 200:  # a refusal says more
-            check_server(version, VERSION)
+            _check_answerer(version, method)
         try:
             if status == 200:
                 return msgspec.json.decode(data, type=answer)
@@ -377,6 +378,21 @@ def client_network(
 def _headers(bearer: str | None) -> dict[str, str]:
     headers = {"content-type": "application/json", VERSION_HEADER: VERSION}
     return headers if bearer is None else headers | {"authorization": f"Bearer {bearer}"}
+
+
+def _check_answerer(version: str, method: str) -> None:
+    """
+    Check the version of a server that has answered a call.
+
+    Raises:
+        ClientTooOldError, ServerTooOldError: with fate UNKNOWN if the server has done more than read.
+    """
+    try:
+        check_server(version, VERSION)
+    except KeylaneError as error:
+        if method == "GET":
+            raise
+        raise error.copy(Fate.UNKNOWN) from None
 
 
 async def _greet(channel: WebSocketChannel, address: str, timeout_ms: int) -> None:
