@@ -254,9 +254,8 @@ class HttpNetwork:
         if len(packed) > CONTROL_BYTES_MAX:
             raise MessageTooLargeError(
                 f"{method} {path}: a body of {len(packed)} bytes, at most {CONTROL_BYTES_MAX}",
-                size_bytes=len(packed),
-                limit_bytes=CONTROL_BYTES_MAX,
-            )
+                size_bytes=len(packed), limit_bytes=CONTROL_BYTES_MAX,
+            )  # fmt: skip
         try:
             async with self._session.request(
                 method,
@@ -287,7 +286,7 @@ class HttpNetwork:
             raise OutcomeUnknownError(
                 f"no answer from {address} to {method} {path}: {reason(error)}"
             ) from error
-        if version is not None and status == 200:  # a refusal says more
+        if status == 200:  # a refusal says more
             _check_answerer(version, method)
         try:
             if status == 200:
@@ -380,13 +379,15 @@ def _headers(bearer: str | None) -> dict[str, str]:
     return headers if bearer is None else headers | {"authorization": f"Bearer {bearer}"}
 
 
-def _check_answerer(version: str, method: str) -> None:
+def _check_answerer(version: str | None, method: str) -> None:
     """
-    Check the version of a server that has answered a call.
+    Check the version of a server that has answered a call; one from before versions tells none.
 
     Raises:
         ClientTooOldError, ServerTooOldError: with fate UNKNOWN if the server has done more than read.
     """
+    if version is None:
+        return
     try:
         check_server(version, VERSION)
     except KeylaneError as error:

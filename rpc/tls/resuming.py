@@ -11,9 +11,10 @@ Only what `ssl` documents is used: `SSLContext.wrap_bio` with a session, and `SS
 from __future__ import annotations
 
 import ssl
-import time
 from collections import OrderedDict
 from typing import Any, NamedTuple
+
+from ...protocol.clock import SystemClock
 
 RESUMED_S = 3_600
 """A session is offered for so long after its certificate was verified; OpenSSL's servers take it for two hours."""
@@ -23,10 +24,17 @@ READ_BYTES = 64 << 10
 """A read makes a buffer of this size.  Event loops ask for 256 KiB and get a record of 16 KiB."""
 
 
+_wall_ms = SystemClock().wall_ms
+
+
+def _now_s() -> float:
+    """By the wall clock, as the dates of certificates are."""
+    return _wall_ms() / 1000
+
+
 class _Kept(NamedTuple):
     session: ssl.SSLSession
     until_s: float
-    """By the wall clock, as the dates of certificates are."""
 
 
 class BulkObject(ssl.SSLObject):
@@ -79,14 +87,14 @@ class ResumingContext(ssl.SSLContext):
     ) -> ssl.SSLObject:
         """See `ssl.SSLContext.wrap_bio`; the session that was kept for the name is offered."""
         kept = self._sessions.get(str(server_hostname))
-        if session is None and kept is not None and time.time() < kept.until_s:
+        if session is None and kept is not None and _now_s() < kept.until_s:
             session = kept.session
         return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
     def keep(self, connection: ssl.SSLObject, session: ssl.SSLSession) -> None:
         """Keep the session of a connection for the next one to the same name."""
         name = str(connection.server_hostname)
-        now_s = time.time()
+        now_s = _now_s()
         if connection.session_reused:  # it rests on the certificate of the one before
             before = self._sessions.get(name)
             until_s = before.until_s if before is not None else now_s

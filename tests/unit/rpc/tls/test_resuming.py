@@ -140,8 +140,8 @@ async def test_session_is_not_offered_after_its_certificate_has_ended(
         monkeypatch.setattr(resuming, "RESUMED_S", 1 << 30)
         await is_resumed(context, port)
         assert await is_resumed(context, port)
-        later_s = resuming.time.time() + 2 * 86_400
-        monkeypatch.setattr(resuming.time, "time", lambda: later_s)
+        later_s = resuming._now_s() + 2 * 86_400
+        monkeypatch.setattr(resuming, "_now_s", lambda: later_s)
         wrapped = context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=HOST)
         assert wrapped.session is None
 
