@@ -88,7 +88,7 @@ class Registration:
         self.set_aside = ""
         """Why the broker group belongs to another data folder; "" unless the metaserver says so."""
         self.cluster_version = ""
-        """The lowest version of all members, by the last answer; "": not known.  See `versions.check_format`."""
+        """The lowest version of all members, by the last answer; "": not known."""
         self._asked = asyncio.Event()
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -18,6 +19,7 @@ from ..protocol.control import ErrorBody, encode_json
 from ..protocol.endpoints import DATA_PATH
 from ..protocol.errors import (
     CapabilityEndedError,
+    Fate,
     ForeignServerError,
     KeylaneError,
     MessageTooLargeError,
@@ -43,7 +45,7 @@ from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .gathered_writes import GatheringSocket
 from .reasons import reason
-from .tls.contexts import client_context, use_as_client
+from .tls.contexts import ClientContexts
 from .tls.handshakes import tls_problem, why_ended
 from .tls.settings import tls_of_environment
 
@@ -90,7 +92,7 @@ class HttpNetwork:
         by_certificate: bool = False,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
-        self._context = None if tls is None else client_context(tls)
+        self._contexts = None if tls is None else ClientContexts(tls)
         source = token if callable(token) else token_source(token)
         if identity is None and (source is not None or by_certificate):
             from .access.wallet import (
@@ -100,9 +102,7 @@ class HttpNetwork:
             identity = Wallet(source, self._ask_capabilities)
         self._identity = identity
         self._renewing: set[asyncio.Task[None]] = set()
-        connector = aiohttp.TCPConnector(
-            limit=0, force_close=False, ssl=True if self._context is None else self._context
-        )
+        connector = aiohttp.TCPConnector(limit=0, force_close=False)
         self._session = aiohttp.ClientSession(
             connector=connector, trust_env=False, ws_response_class=GatheringSocket
         )
@@ -185,6 +185,7 @@ class HttpNetwork:
                     compress=0,
                     heartbeat=HEARTBEAT_SECONDS,
                     timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                    ssl=self._tls_of(address),
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if (problem := await self._tls_problem(address, error)) is not None:
@@ -257,9 +258,8 @@ class HttpNetwork:
         if len(packed) > CONTROL_BYTES_MAX:
             raise MessageTooLargeError(
                 f"{method} {path}: a body of {len(packed)} bytes, at most {CONTROL_BYTES_MAX}",
-                size_bytes=len(packed),
-                limit_bytes=CONTROL_BYTES_MAX,
-            )
+                size_bytes=len(packed), limit_bytes=CONTROL_BYTES_MAX,
+            )  # fmt: skip
         try:
             async with self._session.request(
                 method,
@@ -268,6 +268,7 @@ class HttpNetwork:
                 params=query,
                 headers=_headers(bearer),
                 allow_redirects=False,
+                ssl=self._tls_of(address),
                 timeout=aiohttp.ClientTimeout(
                     total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS
                 ),
@@ -289,8 +290,8 @@ class HttpNetwork:
             raise OutcomeUnknownError(
                 f"no answer from {address} to {method} {path}: {reason(error)}"
             ) from error
-        if version is not None and status == 200:  # a refusal says more
-            check_server(version, VERSION)
+        if status == 200:  # a refusal says more
+            _check_answerer(version, method)
         try:
             if status == 200:
                 return msgspec.json.decode(data, type=answer)
@@ -315,7 +316,10 @@ class HttpNetwork:
         limits = aiohttp.ClientTimeout(total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.get(
-                f"{self._scheme}://{address}{path}", allow_redirects=False, timeout=limits
+                f"{self._scheme}://{address}{path}",
+                allow_redirects=False,
+                timeout=limits,
+                ssl=self._tls_of(address),
             ) as response:
                 text = await response.text()
                 status, date = response.status, response.headers.get("Date", "")
@@ -333,15 +337,19 @@ class HttpNetwork:
 
     def renew(self, tls: TlsSettings) -> None:
         """Read the files again, for the connections from now on.  Raises ConfigError; the old ones stay in use then."""
-        if self._context is not None:
-            client_context(tls)  # what cannot be used must not be loaded half
-            use_as_client(self._context, tls)
+        if self._contexts is not None:
+            self._contexts.renew(tls)
+
+    def _tls_of(self, address: str) -> ssl.SSLContext | bool:
+        """What aiohttp takes as `ssl` of a connection."""
+        return True if self._contexts is None else self._contexts.of(address)
 
     async def _tls_problem(self, address: str, error: Exception) -> NotSentError | None:
         """What TLS has to do with a failed connection, None if nothing."""
         problem = tls_problem(address, error)
         if problem is None and address not in self._answered:
-            problem = await why_ended(address, error, self._context)
+            context = None if self._contexts is None else self._contexts.of(address)
+            problem = await why_ended(address, error, context)
         return problem
 
     async def close(self) -> None:
@@ -352,7 +360,7 @@ class HttpNetwork:
         if self._identity is not None:
             await self._identity.close()
         await self._session.close()
-        if self._context is not None:
+        if self._contexts is not None:
             await asyncio.sleep(TLS_END_SECONDS)
 
 
@@ -373,6 +381,23 @@ def client_network(
 def _headers(bearer: str | None) -> dict[str, str]:
     headers = {"content-type": "application/json", VERSION_HEADER: VERSION}
     return headers if bearer is None else headers | {"authorization": f"Bearer {bearer}"}
+
+
+def _check_answerer(version: str | None, method: str) -> None:
+    """
+    Check the version of a server that has answered a call; one from before versions tells none.
+
+    Raises:
+        ClientTooOldError, ServerTooOldError: with fate UNKNOWN if the server has done more than read.
+    """
+    if version is None:
+        return
+    try:
+        check_server(version, VERSION)
+    except KeylaneError as error:
+        if method == "GET":
+            raise
+        raise error.copy(Fate.UNKNOWN) from None
 
 
 async def _greet(channel: WebSocketChannel, address: str, timeout_ms: int) -> None:

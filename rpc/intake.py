@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-import ssl
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from aiohttp.http import HttpProcessingError, RawRequestMessage
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.errors import InvalidRequestError, MessageTooLargeError, OverloadedError
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
+from .tls.contexts import ServerTls
 from .tls.listeners import listen
 from .tls.openings import TlsOpenings
 
@@ -120,10 +120,10 @@ class LimitedSite(web.BaseSite):
         backlog: int,
         limits: HttpLimits,
         exempt: Callable[[], int],
-        tls: ssl.SSLContext | None = None,
+        tls: ServerTls | None = None,
         on_refused: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(runner, ssl_context=tls, backlog=backlog)
+        super().__init__(runner, ssl_context=None if tls is None else tls.context, backlog=backlog)
         self._host = host
         self._port = port
         self._limits = limits
@@ -131,7 +131,7 @@ class LimitedSite(web.BaseSite):
         self._openings: TlsOpenings | None = None
         if tls is not None:
             self._openings = TlsOpenings(
-                tls,
+                lambda: tls.context,
                 self._accept,
                 most=limits.connections_max,
                 handshake_s=limits.head_s,

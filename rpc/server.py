@@ -459,7 +459,7 @@ class Server:
             backlog=1024,
             limits=self._limits,
             exempt=lambda: self.connections,
-            tls=None if self._tls is None else self._tls.context,
+            tls=self._tls,
             on_refused=self._too_many_handshakes,
         )
         try:

@@ -1,5 +1,9 @@
 """Measures what TLS, access control and metrics cost beside a cluster without them, in the same run; prints JSON.
 
+Ratios are of the time without to the time with.  `..._cpu_ratio` is the same of the processor time of client, broker and
+metaserver together: on a machine whose cores are busy it is the ratio of rates, and other programs disturb it less.
+Runs that are compared are next to each other, and which of them is first changes with each round.
+
 `--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth).
 """
 
@@ -17,10 +21,12 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from bare_stream import bare_us_per_mb
 from machine import machine
 from main_path import BenchCluster, line_of
 
@@ -38,6 +44,9 @@ CONNECTS = 50
 SCRAPE_EVERY_S = 1.0
 CHECKS = 20_000
 SEND_EVERY_S = 0.02
+WARM = 20_000
+"""Messages of the first, unmeasured run at each cluster: it loads what is loaded at the first use."""
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -67,7 +76,9 @@ class SecuredCluster:
         token_file.touch(mode=0o600)
         token_file.write_text(self.token)
         self.environment = {"KEYLANE_TLS_CA": told["ca"], "KEYLANE_TOKEN_FILE": str(token_file)}
-        config = folder / "made" / HOST / "keylane.toml"
+        self.folder = folder / "made" / HOST
+        config = self.folder / "keylane.toml"
+        self.pids: list[int] = []
         for program in ("metaserver", "broker"):
             process = subprocess.Popen(
                 [sys.executable, "-m", f"keylane.{program}", "--config", str(config)],
@@ -76,6 +87,7 @@ class SecuredCluster:
             )
             self._stack.callback(process.wait)
             self._stack.callback(process.terminate)
+            self.pids.append(process.pid)
             line_of(process)
 
     def admin(self) -> Admin:
@@ -193,32 +205,88 @@ async def capability_us() -> dict[str, float]:
     }
 
 
-def round_of(
-    plain: BenchCluster, secured: SecuredCluster, number: int, count: int
-) -> dict[str, float]:
+def used_s(pids: Sequence[int]) -> float:
+    """Processor time that processes have used, in seconds."""
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS
+
+
+class Side:
+    """One of the two clusters, and how its clients reach it."""
+
+    def __init__(
+        self,
+        cluster: BenchCluster | SecuredCluster,
+        pids: Sequence[int],
+        environment: dict[str, str],
+    ) -> None:
+        self.cluster = cluster
+        self._pids = pids
+        self._environment = environment
+
+    def run(self, script: str, name: str, subject: str, count: int) -> dict[str, float]:
+        """The figures of a measured client; `used_s` is the processor time of it and of the servers."""
+        before_s = used_s(self._pids)
+        figures = role(script, name, self.cluster.meta, subject, count, **self._environment)
+        figures["used_s"] = figures["cpu_seconds"] + used_s(self._pids) - before_s
+        return figures
+
+
+def warm(side: Side) -> None:
+    """An unmeasured run."""
+    side.cluster.create("warm")
+    side.run("client_roles.py", "send", "warm", WARM)
+    side.run("consumer_roles.py", "handled", "warm", WARM + 1)
+
+
+def round_of(plain: Side, secured: Side, number: int, count: int) -> dict[str, float]:
     """One round of all figures."""
-    name = f"sent-{number}"
-    for cluster in (plain, secured):
-        cluster.create(name)
-    plain.create(f"scraped-{number}")
-    sent = role("client_roles.py", "send", plain.meta, name, count)
-    with Scraper(plain.broker_address), Scraper(plain.meta):
-        scraped = role("client_roles.py", "send", plain.meta, f"scraped-{number}", count)
-    over_tls = role("client_roles.py", "send", secured.meta, name, count, **secured.environment)
-    handled = role("consumer_roles.py", "handled", plain.meta, name, count + 1)
-    handled_tls = role(
-        "consumer_roles.py", "handled", secured.meta, name, count + 1, **secured.environment
-    )
+    assert isinstance(plain.cluster, BenchCluster)
+    assert isinstance(secured.cluster, SecuredCluster)
+    order = 1 if number % 2 else -1
+    name, scraped_name = f"sent-{number}", f"scraped-{number}"
+    for side in (plain, secured):
+        side.cluster.create(name)
+    plain.cluster.create(scraped_name)
+
+    def scraped_run() -> dict[str, float]:
+        assert isinstance(plain.cluster, BenchCluster)
+        with Scraper(plain.cluster.broker_address), Scraper(plain.cluster.meta):
+            return plain.run("client_roles.py", "send", scraped_name, count)
+
+    sends = {
+        "scraped": scraped_run,
+        "plain": lambda: plain.run("client_roles.py", "send", name, count),
+        "tls": lambda: secured.run("client_roles.py", "send", name, count),
+    }
+    sent = {key: sends[key]() for key in list(sends)[::order]}
+    sides = {"plain": plain, "tls": secured}
+    handled = {
+        key: sides[key].run("consumer_roles.py", "handled", name, count + 1)
+        for key in list(sides)[::order]
+    }
+
+    def ratio(runs: dict[str, dict[str, float]], key: str, figure: str) -> float:
+        return runs["plain"][figure] / runs[key][figure]
+
     return {
-        "send_per_second": count / sent["seconds"],
-        "tls_send_per_second": count / over_tls["seconds"],
-        "tls_cost_ratio": sent["seconds"] / over_tls["seconds"],
-        "tls_send_cpu_ratio": sent["cpu_seconds"] / over_tls["cpu_seconds"],
-        "tls_handled_ratio": handled["seconds"] / handled_tls["seconds"],
-        "metrics_cost_ratio": sent["seconds"] / scraped["seconds"],
-        "connect_p50_ms": statistics.median(asyncio.run(connect_ms(secured))),
-        "revoked_within_s": asyncio.run(revoked_s(secured)),
+        "send_per_second": count / sent["plain"]["seconds"],
+        "tls_send_per_second": count / sent["tls"]["seconds"],
+        "tls_cost_ratio": ratio(sent, "tls", "seconds"),
+        "tls_cost_cpu_ratio": ratio(sent, "tls", "used_s"),
+        "handled_per_second": count / handled["plain"]["seconds"],
+        "tls_handled_per_second": count / handled["tls"]["seconds"],
+        "tls_handled_ratio": ratio(handled, "tls", "seconds"),
+        "tls_handled_cpu_ratio": ratio(handled, "tls", "used_s"),
+        "metrics_cost_ratio": ratio(sent, "scraped", "seconds"),
+        "metrics_cost_cpu_ratio": ratio(sent, "scraped", "used_s"),
+        "connect_p50_ms": statistics.median(asyncio.run(connect_ms(secured.cluster))),
+        "revoked_within_s": asyncio.run(revoked_s(secured.cluster)),
         **asyncio.run(capability_us()),
+        **bare_us_per_mb(secured.cluster.folder),
     }
 
 
@@ -232,10 +300,15 @@ def main() -> None:
     rounds, count = (1, options.count // 10) if options.quick else (options.rounds, options.count)
     with tempfile.TemporaryDirectory(dir=".") as folder, ExitStack() as stack:
         home = Path(folder).resolve()
-        plain = BenchCluster(home, stack)
-        secured = SecuredCluster(home, stack)
+        open_cluster = BenchCluster(home, stack)
+        pids = [open_cluster.meta_process.pid, open_cluster.broker_process.pid]
+        plain = Side(open_cluster, pids, {})
+        secured_cluster = SecuredCluster(home, stack)
+        secured = Side(secured_cluster, secured_cluster.pids, secured_cluster.environment)
         for subject in ("connects", "revoked"):
-            secured.create(subject)
+            secured_cluster.create(subject)
+        for side in (plain, secured):
+            warm(side)
         figures = []
         for number in range(rounds):
             figures.append(round_of(plain, secured, number, count))

@@ -58,7 +58,7 @@ def open_cluster(
     Raises:
         OtherClusterError: it is the database of another cluster.
         UpgradeSkippedError, MemberTooOldError: the cluster has a version that does not allow this program.
-        ConfigError: the database was written by a newer keylane.
+        SchemaTooNewError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
     new = not sa.inspect(connection).has_table(facts.name)
@@ -67,7 +67,7 @@ def open_cluster(
         check_cluster(cluster, known.name, "the database")
         check_member(program, known.version, "this program")
         before(connection)
-    migrate(connection)
+    migrate(connection, program=program)
     if new:
         raise_version(connection, parse_version(program))
     if cluster:

@@ -1,7 +1,14 @@
-"""Migrates the schema with Alembic, in the caller's transaction."""
+"""Migrates the schema with Alembic, in the caller's transaction.
+
+    revision known ─▶ migrated to HEAD, and OLDEST_READER written down
+    revision of a newer keylane ─▶ used as it is, if its keylane wrote down that this version can; else refused
+
+So a metaserver of the version before can start again while a cluster is upgraded.
+"""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,36 +16,75 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ... import migrations
-from ...protocol.errors import ConfigError
-from .schema import metadata
+from ...protocol.errors import ConfigError, SchemaTooNewError
+from ...protocol.membership.versions import VERSION, parse_version
+from .dialect import insert_or_replace
+from .schema import facts, metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config  # loaded only where there is something to migrate
 
 HEAD = "0027"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
+OLDEST_READER = "0.1"
+"""The oldest minor version whose programs can use a schema at HEAD.  Migrations that only add leave it: new tables, and
+new columns that are nullable or have a default.  One that takes away, renames or narrows comes a minor version after the
+last program that needs the old form, and raises it."""
+HEAD_OF = {"0.1": "0027"}
+"""Minor version → its revision.  The migrations since that of OLDEST_READER only add, which a test asserts."""
+READER = "oldest reader of the schema"
+"""The name of the fact."""
+log = logging.getLogger("keylane.metaserver")
 _LOCK = 0x6B65796C616E65
 
 
-def migrate(connection: Connection) -> None:
+def migrate(connection: Connection, *, program: str = VERSION) -> None:
     """
-    Migrate the schema to HEAD; does nothing if it is there.
+    Migrate the schema to HEAD; does nothing if it is there, or if a newer program migrated it and this one can use it.
+
+    Args:
+        program: the version of keylane that opens the database.
 
     Raises:
-        ConfigError: the database was written by a newer keylane.
+        SchemaTooNewError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
-    if _revision(connection) == HEAD:
-        return
-    from alembic import command
-    from alembic.util import CommandError
+    if _revision(connection) != HEAD:
+        from alembic import command
+        from alembic.util import CommandError
 
-    try:
-        command.upgrade(alembic_config(connection), "head")
-    except CommandError as error:
-        raise ConfigError(
-            f"the database was written by a newer keylane: {error}; use that version, or another database"
-        ) from error
+        try:
+            command.upgrade(alembic_config(connection), "head")
+        except CommandError as error:
+            _check_reader(connection, program, error)
+            return
+    if _reader(connection) != OLDEST_READER:
+        insert_or_replace(connection, facts, {"name": READER, "value": OLDEST_READER})
+
+
+def _reader(connection: Connection) -> str | None:
+    query = sa.select(facts.c.value).where(facts.c.name == READER)
+    return connection.execute(query).scalar_one_or_none()
+
+
+def _check_reader(connection: Connection, program: str, error: Exception) -> None:
+    """Check that a program can use a schema whose revision it does not know.  Raises SchemaTooNewError."""
+    revision = _revision(connection)
+    reader = _reader(connection)
+    if reader is not None and parse_version(program) >= parse_version(reader):
+        log.warning(
+            "the schema of the database is at %s, of a newer keylane, and can be used by this one; "
+            "finish the upgrade",
+            revision,
+        )
+        return
+    needed = f"keylane {reader}" if reader else "that version"
+    raise SchemaTooNewError(
+        f"the database was written by a newer keylane: its schema is at {revision}, this keylane {program} has {HEAD};"
+        f" use {needed} or a newer one, or another database",
+        revision=revision,
+        reader=reader or "",
+    ) from error
 
 
 def lock_schema(connection: Connection) -> None:

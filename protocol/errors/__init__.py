@@ -5,6 +5,7 @@
     │   ├── HandlerTypeError           a handler whose body would never run; also a TypeError
     │   ├── CertificateFileError, CertificateKeyError      files of a certificate and its key
     │   ├── BackupFileError, DatabaseInUseError    a backup that cannot be made or restored
+    │   ├── SchemaTooNewError          a database of a newer keylane, which this one cannot use
     │   └── TokenInvalidError          a token that cannot be one, or a file of it that cannot be read
     ├── WorkerCancelledError           a handler cancelled the task that runs it
     ├── RefusedError                   the answer was no; nothing was done
@@ -15,7 +16,7 @@
     │   ├── OriginError, ForeignHostError                  a web page of another site
     │   ├── ClientTooOldError, ServerTooOldError           more than one minor version apart
     │   ├── OtherClusterError                              a database or metaserver of another cluster
-    │   ├── UpgradeSkippedError, MemberTooOldError, FormatTooNewError    a server that the cluster's version does not allow
+    │   ├── UpgradeSkippedError, MemberTooOldError    a server that the cluster's version does not allow
     │   ├── RequestTooSlowError                            the whole request did not arrive in time
     │   ├── BrokerAddressError                             a broker names an address that is not loopback
     │   ├── SubjectUnknownError, SubjectExistsError, GroupUnknownError, PartitionUnknownError

@@ -52,16 +52,6 @@ class MemberTooOldError(RefusedError):
     cluster = Detail(str)
 
 
-class FormatTooNewError(RefusedError):
-    """Not every member of the cluster reads this format yet; nothing was written."""
-
-    code = 1364
-    summary = "not every member of the cluster reads this format"
-    hint = "Finish the upgrade: keylane cluster versions shows who holds it back."
-    format = Detail(str)
-    cluster = Detail(str)
-
-
 class OtherClusterError(RefusedError):
     """A program and the database or metaserver that it was given are of two clusters; nothing was changed."""
 
@@ -90,3 +80,16 @@ class DatabaseInUseError(ConfigError):
     code = 1367
     summary = "the database is not empty"
     hint = "Give a new folder or a new database; what is in this one may still be needed."
+
+
+class SchemaTooNewError(ConfigError):
+    """The database has a schema of a newer keylane, which this one cannot use; nothing was changed."""
+
+    code = 1390
+    summary = "the schema of the database is too new for this keylane"
+    hint = (
+        "Install the version that the cluster's other metaservers have.  The way back is a backup of before the "
+        "upgrade: keylane meta restore."
+    )
+    revision = Detail(str)
+    reader = Detail(str)

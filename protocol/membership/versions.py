@@ -3,7 +3,8 @@
     client ─ Hello(version) ─▶ server                    refused if they are further apart; the error says who has to be upgraded
     broker, metaserver ─ their version ─▶ database       the cluster's version: the lowest of all members, and it never falls
 
-A format, as a kind of record or of batch, is written only when the cluster's version has it: then every member reads it.
+The cluster's version says which formats every member reads.  All formats are of 0.1 yet (`tests/golden/versions/formats_0_1.json`):
+the first newer one is written only where the cluster's version has it.
 A member further than one minor version from the cluster's is refused: an upgrade takes one minor version after another.
 
 Source: Kubernetes' version skew policy; CockroachDB's cluster version.
@@ -12,13 +13,11 @@ Source: Kubernetes' version skew policy; CockroachDB's cluster version.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..errors import (
     ClientTooOldError,
-    FormatTooNewError,
     InvalidRequestError,
     MemberTooOldError,
     ServerTooOldError,
@@ -30,10 +29,6 @@ VERSION = "0.1.0"
 VERSION_HEADER = "Keylane-Version"
 """Of HTTP requests and answers.  Other HTTP clients than keylane's send none."""
 _VERSION = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})([.+a-z-][0-9A-Za-z.+-]{0,40})?")
-
-FORMATS: Mapping[str, str] = MappingProxyType({})
-"""Name of a format → the minor version that was the first to read it.  Those of version 0.1 are in none: every member
-reads them."""
 
 
 class Version(NamedTuple):
@@ -134,23 +129,3 @@ def holding_back(cluster: Version, members: Iterable[MemberVersion]) -> list[str
     told = [(member.name, parse_version(member.version or str(cluster))) for member in members]
     newest = max((version for _, version in told), default=cluster)
     return sorted(name for name, version in told if version < newest)
-
-
-def reads(name: str, cluster: Version, formats: Mapping[str, str] = FORMATS) -> bool:
-    """Whether every member of a cluster of this version reads a format."""
-    return name not in formats or cluster >= parse_version(formats[name])
-
-
-def check_format(name: str, cluster: Version, formats: Mapping[str, str] = FORMATS) -> None:
-    """
-    Check, before it is written, that every member reads a format.
-
-    Raises:
-        FormatTooNewError: a member may not read it.
-    """
-    if not reads(name, cluster, formats):
-        raise FormatTooNewError(
-            f"{name} needs a cluster of keylane {formats[name]}; it is at {cluster}",
-            format=name,
-            cluster=str(cluster),
-        )

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,7 @@ class ServerMetrics:
 
     async def exposition(self) -> str:
         """All figures as of now; a collector that fails is logged, counted and left out."""
+        await asyncio.to_thread(import_module, "prometheus_client")  # 50 ms at the first scrape
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
         families = [*self._own()]

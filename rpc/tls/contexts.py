@@ -10,17 +10,25 @@ A certificate that has ended stops a start, so that it is told where it is mende
 from __future__ import annotations
 
 import ssl
+from collections import OrderedDict
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import CertificateFileError, CertificateKeyError, ConfigError
 from ...protocol.http.tls_settings import TlsSettings
+from .resuming import BulkContext, ResumingContext
 from .settings import ServingSettings
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
+
+SHARED_MAX = 256
+"""Contexts of clients that a process keeps for its next clients, with the sessions that these resume."""
+_shared: OrderedDict[tuple[bytes, str], ResumingContext] = OrderedDict()
+"""(files of a client, address of a server) → the context of its connections."""
 
 
 class ServerTls:
@@ -38,20 +46,20 @@ class ServerTls:
         self._wall_ms = wall_ms or SystemClock().wall_ms
         self.names, self.ends_s = self._check(settings)
         self.context = _server_context()
+        """For the next connection."""
         _use(self.context, settings)
 
     def reload(self, settings: ServingSettings) -> None:
         """
-        Read the files again; connections that are open stay as they are.
-
-        An authority of clients that was taken out of its file is trusted until the next start.
+        Read the files again; connections that are open stay as they are, and their sessions cannot be resumed.
 
         Raises:
             CertificateFileError, CertificateKeyError: a file cannot be used; the old ones stay in use.
         """
         names, ends_s = self._check(settings)
-        _use(_server_context(), settings)  # what cannot be used must not be loaded half
-        _use(self.context, settings)
+        context = _server_context()
+        _use(context, settings)
+        self.context = context
         self.names, self.ends_s = names, ends_s
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
@@ -94,9 +102,53 @@ def names_of(certificate: Certificate) -> frozenset[str]:
     return frozenset([*names.get_values_for_type(DNSName), *addresses])
 
 
-def client_context(tls: TlsSettings) -> ssl.SSLContext:
+class ClientContexts:
     """
-    The context of a client.
+    The contexts of a client's connections, one for each server, because a session is resumed by the server that began it.
+
+    Clients of a process whose files have the same content share them.
+
+    Raises:
+        CertificateFileError, CertificateKeyError: a file cannot be used.
+        ConfigError: only one of certificate and key is given.
+    """
+
+    def __init__(self, tls: TlsSettings) -> None:
+        self.renew(tls)
+
+    def renew(self, tls: TlsSettings) -> None:
+        """Read the files again, for connections from now on.  Raises as the class; the old ones stay in use then."""
+        client_context(tls)  # what cannot be used is told here
+        self._tls = tls
+        self._content = _content_of(tls)
+        self._of: dict[str, ResumingContext] = {}
+
+    def of(self, address: str) -> ssl.SSLContext:
+        """The context of connections to an address.  Raises as the class, if the files have become unusable."""
+        context = self._of.get(address)
+        if context is None:
+            known = (self._content, address)
+            context = _shared.pop(known, None) or client_context(self._tls)
+            self._of[address] = _shared[known] = context
+            while len(_shared) > SHARED_MAX:
+                _shared.popitem(last=False)
+        return context
+
+
+def _content_of(tls: TlsSettings) -> bytes:
+    """A digest of the content of a client's files.  Raises CertificateFileError."""
+    digest = sha256()
+    for path in (tls.ca, tls.cert, tls.key):
+        try:
+            digest.update(sha256(Path(path).read_bytes() if path else b"").digest())
+        except OSError as error:
+            raise _unusable(Path(path), error) from error
+    return digest.digest()
+
+
+def client_context(tls: TlsSettings) -> ResumingContext:
+    """
+    The context of a client's connections to one server.
 
     Raises:
         CertificateFileError, CertificateKeyError: a file cannot be used.
@@ -104,21 +156,16 @@ def client_context(tls: TlsSettings) -> ssl.SSLContext:
     """
     if bool(tls.cert) != bool(tls.key):
         raise ConfigError("a client certificate needs both its file and that of its key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    use_as_client(context, tls)
-    return context
-
-
-def use_as_client(context: ssl.SSLContext, tls: TlsSettings) -> None:
-    """Have a client's context use these files from its next handshake on.  Raises as `client_context`."""
     _trust(context, Path(tls.ca))
     if tls.cert:
         _load_pair(context, Path(tls.cert), Path(tls.key))
+    return context
 
 
 def _server_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = BulkContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
 

@@ -26,6 +26,7 @@ class TlsOpenings:
     The connections of one server that are in their handshake.
 
     Args:
+        context: the TLS of a new connection.
         make: makes the protocol that takes a connection over.
         most: above it the oldest is closed.
         on_refused: called for each that is closed so.
@@ -33,7 +34,7 @@ class TlsOpenings:
 
     def __init__(
         self,
-        context: ssl.SSLContext,
+        context: Callable[[], ssl.SSLContext],
         make: Callable[[], asyncio.Protocol],
         *,
         most: int,
@@ -77,7 +78,7 @@ class TlsOpenings:
         await asyncio.get_running_loop().connect_accepted_socket(
             partial(_Handover, self._make, partial(self._under_way.pop, accepted, None)),
             accepted,
-            ssl=self._context,
+            ssl=self._context(),
             ssl_handshake_timeout=self._handshake_s,
         )
 

@@ -1,7 +1,8 @@
 """keylane of several versions: wheels of this tree under other version numbers, each in a folder of its own.
 
 The release before has a tag once there is one; a tree without tags is its own release before, under the number that is
-one minor version lower (docs/decisions/house/0060).
+one minor version lower (docs/decisions/house/0060).  This tree's version and later ones have a migration more, which adds
+a table and a column.
 """
 
 from __future__ import annotations
@@ -14,11 +15,24 @@ import sys
 import tarfile
 from pathlib import Path
 
+from keylane.metaserver.sql.migrate import HEAD, OLDEST_READER
 from keylane.protocol.membership.versions import OWN
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONED = ("pyproject.toml", "__init__.py", "protocol/membership/versions.py")
 NUMBER = re.compile(r'^((?:__version__|VERSION|version) = )"[^"]+"$', re.MULTILINE)
+
+MIGRATED = "9000"
+MIGRATION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "9000", "{head}", None, None
+
+def upgrade():
+    op.create_table("colours", sa.Column("name", sa.String(9), primary_key=True))
+    op.add_column("brokers", sa.Column("colour", sa.String(9), nullable=False, server_default="red"))
+"""
 
 
 def minor_version(ahead: int) -> str:
@@ -63,6 +77,20 @@ def _write_source(source: Path, version: str) -> None:
         text, count = NUMBER.subn(rf'\1"{version}"', path.read_text(encoding="utf-8"))
         assert count == 1, name
         path.write_text(text, encoding="utf-8")
+    if version >= minor_version(0):
+        _add_migration(source)
+
+
+def _add_migration(source: Path) -> None:
+    path = source / "metaserver/sql/migrate.py"
+    text = path.read_text(encoding="utf-8")
+    head, oldest = f'HEAD = "{HEAD}"', f'OLDEST_READER = "{OLDEST_READER}"'
+    assert text.count(head) == text.count(oldest) == 1
+    before = minor_version(-1).removesuffix(".0")
+    text = text.replace(head, f'HEAD = "{MIGRATED}"')
+    path.write_text(text.replace(oldest, f'OLDEST_READER = "{before}"'), encoding="utf-8")
+    migration = source / f"migrations/versions/{MIGRATED}_of_a_test.py"
+    migration.write_text(MIGRATION.format(head=HEAD), encoding="utf-8")
 
 
 def _run(*arguments: str) -> None:

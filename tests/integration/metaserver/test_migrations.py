@@ -179,6 +179,7 @@ def test_newer_database_is_refused(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         migrate(connection)
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(sa.text("UPDATE facts SET value = '9.9' WHERE name LIKE 'oldest%'"))
     with engine.begin() as connection, pytest.raises(ConfigError, match="newer keylane"):
         migrate(connection)
     engine.dispose()

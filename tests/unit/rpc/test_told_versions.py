@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from keylane.protocol import endpoints
-from keylane.protocol.control import Health
+from keylane.protocol.control import Done, Health
 from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import (
     ClientTooOldError,
+    Fate,
     InvalidRequestError,
+    KeylaneError,
     NotSentError,
     ServerTooOldError,
 )
@@ -76,6 +80,40 @@ async def test_call_is_answered_when_versions_are_one_minor_apart(
         return
     with pytest.raises(error, match="upgrade the "):
         await asked_health(network, there)
+
+
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [("0.1.0", ServerTooOldError), ("0.9.0", ClientTooOldError), ("x", InvalidRequestError)],
+)
+@pytest.mark.parametrize(
+    ("method", "fate"), [("GET", Fate.NOT_DONE), ("POST", Fate.UNKNOWN), ("DELETE", Fate.UNKNOWN)]
+)
+async def test_call_that_a_server_of_another_version_has_carried_out_may_be_done(
+    network,
+    monkeypatch: pytest.MonkeyPatch,
+    told: str,
+    error: type[KeylaneError],
+    method: str,
+    fate: Fate,
+) -> None:
+    """The server checks no version, as one from before versions, and tells its own with the answer."""
+    monkeypatch.setattr(http_network, "VERSION", "0.5.0")
+    done: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        done.append(request.method)
+        return web.json_response({}, headers={VERSION_HEADER: told})
+
+    app = web.Application()
+    app.router.add_route("*", "/v1/done", answer)
+    async with TestServer(app) as there:
+        with pytest.raises(error) as caught:
+            await network.control(
+                method, f"127.0.0.1:{there.port}", "/v1/done", Done, timeout_ms=5_000
+            )
+    assert caught.value.fate is fate
+    assert done == [method]
 
 
 async def test_client_without_a_version_is_refused_when_it_sends_its_first_frame(

@@ -8,26 +8,22 @@ from hypothesis import strategies as st
 
 from keylane.protocol.errors import (
     ClientTooOldError,
-    FormatTooNewError,
     InvalidRequestError,
     MemberTooOldError,
     ServerTooOldError,
     UpgradeSkippedError,
 )
 from keylane.protocol.membership.versions import (
-    FORMATS,
     OWN,
     VERSION,
     MemberVersion,
     Version,
     check_client,
-    check_format,
     check_member,
     check_server,
     holding_back,
     parse_version,
     raised_version,
-    reads,
 )
 
 minors = st.integers(0, 50)
@@ -104,19 +100,5 @@ def test_member_that_skips_a_version_or_is_left_behind_is_refused() -> None:
         check_member("0.2.9", Version(0, 3), "broker g1")
 
 
-def test_format_is_written_only_when_the_whole_cluster_reads_it() -> None:
-    formats = {"wide record": "0.4"}
-    assert reads("batch", Version(0, 1), formats), "what every version reads is in no table"
-    assert not reads("wide record", Version(0, 3), formats)
-    assert reads("wide record", Version(0, 4), formats)
-    check_format("wide record", Version(0, 5), formats)
-    with pytest.raises(
-        FormatTooNewError, match=r"wide record needs a cluster of keylane 0\.4"
-    ) as caught:
-        check_format("wide record", Version(0, 3), formats)
-    assert caught.value.format == "wide record"
-
-
-def test_every_format_is_read_by_this_version() -> None:
+def test_version_of_this_program_is_parsed() -> None:
     assert parse_version(VERSION) == OWN
-    assert all(reads(name, OWN) for name in FORMATS)

@@ -183,3 +183,19 @@ async def test_new_handshakes_use_the_new_certificate_when_it_is_reloaded(shelf,
         server._tls.reload(settings)
         assert await call(server.address, other.client) == Done()
         await refused(server.address, shelf.client, CertificateUnknownError)
+
+
+async def test_authority_is_trusted_no_longer_when_it_is_taken_out_and_the_files_are_reloaded(
+    shelf, tmp_path
+) -> None:
+    """Neither with a new handshake nor with a session of before."""
+    cert, key = shelf.put("client", shelf.authority.issue(("client.example",)))
+    known = TlsSettings(ca=str(shelf.ca), cert=str(cert), key=str(key))
+    clients = shelf.folder / "clients.pem"
+    clients.write_bytes(shelf.ca.read_bytes())
+    settings = ServingSettings(**shelf.files(), tls_client_ca=clients)
+    async with serving(settings) as (server, _calls):
+        assert await call(server.address, known) == Done()
+        clients.write_bytes(CertificateShelf(tmp_path, "another").ca.read_bytes())
+        server._tls.reload(settings)
+        await refused(server.address, known, ClientCertificateError)

@@ -1,0 +1,116 @@
+"""TLS contexts of clients that resume sessions: a connection to a server that was reached before needs no certificate.
+
+    handshake ─▶ the server's tickets come with its first bytes ─▶ kept, one for each name ─▶ offered at the next handshake
+
+A server that cannot use a ticket, as after its restart, makes a whole handshake.  A resumed session rests on the
+certificate of the first one: so it is offered until that certificate ends, and at most for RESUMED_S.
+
+Only what `ssl` documents is used: `SSLContext.wrap_bio` with a session, and `SSLContext.sslobject_class`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+from ...protocol.clock import SystemClock
+
+RESUMED_S = 3_600
+"""A session is offered for so long after its certificate was verified; OpenSSL's servers take it for two hours."""
+NAMES_MAX = 16
+"""Names of servers whose sessions a context keeps; its connections are to one server, so there is one name."""
+READ_BYTES = 64 << 10
+"""A read makes a buffer of this size.  Event loops ask for 256 KiB and get a record of 16 KiB."""
+
+
+_wall_ms = SystemClock().wall_ms
+
+
+def _now_s() -> float:
+    """By the wall clock, as the dates of certificates are."""
+    return _wall_ms() / 1000
+
+
+class _Kept(NamedTuple):
+    session: ssl.SSLSession
+    until_s: float
+
+
+class BulkObject(ssl.SSLObject):
+    """TLS of one connection; reads without a buffer of their own make a small one."""
+
+    def read(self, size: int = 1024, buffer: Any = None) -> Any:
+        """See `ssl.SSLObject.read`."""
+        return super().read(min(size, READ_BYTES)) if buffer is None else super().read(size, buffer)
+
+
+class BulkContext(ssl.SSLContext):
+    """A context whose connections read without large buffers."""
+
+    sslobject_class = BulkObject
+
+
+class _ResumingObject(BulkObject):
+    """TLS of one connection of a client; gives its context the session once it can be resumed."""
+
+    _fresh = True
+
+    def read(self, size: int = 1024, buffer: Any = None) -> Any:
+        """See `ssl.SSLObject.read`; tickets are among the first bytes that are read."""
+        if not self._fresh:
+            return super().read(size, buffer)
+        try:
+            return super().read(size, buffer)
+        finally:
+            session = self.session
+            if session is not None and session.has_ticket:
+                self._fresh = False
+                context = self.context
+                assert isinstance(context, ResumingContext)
+                context.keep(self, session)
+
+
+class ResumingContext(ssl.SSLContext):
+    """The context of a client's connections to one server."""
+
+    sslobject_class = _ResumingObject
+    _kept: OrderedDict[str, _Kept]
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """See `ssl.SSLContext.wrap_bio`; the session that was kept for the name is offered."""
+        kept = self._sessions.get(str(server_hostname))
+        if session is None and kept is not None and _now_s() < kept.until_s:
+            session = kept.session
+        return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+    def keep(self, connection: ssl.SSLObject, session: ssl.SSLSession) -> None:
+        """Keep the session of a connection for the next one to the same name."""
+        name = str(connection.server_hostname)
+        now_s = _now_s()
+        if connection.session_reused:  # it rests on the certificate of the one before
+            before = self._sessions.get(name)
+            until_s = before.until_s if before is not None else now_s
+        else:
+            certificate: Any = connection.getpeercert() or {}
+            ends = certificate.get("notAfter")
+            ends_s = ssl.cert_time_to_seconds(ends) if ends else now_s
+            until_s = min(ends_s, now_s + RESUMED_S)
+        self._sessions[name] = _Kept(session, until_s)
+        self._sessions.move_to_end(name)
+        while len(self._sessions) > NAMES_MAX:
+            self._sessions.popitem(last=False)
+
+    @property
+    def _sessions(self) -> OrderedDict[str, _Kept]:
+        """Made at the first use: `ssl.SSLContext` is made by `__new__`."""
+        if "_kept" not in self.__dict__:
+            self._kept = OrderedDict()
+        return self._kept
