@@ -48,6 +48,8 @@ class LoopingHost(ConsumerHost):
 
     manners: tuple[str, ...] = ()
     """Those to choose from; set by the feature."""
+    manner = ""
+    """That of its last start."""
     given_back = 0
     """Messages that loops gave back."""
 
@@ -57,12 +59,12 @@ class LoopingHost(ConsumerHost):
         super().start()
 
     async def _run(self) -> None:
-        self._manner = self._bodies.choice(self.manners)
+        self.manner = self._bodies.choice(self.manners)
         handlers: dict[str, Any] = {"handler": self._handle, "batch handler": self._handle_batch}
-        handler = handlers.get(self._manner)
-        self._by_hand, self._batched = handler is None, self._manner == "batch handler"
+        handler = handlers.get(self.manner)
+        self._by_hand, self._batched = handler is None, self.manner == "batch handler"
         given, settings = self._settings, self._settings
-        if self._manner == "batches":  # what is wrong with a row only the program knows
+        if self.manner == "batches":  # what is wrong with a row only the program knows
             settings = replace(settings, on_failure=FailurePolicy.BLOCK)
         self._settings = settings
         network = _TellingNetwork(self.internet, self.process, self._record)
@@ -88,9 +90,9 @@ class LoopingHost(ConsumerHost):
     # ── what the judge is told ────────────────────────────────────────────────────────────────────────
     def _given(self, messages: list[Message], *, ours: bool) -> list[_Group]:
         """Note that the program was given messages, and has begun with the first one of each key."""
-        by_key: dict[tuple[int, bytes], list[Message]] = {}
+        by_key: dict[bytes | int, list[Message]] = {}
         for message in messages:
-            by_key.setdefault((id(message.delivery), message.key), []).append(message)
+            by_key.setdefault(message.key or id(message), []).append(message)
         clock_ns = self.machine.boot_ns()
         groups = [_Group(each, clock_ns, ours=ours) for each in by_key.values()]
         for group in groups:
@@ -208,7 +210,7 @@ class LoopingHost(ConsumerHost):
     # ── loops ─────────────────────────────────────────────────────────────────────────────────────────
     async def _iterate_all(self, consumer: Consumer) -> None:
         with contextlib.suppress(ClosedError):
-            await LOOPS[self._manner](self, consumer)
+            await LOOPS[self.manner](self, consumer)
 
     async def _one_by_one(self, consumer: Consumer) -> None:
         """Take a message, and end with it; at times leave the loop, and begin another one."""

@@ -69,9 +69,21 @@ class Loops(Feature):
             await self.pause(0.5)
             await self._deed(self.rng.random())
         self.keys.poison.clear()
+        self._end_arrow()
         while True:
             await self.keys.change_some(chance=1.0)
             await asyncio.sleep(0.5)
+
+    def _end_arrow(self) -> None:
+        """Have no program take Arrow data where others park: what is redriven waits for one that takes messages."""
+        if len(self._manners) == 1:
+            return
+        for host in self.world.consumers:
+            assert isinstance(host, LoopingHost)
+            host.manners = tuple(each for each in host.manners if each != "batches")
+            if host.running and host.manner == "batches":
+                host.end(machine_down=False)
+                host.start()
 
     async def _deed(self, deed: float) -> None:
         world, rng = self.world, self.rng
