@@ -70,7 +70,7 @@ class ParkedCalls(ClusterCalls):
         The keys that a consumer group has parked on the partitions of a subject; a key may be on two of them for a moment.
 
         Args:
-            key: this key; b"": messages without a key; None: dead letters of any key; `...`: all of these.
+            key: this key; b"": messages without a key, also dead letters; None: dead letters of any key; `...`: all of these.
             dead: True: dead letters alone; with a key also those of it among dead letters of any key, which are read to
                 find them; False: all but dead letters.
             older_than_ms: parked for at least this time; dead letters of any key, and messages without one, each for itself.

@@ -134,8 +134,10 @@ class WantedKeys:
 
     def inside(self, view: ParkedKeyView) -> bytes | None:
         """The key of the messages that are asked for among dead letters of any key; None: all messages of the view."""
-        among = self._dead and view.key is None and isinstance(self._key, bytes)
-        return self._key if among and isinstance(self._key, bytes) else None
+        among = self._dead or (self._dead is None and self._key == b"")
+        if among and view.key is None and view.tries is None and isinstance(self._key, bytes):
+            return self._key
+        return None
 
 
 def view_of(partition_id: int, view: ParkedView) -> ParkedKeyView:

@@ -173,6 +173,7 @@ class SetAside(NamedTuple):
     A broker is asked to park messages: its cursor may pass them from now on, though they are not handled.
 
     `skipped`: an operator gives them up; they are owed no longer.
+    `alone`: they are set aside without their key, whose later messages go on.
     """
 
     group: str
@@ -182,6 +183,7 @@ class SetAside(NamedTuple):
     """The owner's; 0: an operator asks."""
     ranges: tuple[tuple[int, int], ...]
     skipped: bool = False
+    alone: bool = False
 
 
 class Edited(NamedTuple):

@@ -193,16 +193,15 @@ class Judge:
         sending = log.sendings.get(stored)
         if sending is None:
             return  # the log has it as a phantom already
-        foreign = home != partition_id
-        if foreign and sending.key and not log.belongs(sending.key, home):
+        foreign, progress = home != partition_id, self.progress(group, partition_id)
+        strays = foreign and sending.key and not log.belongs(sending.key, home)
+        if strays and offset not in progress.alone:
             note(
                 "stale effect",
                 f"{partition_id}/{offset} of {sending.key!r} begun under token {token} of {home}, where its "
                 "key does not belong",
             )
-        self.progress(group, partition_id).begun(
-            offset, sending.key, token, session, foreign=foreign, fenced=replaced
-        )
+        progress.begun(offset, sending.key, token, session, foreign=foreign, fenced=replaced)
         if self._lost and sending.key and sending.strict:
             self._check_lost(partition_id, (group, sending.producer, sending.key), sending.number)
         for before in log.before(slot):
@@ -257,12 +256,13 @@ class Judge:
         token: int,
         ranges: tuple[Range, ...],
         skipped: bool = False,
+        alone: bool = False,
     ) -> None:
         """See `events.SetAside`."""
         progress = self.progress(group, partition_id)
         for start, end in ranges:
             for offset in range(start, end):
-                progress.set_aside(token, offset, skipped=skipped)
+                progress.set_aside(token, offset, skipped=skipped, alone=alone)
 
     def resetting(self, group: str, partition_id: int, token: int, cursor: int) -> None:
         """See `events.Resetting`."""

@@ -15,7 +15,7 @@ class Progress:
     """Judges what owners and the broker do with one partition, in the order of time."""
 
     __slots__ = (
-        "_aside", "_fences", "_findings", "_instants", "_late", "_sessions", "done", "eras", "looks", "newest",
+        "_aside", "_fences", "_findings", "_instants", "_late", "_sessions", "alone", "done", "eras", "looks", "newest",
         "partition_id", "reached",
     )  # fmt: skip
 
@@ -27,6 +27,8 @@ class Progress:
         """Token → offsets handled under it."""
         self._aside: defaultdict[int, set[int]] = defaultdict(set)
         """Token → offsets parked under it."""
+        self.alone: set[int] = set()
+        """Offsets set aside without their key: nothing waits for them, and they keep no order."""
         self.reached: dict[tuple[int, bytes], int] = {}
         """(token, key) → the highest offset begun."""
         self.newest = 0
@@ -72,7 +74,7 @@ class Progress:
         else:
             self.newest = max(self.newest, token)
         self._check_reset(offset, token, fenced=fenced)
-        if key:
+        if key and offset not in self.alone:
             reached = self.reached.get((token, key), -1)
             if offset < reached or (offset == reached and offset in self.done[token]):
                 self._findings.note(
@@ -96,10 +98,12 @@ class Progress:
                 "nonmonotonic", f"{offset} begun under token {token}, below the cursor of its reset"
             )
 
-    def set_aside(self, token: int, offset: int, *, skipped: bool) -> None:
+    def set_aside(self, token: int, offset: int, *, skipped: bool, alone: bool = False) -> None:
         """A broker is asked to park a message, or an operator gives a parked one up."""
         era = self.eras.of(token) if token else self.eras.all[-1]
         (era.ended if skipped else era.aside).add(offset)
+        if alone:
+            self.alone.add(offset)
         self._aside[token].add(offset)
 
     def handled(self, offset: int, token: int, *, foreign: bool = False) -> None:
@@ -111,9 +115,13 @@ class Progress:
         self.done[token].add(offset)
 
     def through(self, offset: int, token: int) -> bool:
-        """Whether a message is handled or not owed, as far as an owner with this token can know."""
+        """Whether nothing waits for a message: it is handled or not owed, as far as an owner with this token can know, or set aside alone."""
         eras = self.eras.all
-        if offset < self.eras.floor or (len(eras) == 1 and offset in eras[0].ended):
+        if (
+            offset in self.alone
+            or offset < self.eras.floor
+            or (len(eras) == 1 and offset in eras[0].ended)
+        ):
             return True
         return any(era.through(offset) for era in self.eras.possible(token))
 

@@ -94,9 +94,13 @@ class ArrowStream:
         return batch
 
     def next_ns(self) -> int | None:
-        """When a batch that was given back comes again; None if none does."""
+        """When a batch that was given back comes again; None if none does, or only after the pause of its partition."""
         return min(
-            (each.due_ns for each in self._partitions.values() if each.given_back is not None),
+            (
+                each.due_ns
+                for client, each in self._partitions.items()
+                if each.given_back is not None and not client.paused
+            ),
             default=None,
         )
 

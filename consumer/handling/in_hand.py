@@ -158,6 +158,19 @@ class InHand:
         self._push(key, lane)
         return back
 
+    def give_back_behind(self, failed: Message) -> list[Message]:
+        """Take the later messages of the key of `failed` back that are in hand; they are handed out again once `failed` has ended."""
+        self.hand.spread()
+        lane = self._lanes.get(_key(failed))
+        if type(lane) is not _Lane:
+            return []
+        back = [each for each in lane.out.values() if each.offset > failed.offset]
+        for each in back:
+            del lane.out[id(each)]
+            insort(lane.messages, each, key=_by_offset)
+        self.waiting += len(back)
+        return back
+
     def take_out(
         self, failed: Message, ours: Callable[[Message], bool]
     ) -> tuple[list[Message], list[Message]]:

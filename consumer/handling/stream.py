@@ -429,8 +429,9 @@ class Stream:
                 client.bury(message, failure)
             else:
                 client.retry(message, failure, pause_ms)
+            later = self._in_hand.give_back_behind(message)
             self.acked_again([message])
-            return [message]
+            return [message, *later]
 
         def behind(other: Message) -> bool:
             return other.key == message.key and are_parked_together(message, other)

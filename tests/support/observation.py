@@ -96,7 +96,10 @@ def set_aside(request: Request, payload: memoryview) -> list[SetAside]:
     if not isinstance(request, ChangeParked):
         return []
     return [
-        SetAside(request.group, request.partition_id, request.token, change.ranges)
+        SetAside(
+            *(request.group, request.partition_id, request.token, change.ranges),
+            alone=not isinstance(change.key, bytes),
+        )
         for change in decode_changes(payload)
         if isinstance(change, Park | ParkOrBury) and change.ranges
     ]

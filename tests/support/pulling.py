@@ -60,6 +60,8 @@ class ScriptedBroker:
         """Errors that acks meet first."""
         self.end = 2 * batches
         self.cursor = cursor
+        self.attempts: tuple[tuple[int, int], ...] = ()
+        """(offset, tries) of messages that failed under earlier grants."""
         self.first = 0
         self.sealed = False
         self.left_out: tuple[Range, ...] = ()
@@ -69,11 +71,11 @@ class ScriptedBroker:
     def asked(self, kind: type) -> list[Request]:
         return [request for request in self.requests if isinstance(request, kind)]
 
-    async def call(self, request: Request, _payload: bytes = b"", *, wait_ms: int = 0):
+    async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
         self.requests.append(request)
         match request:
             case Acquire():
-                return Acquired(self.cursor, (), self.end, self.sealed), b""
+                return Acquired(self.cursor, (), self.end, self.sealed, self.attempts), b""
             case Pull(offset=offset):
                 if self.pulls:
                     raise self.pulls.pop(0)
@@ -83,6 +85,8 @@ class ScriptedBroker:
                     upto = self.left_out[-1][1]
                     return Batches(self.first, self.end, upto, self.sealed, 0, self.left_out), b""
                 return Batches(self.first, self.end, offset + 2, self.sealed), stored(offset)
+            case ChangeParked():
+                return ParkedChanged(1), b""
             case Ack(ranges=ranges):
                 if self.acks:
                     raise self.acks.pop(0)

@@ -23,6 +23,7 @@ from .app import (
     HeaderOption,
     KeyHexOption,
     KeyOption,
+    NoKeyOption,
     OlderThanOption,
     PartitionOption,
     SkipFirstOption,
@@ -47,6 +48,7 @@ def dead_list(
     *,
     key: KeyOption = None,
     key_hex: KeyHexOption = None,
+    no_key: NoKeyOption = False,
     partition: PartitionOption = None,
     older_than: OlderThanOption = None,
     error: ErrorOption = None,
@@ -57,7 +59,7 @@ def dead_list(
     from ...screen import run
     from .keys import list_parked
 
-    selection = _selection(key, key_hex, partition, older_than, error)
+    selection = _selection(key, key_hex, partition, older_than, error, no_key=no_key)
     run(output, list_parked(meta, output, subject, group, selection))
 
 
@@ -68,6 +70,7 @@ def dead_show(
     *,
     key: KeyOption = None,
     key_hex: KeyHexOption = None,
+    no_key: NoKeyOption = False,
     partition: PartitionOption = None,
     older_than: OlderThanOption = None,
     error: ErrorOption = None,
@@ -79,7 +82,7 @@ def dead_show(
     from ...screen import run
     from .messages import show_parked
 
-    selection = _selection(key, key_hex, partition, older_than, error)
+    selection = _selection(key, key_hex, partition, older_than, error, no_key=no_key)
     run(output, show_parked(meta, output, subject, group, selection, first=first))
 
 
@@ -90,6 +93,7 @@ def dead_retry(
     *,
     key: KeyOption = None,
     key_hex: KeyHexOption = None,
+    no_key: NoKeyOption = False,
     partition: PartitionOption = None,
     older_than: OlderThanOption = None,
     error: ErrorOption = None,
@@ -101,7 +105,7 @@ def dead_retry(
     from ...screen import run
     from .keys import redrive_parked
 
-    selection = _selection(key, key_hex, partition, older_than, error)
+    selection = _selection(key, key_hex, partition, older_than, error, no_key=no_key)
     run(
         output,
         redrive_parked(meta, output, subject, group, selection, all_keys=False, yes=yes),
@@ -152,6 +156,7 @@ def dead_skip(
     *,
     key: KeyOption = None,
     key_hex: KeyHexOption = None,
+    no_key: NoKeyOption = False,
     partition: PartitionOption = None,
     older_than: OlderThanOption = None,
     error: ErrorOption = None,
@@ -166,7 +171,7 @@ def dead_skip(
     from .messages import skip_parked
     from .selection import skipped_count
 
-    selection = _selection(key, key_hex, partition, older_than, error)
+    selection = _selection(key, key_hex, partition, older_than, error, no_key=no_key)
     count = skipped_count(first, all_messages=all_messages)
     run(output, skip_parked(meta, output, subject, group, selection, first=count, yes=yes))
 
@@ -177,9 +182,17 @@ def _selection(
     partition: int | None,
     older_than: str | None,
     error: str | None,
+    *,
+    no_key: bool,
 ) -> Selection:
     from .selection import Selection
 
     return Selection(
-        key, key_hex, partition=partition, older_than=older_than, error=error, among_dead=True
+        key,
+        key_hex,
+        no_key,
+        partition=partition,
+        older_than=older_than,
+        error=error,
+        among_dead=True,
     )

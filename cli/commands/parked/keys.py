@@ -129,5 +129,18 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
 
 
 def _sum(views: Sequence[ParkedKeyView]) -> str:
-    messages = counted(sum(view.messages for view in views), "message")
-    return f"{messages} of {counted(len(set(map(_which, views))), 'key')}"
+    """Messages of order keys, and those that have no order, each kind by its name."""
+    keyed = [view for view in views if view.key]
+    dead = [view for view in views if view.key is None and not view.tries]
+    keyless = [view for view in views if view.key == b""]
+    waiting = [view for view in views if view.tries]
+    keys = counted(len({(view.partition_id, view.key) for view in keyed}), "key")
+    kinds = (
+        (keyed, f"message of {keys}", f"messages of {keys}"),
+        (dead, "dead letter", "dead letters"),
+        (keyless, "message without a key", "messages without a key"),
+        (waiting, "message that waits for retry", "messages that wait for retry"),
+    )
+    return ", ".join(
+        counted(sum(view.messages for view in some), one, many) for some, one, many in kinds if some
+    )

@@ -208,7 +208,7 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
         number, offset = places[b""][0]
         await owner.change(number, Park(b"", ((offset, offset + 1),), FAILURE))
         table = keylane(shared_cluster, "list", *where)
-        assert "13 messages of 4 keys parked" in table
+        assert "12 messages of 3 keys, 1 message without a key parked" in table
         assert "ValueError: no such aircraft" in table
         listed = json.loads(
             keylane(shared_cluster, "list", *where, "--key-hex", "ff00", "-o", "json")
@@ -235,6 +235,24 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
         assert "nothing to redrive" in keylane(shared_cluster, "redrive", *where, "--all", "--yes")
         refused = keylane(shared_cluster, "skip", *where, "--key", "unknown", "--yes", status=1)
         assert "ParkedKeyUnknownError" in refused
+
+
+async def test_dead_letters_without_a_key_are_found_by_commands_of_both_names(
+    shared_cluster: Cluster,
+):
+    places = await sent(shared_cluster, "parked-keyless")
+    where = ("parked-keyless", "g")
+    async with asyncio.timeout(120), RawOwner(shared_cluster.meta, *where) as owner:
+        for key in (b"", b"b"):
+            number, offset = places[key][0]
+            await owner.change(number, Park(None, ((offset, offset + 1),), FAILURE))
+        for name in ("parked", "dead"):
+            words = (name, "list", *where, "--no-key", "--meta", shared_cluster.meta)
+            assert "1 dead letter parked" in run_keylane(*words).stdout
+        shown = keylane(shared_cluster, "show", *where, "--no-key", "-o", "json")
+        assert json.loads(shown)["offset"] == places[b""][0][1]
+        said = keylane(shared_cluster, "redrive", *where, "--no-key")
+        assert "1 dead letter redriven" in said
 
 
 async def test_dead_letters_are_chosen_by_key(shared_cluster: Cluster):
@@ -342,7 +360,7 @@ async def test_dead_letters_are_told_each_with_its_own_failure(shared_cluster: C
         )
         assert json.loads(told.stdout)["failure"]["text"] == "no such aircraft"
         listed = run_keylane("dead", "list", *where, "--meta", shared_cluster.meta).stdout
-        assert "8 messages of 1 key parked" in listed
+        assert "8 dead letters parked" in listed
         assert "KeyError: town" in listed
         assert "ValueError: no such aircraft" in listed
 

@@ -102,3 +102,32 @@ def test_parked_key_stays_parked_when_the_policy_changes_while_batches_wait(mann
             return loop.of_key(b"a")
 
     assert run(story) == []
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_loop_gets_later_messages_again_when_one_of_many_is_a_dead_letter_or_is_retried(
+    strict: bool,
+):
+    """Also a program that passes over them, as they are given back with the first one."""
+
+    async def story(cluster: VirtualCluster) -> list[bytes]:
+        strategy = "strict" if strict else "best_tried"
+        await cluster.create_subject("orders", partitions=1, order_strategy=strategy)
+        policy = {"on_failure": "dead", "tries_max": 1} if strict else {}
+        async with (
+            Producer(cluster.address) as producer,
+            Consumer(cluster.address, subject="orders", group="g", **policy) as consumer,
+        ):
+            for number in range(4):
+                await producer.send("orders", b"a%d" % number, key=b"a")
+            await asyncio.sleep(2)
+            first, *_later = await consumer.getmany(timeout_ms=20_000)
+            await first.nack()
+            handled: list[bytes] = []
+            while len(handled) < 3:
+                messages = await consumer.getmany(timeout_ms=1_000)
+                await consumer.ack(messages)
+                handled += [message.value for message in messages]
+            return handled
+
+    assert run(story) == [b"a1", b"a2", b"a3"]

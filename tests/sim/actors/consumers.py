@@ -83,6 +83,8 @@ class ConsumerHost(Host):
         self._in_hand: Message | None = None
         """What the body of an iteration is in."""
         self._iterating = self._stopped = False
+        self._batched = False
+        """Its handler gets lists of messages."""
         self.on_message: Callable[[Message], None] | None = None
         """Told of each message that a handler begins with."""
         self.instance: str | None = None
@@ -197,7 +199,7 @@ class ConsumerHost(Host):
             self._meta,
             subject=self.subject,
             group=self.group,
-            handler=handler,
+            **{"batch_handler" if self._batched else "handler": handler},
             name=self.name,
             instance=self.instance,
             settings=self._settings,

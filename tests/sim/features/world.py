@@ -29,6 +29,7 @@ from sim.features.growths import Growths
 from sim.features.instances import Instances
 from sim.features.later import LaterDeliveries
 from sim.features.live_resets import LiveResetting
+from sim.features.loops import Loops
 from sim.features.parks import Parks
 from sim.features.relays import RelayedOutboxes, Relays
 from sim.features.retries import Retries
@@ -57,14 +58,15 @@ OTHERS: dict[int, type[Feature]] = {
     14: Relays,
 }
 """By the remainders of numbers by OTHERS_EVERY."""
-CUT_EVERY, CUT_AT = 30, 29
-"""Numbers with this remainder have cut-overs, before all others."""
+SELDOM_EVERY = 30
+SELDOM: dict[int, type[Feature]] = {11: Loops, 24: Loops, 29: CutOvers}
+"""By the remainders of numbers by SELDOM_EVERY, before all others."""
 
 
 def kind_of(number: int) -> type[Feature]:
     """The feature of a seed: in turn, and in some seeds an outbox, or what only consumer groups have."""
-    if number % CUT_EVERY == CUT_AT:
-        return CutOvers
+    if (kind := SELDOM.get(number % SELDOM_EVERY)) is not None:
+        return kind
     return OTHERS.get(number % OTHERS_EVERY, FEATURES[number % len(FEATURES)])
 
 

@@ -120,6 +120,20 @@ async def test_batch_given_back_comes_first_once_it_is_due():
         await stream.take().ack()
 
 
+async def test_batch_given_back_is_not_waited_for_while_its_partition_is_paused():
+    """A program that waits until it is due would ask again and again, without a pause."""
+    clock = ManualClock()
+    stream, client = stream_of(clock), ArrowClient(1)
+    stream.put(stored(client, 0, 2))
+    await stream.take().nack()
+    assert stream.next_ns() == clock.boot_ns()
+    client.paused = True
+    assert stream.take() is None
+    assert stream.next_ns() is None
+    client.paused = False
+    assert stream.take().attempt == 2
+
+
 def test_paused_lapsed_and_dropped_partitions_give_nothing():
     stream, client, lapsed = stream_of(ManualClock()), ArrowClient(1), ArrowClient(2)
     stream.put(stored(client, 0, 2))

@@ -388,6 +388,20 @@ async def test_message_that_is_given_back_too_often_is_buried_alone(ordered: boo
     assert (await stream.next()).offset == 1
 
 
+async def test_later_messages_in_hand_come_again_at_once_when_one_is_set_aside_alone():
+    """A program need not know of the policy: with a message that it gives back it has none of its key in hand."""
+    client = StreamClient()
+    stream = keyed(
+        client, b"a", b"a", b"b", b"a", failing=Failing(policy=FailurePolicy.DEAD, tries_max=1)
+    )
+    taken = await stream.take_many(3, 1_000)
+    back = stream.nack(taken[0], 0)
+    assert [message.offset for message in back] == [0, 1]
+    assert [each[:3] for each in client.set_aside] == [("buried", 0, [])]
+    again = await stream.take_many(10, 1_000)
+    assert [(message.offset, message.attempt) for message in again] == [(1, 1), (3, 1)]
+
+
 async def test_paused_messages_are_parked_behind_a_message_that_is_given_back_too_often():
     client = StreamClient()
     stream = keyed(

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from keylane.consumer import ConsumerSettings
+from keylane.consumer.delivery.pulled_batch import PulledBatch
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.errors import (
@@ -46,6 +47,32 @@ async def test_fence_is_raised_before_messages_are_pulled():
         assert isinstance(pull, Pull)
         assert (acquire.token, pull.token, pull.offset) == (TOKEN, TOKEN, 2)
         assert [message.offset for message in owner.messages] == [2, 3]
+
+
+class KeepingOwner(NotingOwner):
+    """Keeps batches as they are stored, as a consumer without a handler does."""
+
+    keeps_batches = True
+    buries_when_full = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[PulledBatch] = []
+
+    def hand_out_batch(self, batch: PulledBatch) -> None:
+        self.batches.append(batch)
+
+
+async def test_earlier_tries_are_kept_when_parked_rows_are_left_out():
+    """The broker told of them once: a look at the keys of a batch does not use them up."""
+    broker, owner = ScriptedBroker(), KeepingOwner()
+    broker.attempts = ((0, 3), (1, 1))
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
+        await eventually(lambda: owner.batches)
+        (batch,) = owner.batches
+        client.parking.keys.add(b"k1")
+        client.leave_out_parked(batch)
+        assert [(each.offset, each.attempt) for each in batch.messages()] == [(0, 4)]
 
 
 async def test_fence_is_raised_again_when_a_pull_fails():

@@ -127,7 +127,7 @@ def test_key_is_told_to_programs():
 
 def test_table_has_a_row_for_each_key():
     table = parked_table("g on s", [view(b"a"), view(None, failure=None, first_offset=-1)])
-    assert table.title == "g on s: 4 messages of 2 keys parked"
+    assert table.title == "g on s: 2 messages of 1 key, 2 dead letters parked"
     first, second = cells(table)
     assert first[:4] == ["7", "a", "parked", "2"]
     assert first[5:7] == ["3:9", "5"]
@@ -171,7 +171,7 @@ def test_table_has_a_row_for_many_errors_of_one_kind():
     errors = [view(None, failure=Failure("E", str(place), "c", 7, 5)) for place in range(25)]
     table = parked_table("g on s", errors)
     rows = cells(table)
-    assert table.title == "g on s: 50 messages of 1 key parked"
+    assert table.title == "g on s: 50 dead letters parked"
     assert len(rows) == 21
     assert (rows[20][0], rows[20][3], rows[20][8]) == ("7", "10", "(5 more errors)")
 

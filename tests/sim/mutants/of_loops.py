@@ -1,0 +1,137 @@
+"""Bugs of loops of programs: messages in hand, given back, paused, and left out because their key is parked."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from keylane.consumer.delivery.pulled_batch import PulledBatch
+from keylane.consumer.handling.in_hand import InHand
+from keylane.consumer.handling.stream import Stream
+from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.settings import FailurePolicy
+from sim.mutants.mutant import Breaks, Patches
+
+
+def pulled_batches_are_parked_before_older_ones(patches: Patches) -> None:
+    """What is pulled of a parked key is parked at once, and what was pulled before waits in batches that are not opened."""
+
+    def put_batch(self: Any, batch: PulledBatch) -> None:
+        client: Any = batch.client
+        client.leave_out_parked(batch)
+        real(self, batch)
+
+    real = patches.set(Stream, "put_batch", put_batch)
+
+
+def another_policy_hands_parked_keys_out(patches: Patches) -> None:
+    """Messages of a parked key that were pulled before are handed out once the policy is no longer to park."""
+
+    def open_stored(self: Any) -> None:
+        if self._failing.policy is FailurePolicy.PARK:
+            real(self)
+            return
+        self._waiting.extend(self._stored.popleft().messages())
+
+    real = patches.set(Stream, "_open_stored", open_stored)
+
+
+def loop_gets_those_behind_a_parked_message(patches: Patches) -> None:
+    """A message that fails too often is parked, and those that wait behind it are handed out."""
+
+    def take_out(self: Any, failed: Any, _ours: Any) -> Any:
+        self.acked(failed)
+        return [failed], []
+
+    patches.set(InHand, "take_out", take_out)
+
+
+def opened_messages_pass_a_parked_one(patches: Patches) -> None:
+    """A message is parked without those of its key that wait in opened batches."""
+
+    def set_aside(self: Any, *args: Any) -> Any:
+        kept, self._waiting = self._waiting, deque()
+        try:
+            return real(self, *args)
+        finally:
+            self._waiting = kept
+
+    real = patches.set(Stream, "_set_aside", set_aside)
+
+
+def paused_messages_pass_a_parked_one(patches: Patches) -> None:
+    """A message is parked without those of its key that wait in a paused partition."""
+
+    def set_aside(self: Any, *args: Any) -> Any:
+        kept, self._paused = self._paused, {}
+        try:
+            return real(self, *args)
+        finally:
+            self._paused = kept
+
+    real = patches.set(Stream, "_set_aside", set_aside)
+
+
+def given_back_goes_to_the_end(patches: Patches) -> None:
+    """A message that is given back comes again after those that wait behind it."""
+
+    def give_back(self: Any, message: Any, due_ns: int) -> Any:
+        back = real(self, message, due_ns)
+        lane = self._lane(message.key or (message.partition_id, message.offset))
+        if len(lane.messages) > 1:
+            lane.messages.append(lane.messages.pop(0))
+        return back
+
+    real = patches.set(InHand, "give_back", give_back)
+
+
+def given_back_alone(patches: Patches) -> None:
+    """A message is given back, and the later ones of its key stay in hand: they are waited for in vain, or acked before it."""
+
+    def give_back(self: Any, message: Any, due_ns: int) -> Any:
+        self.hand.spread()
+        lane = self._lane(message.key or (message.partition_id, message.offset))
+        later, lane.out = lane.out, {id(message): message}
+        back = real(self, message, due_ns)
+        lane.out = {number: each for number, each in later.items() if each is not message}
+        return back
+
+    real = patches.set(InHand, "give_back", give_back)
+
+
+def keys_in_hand_hold_nothing(patches: Patches) -> None:
+    """A loop that has not acked a message gets the next one of its key."""
+
+    def first(self: Any, arrived: Any, now_ns: int, **_ordered: Any) -> Any:
+        return real(self, arrived, now_ns, ordered=False)
+
+    real = patches.set(InHand, "first", first)
+
+
+def resumed_messages_go_to_the_end(patches: Patches) -> None:
+    """What a paused partition has waiting comes, after `resume`, behind what was pulled later."""
+
+    def resume(self: Any, partition_id: int) -> None:
+        self._waiting.extend(self._paused.pop(partition_id, ()))
+        self._work.set()
+
+    patches.set(Stream, "resume", resume)
+
+
+def rows_of_parked_keys_are_handed_out(patches: Patches) -> None:
+    """Arrow data has the rows of parked keys."""
+    patches.set(PullClient, "leave_out_parked", lambda *_args: None)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    pulled_batches_are_parked_before_older_ones,
+    another_policy_hands_parked_keys_out,
+    loop_gets_those_behind_a_parked_message,
+    opened_messages_pass_a_parked_one,
+    paused_messages_pass_a_parked_one,
+    given_back_goes_to_the_end,
+    given_back_alone,
+    keys_in_hand_hold_nothing,
+    resumed_messages_go_to_the_end,
+    rows_of_parked_keys_are_handed_out,
+)
