@@ -159,10 +159,10 @@ def _by_key(rows: ComparedRows) -> Unlike:
     firsts = np.concatenate([[True], (np.diff(rows.source) != 0) | (rows.key[1:] != rows.key[:-1])])
     starts = np.flatnonzero(firsts)
     counts = np.diff(np.append(starts, len(rows))).astype(np.int64)
-    found = rows.take(starts)
-    by_offset = np.lexsort((found.offset, found.source))
-    found = found.take(by_offset)
-    return Unlike(found.source, found.key, found.offset, counts[by_offset])
+    matches = rows.take(starts)
+    by_offset = np.lexsort((matches.offset, matches.source))
+    matches = matches.take(by_offset)
+    return Unlike(matches.source, matches.key, matches.offset, counts[by_offset])
 
 
 def _same_place(rows: ComparedRows) -> npt.NDArray[np.bool_]:

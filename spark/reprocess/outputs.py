@@ -220,10 +220,10 @@ def _by_rows(
 ) -> Iterator[KeyDifference]:
     for some in rounds(pairs):
         before, after = [other for other, _ in some], [piece for _, piece in some]
-        found = unlike_keys(_gathered(old, before), _gathered(new, after))
-        if len(found.source):
-            keys = _keys_of([(old, before), (new, after)], set(found.key.tolist()))
-            yield from _named(found, keys)
+        unlike = unlike_keys(_gathered(old, before), _gathered(new, after))
+        if len(unlike.source):
+            keys = _keys_of([(old, before), (new, after)], set(unlike.key.tolist()))
+            yield from _named(unlike, keys)
 
 
 def rounds(
@@ -251,28 +251,28 @@ def _gathered(side: _Side, pieces: Sequence[JobPiece]) -> ComparedRows:
 def _keys_of(
     sides: Sequence[tuple[_Side, Sequence[JobPiece]]], wanted: set[int]
 ) -> dict[int, bytes]:
-    """Hash → key: read again until every key of these hashes is found."""
-    found: dict[int, bytes] = {}
+    """Hash → key: read again until every key of these hashes is known."""
+    keys_by_hash: dict[int, bytes] = {}
     for side, pieces in sides:
         for batch, rows in side.rows(pieces):
-            left = np.array(sorted(wanted - found.keys()), np.uint64)
+            left = np.array(sorted(wanted - keys_by_hash.keys()), np.uint64)
             if not len(left):
-                return found
+                return keys_by_hash
             at = np.flatnonzero(np.isin(rows.key, left))
             hashes, firsts = np.unique(rows.key[at], return_index=True)
             keys = batch.column("key") if "key" in batch.schema.names else None
             for number, row in zip(hashes.tolist(), at[firsts].tolist(), strict=True):
                 key = None if keys is None else keys[row].as_py()
-                found[number] = key.encode() if isinstance(key, str) else key or b""
-    return found
+                keys_by_hash[number] = key.encode() if isinstance(key, str) else key or b""
+    return keys_by_hash
 
 
-def _named(found: Unlike, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
+def _named(unlike: Unlike, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
     for source, key, first, rows in zip(
-        found.source.tolist(),
-        found.key.tolist(),
-        found.first_offset.tolist(),
-        found.rows.tolist(),
+        unlike.source.tolist(),
+        unlike.key.tolist(),
+        unlike.first_offset.tolist(),
+        unlike.rows.tolist(),
         strict=True,
     ):
         yield KeyDifference(partition_id=source, key=keys[key], first_offset=first, rows=rows)

@@ -73,7 +73,7 @@ def bare_changed(rows: pa.Table) -> pa.Table:
     return bare(changed(rows))
 
 
-class Work:
+class StoredOutputs:
     """Jobs on a subject of two generations of partitions, in small pieces that are compared a few at a time."""
 
     def __init__(self, cluster: Cluster, folder: Path, source: str) -> None:
@@ -110,7 +110,7 @@ def work(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-) -> Work:
+) -> StoredOutputs:
     monkeypatch.setattr(runs, "PIECE_ROWS", 30)
     monkeypatch.setattr(outputs, "ROUND_ROWS", 70)
     source = request.node.name.removeprefix("test_")[:40]
@@ -119,10 +119,10 @@ def work(
     ask = Reshape(kind=OperationKind.RESIZE, subject=source, partitions=3)
     asyncio.run(file_cluster.reshape(ask))
     asyncio.run(send(file_cluster, source, range(COUNT // 2, COUNT)))
-    return Work(file_cluster, tmp_path, source)
+    return StoredOutputs(file_cluster, tmp_path, source)
 
 
-def expected(work: Work) -> list[KeyDifference]:
+def expected(work: StoredOutputs) -> list[KeyDifference]:
     """One row of each of the changed messages, at its place."""
     options = parse_options(
         {"meta": work.cluster.meta, "subject": work.source, "columns": COLUMNS}, now_ms=0
@@ -133,14 +133,14 @@ def expected(work: Work) -> list[KeyDifference]:
         for batch in read_task(options, [planned])
         for row in batch.filter(pc.is_in(batch["value"], pa.array(CHANGED))).to_pylist()
     ]
-    found = [
+    matches = [
         KeyDifference(
             partition_id=row["partition"], key=row["key"], first_offset=row["offset"], rows=1
         )
         for row in rows
     ]
     merged: dict[tuple[int, object], KeyDifference] = {}
-    for each in sorted(found, key=lambda each: (each.partition_id, each.first_offset or 0)):
+    for each in sorted(matches, key=lambda each: (each.partition_id, each.first_offset or 0)):
         before = merged.get((each.partition_id, each.key))
         if before is None:
             merged[each.partition_id, each.key] = each

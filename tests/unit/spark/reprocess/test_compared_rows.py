@@ -46,7 +46,7 @@ def side(rows: list[Row], *, order: tuple[str, ...] = ("replay", "n"), **more) -
 
 def by_hand(old: list[Row], new: list[Row]) -> dict[tuple[int, bytes], tuple[int, int]]:
     """(source partition, key) → first offset, rows that differ."""
-    found: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+    matches: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     for place in {row[:3] for row in (*old, *new)}:
         left, right = ([row[3] for row in rows if row[:3] == place] for rows in (old, new))
         if place[2] == b"":  # matched as sets
@@ -56,8 +56,8 @@ def by_hand(old: list[Row], new: list[Row]) -> dict[tuple[int, bytes], tuple[int
         else:
             pairs = zip(left, right, strict=False)
             unlike = max(len(left), len(right)) - sum(a == b for a, b in pairs)
-        found[place[0], place[2]] += [place[1]] * unlike
-    return {place: (min(offsets), len(offsets)) for place, offsets in found.items() if offsets}
+        matches[place[0], place[2]] += [place[1]] * unlike
+    return {place: (min(offsets), len(offsets)) for place, offsets in matches.items() if offsets}
 
 
 @settings(deadline=None)
@@ -67,15 +67,15 @@ def test_differences_are_those_of_a_comparison_row_by_row(old, new, changed):
     new = new if changed else [*old]
     places = [row[:3] for rows in (old, new) for row in rows if row[2] == b""]
     keyless_once = len(places) == len(set(places))
-    found = unlike_keys(side(old), side(new, order=("n", "replay")))
+    matches = unlike_keys(side(old), side(new, order=("n", "replay")))
     names = {side([(1, 0, key, b"")]).key[0]: key for key in (b"", b"a", b"bb")}
     got = {
         (source, names[key]): (first, rows)
         for source, key, first, rows in zip(
-            found.source.tolist(),
-            found.key,
-            found.first_offset.tolist(),
-            found.rows.tolist(),
+            matches.source.tolist(),
+            matches.key,
+            matches.first_offset.tolist(),
+            matches.rows.tolist(),
             strict=True,
         )
     }
@@ -108,9 +108,9 @@ def test_row_differs_by_value_property_or_time_and_not_by_what_the_job_adds():
     assert count(one(), one(replay="b")) == 0
     assert count(one(), one(micros=100)) == 0, "the function gave no time"
     for other in (one(b"w"), one(properties=[("n", "1")]), one(micros=8)):
-        found = unlike_keys(one(), other)
-        assert (found.source.tolist(), found.first_offset.tolist()) == ([3], [5])
-        assert found.rows.tolist() == [1]
+        matches = unlike_keys(one(), other)
+        assert (matches.source.tolist(), matches.first_offset.tolist()) == ([3], [5])
+        assert matches.rows.tolist() == [1]
     assert count(one(properties=[("n", "1")]), one(properties=[("n", "2")])) == 1
 
 
