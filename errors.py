@@ -50,6 +50,7 @@ __all__ = [
     "ClusterFolderError",
     "CodecError",
     "CommitUnknownError",
+    "CompareError",
     "ConditionNotMetError",
     "ConfigError",
     "ConnectionQuotaError",

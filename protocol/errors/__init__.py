@@ -51,7 +51,7 @@
     │   ├── GroupExistsError, PolicyInvalidError, RetryPolicyError, SuspendedClientsError    settings of a consumer group
     │   ├── ResetCanceledError, ResetForwardError          a reset that was canceled, or cannot be
     │   ├── ParkedMessageUnknownError, ParkedKeyAmbiguousError, EditsFullError, ParkedRedrivenError    edits of them
-    │   ├── ManifestError, JobChangedError, CutOverError   a folder of reprocessed messages
+    │   ├── ManifestError, JobChangedError, CutOverError, CompareError   a folder of reprocessed messages
     │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError,
     │   ├── PublishBehindError                             hidden subjects
     │   ├── RowsDifferError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark

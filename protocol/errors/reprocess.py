@@ -45,3 +45,12 @@ class CutOverError(RefusedError):
     summary = "the rows do not cover the subject's messages"
     hint = "Nothing is published.  Reprocess all of the subject into itself (--to the same subject, --hidden), from an earlier start."
     partition_id = Detail(int)
+
+
+class CompareError(RefusedError):
+    """Two outputs of a job cannot be compared: rows are gone, or do not say what they were made of."""
+
+    code = 1380
+    summary = "the outputs cannot be compared"
+    hint = "Reprocess again into a new folder or another subject, with the column offset in the output, and compare these."
+    path = Detail(str)

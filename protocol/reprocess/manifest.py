@@ -1,7 +1,7 @@
 """The manifest of reprocessed messages: which ranges, by which code, with how many rows and which digests.  Pure.
 
     {"format": 1, "job": …, "code": …, "subject": …, "planned_at_ms": …, "ranges": [{partition_id, start, end, …}, …],
-     "pieces": [{partition_id, start, end, rows, digest, file}, …], "output": {target, hidden, subject_id, published}}
+     "pieces": [{partition_id, start, end, rows, digest, file}, …], "output": {target, hidden, subject_id, published, messages}}
 
 Invariants
     The ranges are fixed when the job is planned, and half-open: what is live begins at `end` of each.
@@ -58,6 +58,8 @@ class SubjectOutput(Struct, frozen=True, kw_only=True):
     """Of the hidden subject; 0: it is not made yet.  Another subject of its name lacks the rows."""
     published: bool = True
     """The job publishes it; False: it is left to `keylane subject publish`."""
+    messages: dict[Count, Count] | UnsetType = UNSET
+    """Partition of the hidden subject → messages of the job, which begin at offset 0; of a job that is complete."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ def positions(
     begins = {group: dict(ends) for group in cursors}
     for batch in batches:
         new, offsets = _numbers(batch.column("partition")), _numbers(batch.column("offset"))
-        source, at = _sources(batch.column("properties"))
+        source, at = sources_of(batch.column("properties"))
         for group, by_source in cursors.items():
             left = np.zeros(len(at), bool)
             for partition_id, cursor in by_source.items():
@@ -99,8 +99,8 @@ def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
     return numbers
 
 
-def _sources(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The source partition and the source offset of each row."""
+def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The source partition and the source offset of each row, as its properties say.  Raises CutOverError."""
     if not len(properties):
         empty = np.zeros(0, np.int64)
         return empty, empty

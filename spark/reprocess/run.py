@@ -29,7 +29,6 @@ from ...protocol.reprocess.manifest import (
     SubjectOutput,
     missing_pieces,
 )
-from .comparing import KeyDifference, differences
 from .folder import MANIFEST, PLAN, OutputFolder
 from .holding import Holding
 from .job import Job
@@ -270,7 +269,7 @@ def run_job(
                 path=str(folder.path),
             )
         if to is not None:
-            to.check(manifest)
+            manifest = to.checked(manifest)
         folder.write(MANIFEST, manifest)
         if to is not None:
             to.publish(manifest)
@@ -323,30 +322,3 @@ def waves(missing: Iterable[PlannedRange], *, in_order: bool) -> list[list[list[
         wave = by_wave.setdefault(piece.epoch if in_order else 0, {})
         wave.setdefault(piece.partition_id, []).append(piece)
     return [list(by_wave[epoch].values()) for epoch in sorted(by_wave)]
-
-
-def compare_outputs(old: OutputFolder, new: OutputFolder) -> list[KeyDifference]:
-    """
-    Where the output of one folder differs from that of another; equal digests are not read.
-
-    Raises:
-        ManifestError: one of them is not complete, or they have other ranges.
-    """
-    before, after = old.read(MANIFEST), new.read(MANIFEST)
-    for folder, manifest in ((old, before), (new, after)):
-        if manifest is None:
-            raise ManifestError(f"{folder.path} is not complete", path=str(folder.path))
-    assert before is not None
-    assert after is not None
-    pieces = {(each.partition_id, each.start, each.end): each for each in before.pieces}
-    if pieces.keys() != {(each.partition_id, each.start, each.end) for each in after.pieces}:
-        raise ManifestError(
-            f"{old.path} and {new.path} have other ranges: reprocess both with the same --start and --end",
-            path=str(old.path),
-        )
-    unlike: list[KeyDifference] = []
-    for piece in after.pieces:
-        other = pieces[piece.partition_id, piece.start, piece.end]
-        if other.digest != piece.digest:
-            unlike += differences(piece.partition_id, old.rows_of(other), new.rows_of(piece))
-    return unlike

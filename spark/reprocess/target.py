@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from msgspec import UNSET
 from msgspec.structs import replace as changed
 
 from ...protocol.errors import PublishTargetError, RowsDifferError, SubjectUnknownError
@@ -52,7 +53,7 @@ class JobTarget:
         """
         output = _output(manifest)
         view = self._call(output, lambda subject: subject.make())
-        return changed(manifest, output=changed(output, subject_id=view.route.subject_id))
+        return changed(manifest, output=_with_id(output, view.route.subject_id))
 
     def cuts(self, source: str) -> bool:
         """Whether the rows are to take the place of what they are made of."""
@@ -71,7 +72,7 @@ class JobTarget:
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
         view, older = self._call(output, lambda subject: subject.cut())
-        return changed(output, subject_id=view.route.subject_id), older
+        return _with_id(output, view.route.subject_id), older
 
     def rows(self, manifest: Manifest) -> HiddenRows:
         """What the tasks have to know."""
@@ -82,8 +83,13 @@ class JobTarget:
             sent_at_ns=manifest.planned_at_ms * 1_000_000,
         )
 
-    def check(self, manifest: Manifest) -> None:
-        """Raises RowsDifferError: the hidden subject has other rows than those of the pieces."""
+    def checked(self, manifest: Manifest) -> Manifest:
+        """
+        The manifest of the complete job, which says where its rows are.
+
+        Raises:
+            RowsDifferError: the hidden subject has other rows than those of the pieces.
+        """
         stored = self._call(_output(manifest), lambda subject: subject.stored())
         if sum(stored.values()) != manifest.rows_out:
             output = _output(manifest)
@@ -91,6 +97,7 @@ class JobTarget:
                 f"{output.hidden} has {sum(stored.values())} messages, and the job has written {manifest.rows_out}: delete it "
                 "with `keylane subject delete`, and run the same command again",
             )
+        return changed(manifest, output=changed(_output(manifest), messages=stored))
 
     def publish(self, manifest: Manifest) -> None:
         """Publish the rows unless the job leaves that to others; a repeat changes nothing.  Raises what `publish` raises."""
@@ -117,6 +124,13 @@ class JobTarget:
             return await work(HiddenSubject(network, self.options, output.hidden))
 
         return run_with_network(run)
+
+
+def _with_id(output: SubjectOutput, subject_id: int) -> SubjectOutput:
+    """The output with the id of its hidden subject; another subject of its name lacks the rows."""
+    if output.subject_id == subject_id:
+        return output
+    return changed(output, subject_id=subject_id, messages=UNSET)
 
 
 def _output(manifest: Manifest) -> SubjectOutput:

@@ -6,8 +6,10 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from keylane.spark import register
@@ -19,6 +21,12 @@ from keylane.spark.reprocess.target import JobTarget
 from keylane.spark.writing.job import WriteOptions
 
 COLUMNS = "partition,offset,key,value,timestamp,properties"
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.task.duration.threshold": "2s",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+}
 
 
 def say(**facts: object) -> None:
@@ -44,7 +52,33 @@ def slow_rows():
     return slow
 
 
-def session(master: str) -> SparkSession:
+def slow_first_attempt(folder: str):
+    """Each attempt is noted by its number in the folder; the first one takes half a second for a batch."""
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        attempt = context.attemptNumber()
+        Path(folder, str(attempt)).touch()
+        for batch in batches:
+            time.sleep(0 if attempt else 0.5)
+            yield batch
+
+    return slow
+
+
+def write_with_speculation(spark: SparkSession, meta: str, folder: str) -> None:
+    """A write of one task, whose first attempt is slow: Spark begins a second one beside it."""
+    attempts = Path(folder, "attempts")
+    attempts.mkdir()
+    source = {"meta": meta, "subject": "flights", "batchRows": "100"}
+    frame = spark.read.format("keylane").options(**source).load()
+    slow = frame.mapInArrow(slow_first_attempt(str(attempts)), frame.schema)
+    slow.write.format("keylane").options(meta=meta, subject="copied").mode("append").save()
+    say(attempts=sorted(path.name for path in attempts.iterdir()))
+
+
+def session(master: str, **settings: str) -> SparkSession:
     spark = (
         SparkSession.builder.master(master)
         .config("spark.driver.host", "127.0.0.1")
@@ -53,6 +87,7 @@ def session(master: str) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.executor.cores", "1")
         .config("spark.executor.memory", "512m")
+        .config(map=settings)
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
@@ -73,7 +108,11 @@ def stream_slowly(spark: SparkSession, meta: str, folder: str) -> None:
 
 def main() -> None:
     master, meta, folder, stage = sys.argv[1:]
-    spark = session(master)
+    spark = session(master, **(SPECULATION if stage == "speculate" else {}))
+    if stage == "speculate":
+        write_with_speculation(spark, meta, folder)
+        spark.stop()
+        return
     if stage == "stream":
         stream_slowly(spark, meta, folder)
         spark.stop()

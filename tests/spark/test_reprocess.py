@@ -20,6 +20,7 @@ from keylane.spark.reprocess import folder as folders
 from keylane.spark.reprocess import run as runs
 from keylane.spark.reprocess.comparing import KeyDifference
 from keylane.spark.reprocess.job import Job
+from keylane.spark.reprocess.outputs import compare_outputs
 from support.cluster import Cluster, eventually
 
 ROWS = 12_000
@@ -189,8 +190,8 @@ def test_comparison_names_the_key_and_its_first_offset_when_code_changed(
     with pytest.raises(JobChangedError):
         runs.run_job(spark, second, options, old)
     runs.run_job(spark, second, options, new)
-    assert runs.compare_outputs(old, old) == []
-    (unlike,) = runs.compare_outputs(old, new)
+    assert compare_outputs("", str(old.path), old) == []
+    (unlike,) = compare_outputs("", str(old.path), new)
     table = pq.read_table(new.path)
     changed = [
         (row["partition"], row["offset"]) for row in table.to_pylist() if row["key"] == b"N14228"

@@ -81,3 +81,11 @@ def test_command_plans_runs_once_and_compares(
     for _ in range(2):
         assert "the rows are published in cleaned" in command("drop", "three", *goal)
     assert keylane.arrow.read(file_cluster.meta, "cleaned").read_all().num_rows == COUNT - 1
+    text = command("drop", "three", *goal, "--compare", "subject:orders", status=2)
+    assert "1 key with other rows" in text
+    assert "k2" in text
+    same = (*goal[:-1], str(tmp_path / "four"), "--hidden", "cleaned.again", "--compare")
+    assert "the output is that of" in command("drop", "four", *same, str(tmp_path / "three"))
+    with pytest.raises(AssertionError, match="is not complete"):
+        command("drop", "five", "--compare", str(tmp_path / "nothing"))
+    assert not (tmp_path / "five").exists()

@@ -1,4 +1,4 @@
-"""A standalone cluster on loopback, of the pip package: a worker is killed with its executor, then the driver with its JVM."""
+"""A standalone cluster on loopback, of the pip package: a worker is killed with its executor, then the driver with its JVM; a slow task is run twice."""
 
 from __future__ import annotations
 
@@ -125,3 +125,16 @@ def test_standalone_cluster_stores_each_row_once_when_the_driver_of_a_stream_is_
     with driver(master, cluster, tmp_path, "stream") as again:
         assert said(again, "streamed")
     check_each_once_in_order(cluster, "streamed")
+
+
+@pytest.mark.whole  # as above
+@pytest.mark.timeout(600)
+def test_standalone_cluster_stores_each_row_once_when_a_slow_task_is_run_beside_itself(
+    standalone, cluster, tmp_path
+):
+    """Speculation: a second attempt begins on the other worker while the first one is storing the same rows."""
+    master, _ = standalone
+    asyncio.run(fill(cluster))
+    with driver(master, cluster, tmp_path, "speculate") as process:
+        assert said(process, "attempts") == {"attempts": ["0", "1"]}
+    check_each_once_in_order(cluster, "copied")

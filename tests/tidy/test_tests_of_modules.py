@@ -111,6 +111,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "spark/test_reprocess.py": "folder holding run worker",
         "integration/writing/test_reprocess_to_subject.py": "target",
         "integration/writing/test_killed_drivers.py": "rows_stored",
+        "integration/writing/test_compared_outputs.py": "outputs",
     },
     "cli/commands/subject": {
         "acceptance/test_cli.py": "app describe",

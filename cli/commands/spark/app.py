@@ -65,7 +65,8 @@ def spark_reprocess(
     compare: Annotated[
         str,
         typer.Option(
-            metavar="DIR", help="Afterwards show where the output of this folder differs."
+            metavar="DIR|subject:NAME",
+            help="Afterwards show where the rows differ from those of an earlier job's folder, or of a subject.",
         ),
     ] = "",
     folder: FolderOption = "",

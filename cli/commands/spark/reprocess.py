@@ -92,8 +92,22 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
     if asked.plan:
         _show_plan(output, plan_job(job, options, folder, output=to.output() if to else None))
         return 0
+    if asked.compare:
+        _check_older(asked.compare)
     _run(output, asked, job, options, folder, to)
-    return _compare(output, OutputFolder(asked.compare), folder) if asked.compare else 0
+    return _compare(output, asked, folder) if asked.compare else 0
+
+
+def _check_older(compare: str) -> None:
+    """Raises, before the job runs, what its comparison would raise anyway."""
+    from ....protocol.ids import check_name
+    from ....spark.reprocess.folder import OutputFolder
+    from ....spark.reprocess.outputs import SUBJECT, complete
+
+    if compare.startswith(SUBJECT):
+        check_name("subject", compare.removeprefix(SUBJECT))
+    else:
+        complete(OutputFolder(compare))
 
 
 def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
@@ -111,8 +125,6 @@ def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
         raise ConfigError(
             "--to SUBJECT needs --folder DIR, where the plan and the manifest are kept"
         )
-    if asked.compare:
-        raise ConfigError("--compare is of two folders with rows: reprocess to parquet:DIR first")
     if asked.to == asked.source and not asked.hidden:
         raise ConfigError(
             "--to the subject itself would put the rows behind those that they are made of: with --hidden they stay "
@@ -259,10 +271,10 @@ def _bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], 
             move()
 
 
-def _compare(output: OutputFormat, old: OutputFolder, new: OutputFolder) -> int:
-    from ....spark.reprocess.run import compare_outputs
+def _compare(output: OutputFormat, asked: Asked, folder: OutputFolder) -> int:
+    from ....spark.reprocess.outputs import compare_outputs
 
-    unlike = compare_outputs(old, new)
+    unlike = compare_outputs(asked.meta, asked.compare, folder)
     if output is OutputFormat.JSON:
         show_json(
             [
@@ -276,13 +288,13 @@ def _compare(output: OutputFormat, old: OutputFolder, new: OutputFolder) -> int:
             ]
         )
     elif not unlike:
-        show_line(f"the output is that of {old.path}")
+        show_line(f"the output is that of {asked.compare}")
     else:
         rows = [
             (each.partition_id, _text(each.key), each.first_offset, each.rows)
             for each in unlike[:DIFFERENCES_SHOWN]
         ]
-        title = f"{counted(len(unlike), 'key')} with other rows than in {old.path}"
+        title = f"{counted(len(unlike), 'key')} with other rows than in {asked.compare}"
         show_table(make_table(title, ("id#", "key", "first offset#", "rows#"), rows))
     return 2 if unlike else 0
 

@@ -1,0 +1,278 @@
+"""Compares the output of a job with that of another, or with a subject: pieces with equal digests are not read.  Network only.
+
+    folder of files with folder of files      table by table (`comparing.py`)
+    a subject on one side or on both          rows by what they were made of (`compared_rows.py`), some pieces at a time
+
+Invariants
+    The rows of at most `ROUND_ROWS` messages, or of one piece, are in memory at once, as five numbers each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from ...arrow.reading import read
+from ...protocol.errors import (
+    CompareError,
+    JobFailedError,
+    ManifestError,
+    PartitionUnknownError,
+    SubjectUnknownError,
+)
+from ...protocol.reprocess.manifest import JobPiece, Manifest, live_offsets
+from .compared_rows import ComparedRows, Unlike, compared_rows, of_pieces, unlike_keys
+from .comparing import KeyDifference, differences
+from .folder import MANIFEST, OutputFolder
+from .messages import messages_of
+
+ROUND_ROWS = 5_000_000
+SUBJECT = "subject:"
+COLUMNS = ("partition", "offset", "key", "value", "timestamp", "properties")
+
+
+def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifference]:
+    """
+    Where the output of a job differs from an older one, by source partition, key and first offset.  Blocks.
+
+    Args:
+        meta: host:port of a metaserver, several by comma.
+        old: the folder of another job, or subject:NAME, of which the rows of the same ranges count: the messages themselves
+            if it is the subject that the job has read.
+        new: the folder of the job.
+
+    Raises:
+        ManifestError: one of them is not complete, or they have other ranges.
+        CompareError: rows are gone, or do not say what they were made of.
+        KeylaneError: what reading raises.
+    """
+    after = complete(new)
+    if old.startswith(SUBJECT):
+        name = old.removeprefix(SUBJECT)
+        pairs = [(piece, piece) for piece in after.pieces]
+        before: _Side = _Subject(meta, name, after if name == after.subject else None)
+        return _merged(_by_rows(before, _side(meta, new, after), pairs))
+    folder = OutputFolder(old)
+    earlier = complete(folder)
+    pairs = [pair for pair in _paired(folder, earlier, new, after) if _differ(*pair)]
+    if earlier.output or after.output:
+        return _merged(_by_rows(_side(meta, folder, earlier), _side(meta, new, after), pairs))
+    return _merged(
+        each
+        for other, piece in pairs
+        for each in differences(piece.partition_id, folder.rows_of(other), new.rows_of(piece))
+    )
+
+
+def _merged(unlike: Iterable[KeyDifference]) -> list[KeyDifference]:
+    """One difference for each partition and key, by partition and first offset."""
+    merged: dict[tuple[int, object], KeyDifference] = {}
+    for each in unlike:
+        place = each.partition_id, each.key
+        other = merged.get(place)
+        if other is not None:
+            offsets = (other.first_offset, each.first_offset)
+            first = min((offset for offset in offsets if offset is not None), default=None)
+            merged[place] = replace(other, first_offset=first, rows=other.rows + each.rows)
+        else:
+            merged[place] = each
+    return sorted(
+        merged.values(),
+        key=lambda each: (each.partition_id, each.first_offset is None, each.first_offset or 0),
+    )
+
+
+def complete(folder: OutputFolder) -> Manifest:
+    """The manifest of a complete job.  Raises ManifestError."""
+    manifest = folder.read(MANIFEST)
+    if manifest is None:
+        raise ManifestError(f"{folder.path} is not complete", path=str(folder.path))
+    live_offsets(manifest, where=str(folder.path))
+    return manifest
+
+
+def _paired(
+    old: OutputFolder, before: Manifest, new: OutputFolder, after: Manifest
+) -> list[tuple[JobPiece, JobPiece]]:
+    pieces = {(each.partition_id, each.start, each.end): each for each in before.pieces}
+    if pieces.keys() != {(each.partition_id, each.start, each.end) for each in after.pieces}:
+        raise ManifestError(
+            f"{old.path} and {new.path} have other ranges: reprocess both with the same --start and --end",
+            path=str(old.path),
+        )
+    return [(pieces[each.partition_id, each.start, each.end], each) for each in after.pieces]
+
+
+def _differ(old: JobPiece, new: JobPiece) -> bool:
+    return old.digest != new.digest
+
+
+class _Side:
+    """One of two outputs."""
+
+    where = ""
+    own_places = False
+    planned_us: int | None = None
+
+    def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
+        """At least the rows that were made of messages of these pieces."""
+        raise NotImplementedError
+
+    def rows(self, pieces: Sequence[JobPiece]) -> Iterator[tuple[pa.RecordBatch, ComparedRows]]:
+        """The batches, each with its rows."""
+        for batch in self.batches(pieces):
+            if batch.num_rows:
+                yield (
+                    batch,
+                    compared_rows(
+                        batch,
+                        own_places=self.own_places,
+                        planned_us=self.planned_us,
+                        where=self.where,
+                    ),
+                )
+
+
+class _Files(_Side):
+    """The files of a folder, as messages."""
+
+    def __init__(self, folder: OutputFolder, manifest: Manifest) -> None:
+        self._folder, self._job = folder, manifest.job
+        self.where = str(folder.path)
+
+    def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
+        for piece in pieces:
+            try:
+                rows = messages_of(self._folder.rows_of(piece), job=self._job, piece=piece)
+            except JobFailedError as error:
+                raise CompareError(f"{self.where}: {error.message}", path=self.where) from None
+            yield from rows.to_batches()
+
+
+class _Subject(_Side):
+    """The rows of a subject; the messages that a job has read, if it is that one."""
+
+    def __init__(self, meta: str, name: str, read_by: Manifest | None) -> None:
+        self._meta, self._name, self._read_by = meta, name, read_by
+        self.own_places = read_by is not None
+        self.where = f"{SUBJECT}{name}"
+
+    def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
+        if self._read_by is None:
+            yield from read(self._meta, self._name, columns=COLUMNS)
+            return
+        starts: dict[int, int] = {}
+        ends: dict[int, int] = {}
+        for piece in pieces:
+            starts[piece.partition_id] = min(
+                piece.start, starts.get(piece.partition_id, piece.start)
+            )
+            ends[piece.partition_id] = max(piece.end, ends.get(piece.partition_id, 0))
+        yield from _read_ranges(self._meta, self._name, starts, ends, where=self.where)
+
+
+class _JobRows(_Side):
+    """The rows that a job has stored in a subject: hidden, or published since."""
+
+    def __init__(self, meta: str, folder: OutputFolder, manifest: Manifest) -> None:
+        assert manifest.output
+        self._meta, self._output = meta, manifest.output
+        self.where = str(folder.path)
+        self.planned_us = manifest.planned_at_ms * 1_000
+
+    def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
+        output = self._output
+        if not output.messages and output.messages != {}:
+            raise CompareError(
+                f"{self.where} does not say where the rows are: an older keylane made it",
+                path=self.where,
+            )
+        ends = {number: count for number, count in output.messages.items() if count}
+        starts = dict.fromkeys(ends, 0)
+        try:
+            yield from _read_ranges(self._meta, output.hidden, starts, ends, where=self.where)
+        except SubjectUnknownError:  # it is published
+            yield from _read_ranges(self._meta, output.target, starts, ends, where=self.where)
+
+
+def _read_ranges(
+    meta: str, subject: str, starts: dict[int, int], ends: dict[int, int], *, where: str
+) -> Iterator[pa.RecordBatch]:
+    if not ends:
+        return
+    try:
+        yield from read(meta, subject, partitions=ends, start=starts, end=ends, columns=COLUMNS)
+    except PartitionUnknownError as error:
+        raise CompareError(
+            f"{where}: rows are no longer in {subject!r}: {error.message}", path=where
+        ) from None
+
+
+def _side(meta: str, folder: OutputFolder, manifest: Manifest) -> _Side:
+    return _JobRows(meta, folder, manifest) if manifest.output else _Files(folder, manifest)
+
+
+def _by_rows(
+    old: _Side, new: _Side, pairs: Sequence[tuple[JobPiece, JobPiece]]
+) -> Iterator[KeyDifference]:
+    for some in rounds(pairs):
+        before, after = [other for other, _ in some], [piece for _, piece in some]
+        unlike = unlike_keys(_gathered(old, before), _gathered(new, after))
+        if len(unlike.source):
+            keys = _keys_of([(old, before), (new, after)], set(unlike.key.tolist()))
+            yield from _named(unlike, keys)
+
+
+def rounds(
+    pairs: Sequence[tuple[JobPiece, JobPiece]],
+) -> Iterator[list[tuple[JobPiece, JobPiece]]]:
+    """The pieces that are compared at once, those of a partition together."""
+    some: list[tuple[JobPiece, JobPiece]] = []
+    rows = 0
+    for pair in pairs:
+        size = max(*(each.rows for each in pair), pair[0].end - pair[0].start)
+        if some and rows + size > ROUND_ROWS:
+            yield some
+            some, rows = [], 0
+        some.append(pair)
+        rows += size
+    if some:
+        yield some
+
+
+def _gathered(side: _Side, pieces: Sequence[JobPiece]) -> ComparedRows:
+    parts = (of_pieces(rows, pieces) for _, rows in side.rows(pieces))
+    return ComparedRows.together([part for part in parts if len(part)])
+
+
+def _keys_of(
+    sides: Sequence[tuple[_Side, Sequence[JobPiece]]], wanted: set[int]
+) -> dict[int, bytes]:
+    """Hash → key: read again until every key of these hashes is known."""
+    keys_by_hash: dict[int, bytes] = {}
+    for side, pieces in sides:
+        for batch, rows in side.rows(pieces):
+            left = np.array(sorted(wanted - keys_by_hash.keys()), np.uint64)
+            if not len(left):
+                return keys_by_hash
+            at = np.flatnonzero(np.isin(rows.key, left))
+            hashes, firsts = np.unique(rows.key[at], return_index=True)
+            keys = batch.column("key") if "key" in batch.schema.names else None
+            for number, row in zip(hashes.tolist(), at[firsts].tolist(), strict=True):
+                key = None if keys is None else keys[row].as_py()
+                keys_by_hash[number] = key.encode() if isinstance(key, str) else key or b""
+    return keys_by_hash
+
+
+def _named(unlike: Unlike, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
+    for source, key, first, rows in zip(
+        unlike.source.tolist(),
+        unlike.key.tolist(),
+        unlike.first_offset.tolist(),
+        unlike.rows.tolist(),
+        strict=True,
+    ):
+        yield KeyDifference(partition_id=source, key=keys[key], first_offset=first, rows=rows)
