@@ -24,7 +24,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-store bench-order bench-hosts bench-spark spark-versions spark-connect lock wheel clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark spark-versions spark-connect lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -96,6 +96,9 @@ bench: $(STAMP) ## measure the main path, print JSON
 
 bench-clients: $(STAMP) ## measure producers and consumers beside a bare path, print JSON (ARGS=--quick)
 	@$(BIN)/python benchmarks/clients.py $(ARGS)
+
+bench-small: $(STAMP) ## measure small traffic by process, print JSON (ARGS="--rounds 1")
+	@$(BIN)/python benchmarks/small_traffic.py $(ARGS)
 
 bench-store: $(STAMP) ## measure the broker's store beside the raw disk, print JSON (ARGS=--quick)
 	@$(BIN)/python benchmarks/store.py $(ARGS)

@@ -1,8 +1,10 @@
-"""Measures small traffic: steady rates from `send` to a handler, a single send, idle consumers; prints JSON.
+"""Measures small traffic: steady rates from `send` to a handler, groups, a single send, idle consumers; prints JSON.
 
-`--rates 500,5000`, `--seconds N` (6) of each rate, `--rounds N` (3), `--uvloop` (clients run on asyncio's own loop),
-`--idle N` (0) consumers for `--seconds`.  Processor time is user and system time of all threads of a process, in µs a
-message; another tree is measured with `PYTHONPATH` of the folder that has it as `keylane`.
+`--rates 500,5000`, `--groups 1,5`, `--seconds N` (6) of each rate, `--rounds N` (3), `--uvloop` (clients run on
+asyncio's own loop), `--idle N` (0) consumers for `--seconds`.  Processor time is user and system time of all threads of
+a process, in µs a message, and a group; another tree is measured with `PYTHONPATH` of the folder that has it as
+`keylane`.  A group is sent after the one before was handled, so that its figures depend little on other work of the
+machine: a steady rate on a busy machine makes larger batches.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ TICK_S = 0.001
 WARM_S = 1.0
 """Of each steady rate's beginning nothing is measured."""
 SINGLE_SENDS = 500
+GROUPS = 1_000
 
 
 def cpu_seconds(pid: int) -> float:
@@ -88,6 +91,36 @@ async def stamped(meta: str, subject: str, rate: int, seconds: float) -> dict[st
         await done.wait()
     kept = sorted(times[int(rate * WARM_S) + 1 :])
     return {"p50_ms": kept[len(kept) // 2], "p99_ms": kept[len(kept) * 99 // 100]}
+
+
+async def grouped(meta: str, subject: str, size: int, _seconds: float) -> dict[str, float]:
+    """Send groups of messages, each after the one before was handled here."""
+    handled, left = asyncio.Event(), 0
+
+    async def handle(_message: Message) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            handled.set()
+
+    took: list[float] = []
+    async with (
+        Producer(meta) as producer,
+        Consumer(meta, subject=subject, group="grouped", handler=handle),
+    ):
+        for number in range(GROUPS + 100):
+            if number == 100:
+                print(json.dumps({"ready": True}), flush=True)
+                used = cpu_seconds(os.getpid())
+            began = time.perf_counter()
+            handled.clear()
+            left = size
+            for index in range(size):
+                producer.send(subject, VALUE, key=KEYS[(number * size + index) % 10_000])
+            await handled.wait()
+            took.append((time.perf_counter() - began) * 1000)
+        used = cpu_seconds(os.getpid()) - used
+        return {"client_cpu_us": used / GROUPS * 1e6, "p50_ms": statistics.median(took[100:])}
 
 
 async def single(meta: str, subject: str, _rate: int, _seconds: float) -> dict[str, float]:
@@ -169,6 +202,19 @@ class Take:
         figures |= {f"{rate}_{name}_switches": hops[name] / messages for name in hops}
         return figures | {f"{rate}_{key}": value for key, value in took.items()}
 
+    def grouped(self, size: int) -> dict[str, float]:
+        """Figures of groups; the client is producer and consumer."""
+        process = self.role("grouped", self.subject(), size)
+        line_of(process)
+        pid = self._cluster.broker_process.pid
+        used, hops = cpu_seconds(pid), switches(pid)
+        took = line_of(process) | {
+            "broker_cpu_us": (cpu_seconds(pid) - used) / GROUPS * 1e6,
+            "broker_switches": (switches(pid) - hops) / GROUPS,
+        }
+        process.wait()
+        return {f"group_of_{size}_{key}": value for key, value in took.items()}
+
     def single(self) -> dict[str, float]:
         """Figures of single sends."""
         process = self.role("single", self.subject(), 0)
@@ -194,7 +240,9 @@ class Take:
 def run_role(options: argparse.Namespace) -> None:
     """Run one measured process."""
     role, meta, subject, number, seconds = options.role
-    body = {"steady": steady, "stamped": stamped, "single": single, "idle": idle}[role]
+    body = {
+        "steady": steady, "stamped": stamped, "grouped": grouped, "single": single, "idle": idle,
+    }[role]  # fmt: skip
     factory = uvloop.new_event_loop if options.uvloop else None
     with asyncio.Runner(loop_factory=factory) as runner:
         result = runner.run(body(meta, subject, int(number), float(seconds)))
@@ -205,6 +253,7 @@ def main() -> None:
     """Run the rounds, print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", default="500,5000")
+    parser.add_argument("--groups", default="1,5")
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle", type=int, default=0)
@@ -221,6 +270,8 @@ def main() -> None:
             found = take.single()
             for rate in filter(None, options.rates.split(",")):
                 found |= take.steady(int(rate))
+            for size in filter(None, options.groups.split(",")):
+                found |= take.grouped(int(size))
             if options.idle:
                 found |= take.idle(options.idle)
             figures.append(found)

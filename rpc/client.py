@@ -436,17 +436,26 @@ class BrokerClient:
         self._timeout_ms = timeout_ms
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
+        self._queued = 0
+        """Calls that wait for the lock, or have it."""
         self._pulls = asyncio.Semaphore(PULLS_AT_ONCE_MAX)
 
     async def channel(self) -> Channel:
         """The open channel.  Raises NotSentError."""
-        # The lock is taken for an open channel too, so that no call overtakes calls that waited for it.
-        async with self._opening:
-            if self._channel is None or self._channel.closed:
-                self._channel = await self._network.open_channel(
-                    self.address, timeout_ms=self._timeout_ms
-                )
-            return self._channel
+        channel = self._channel
+        if channel is not None and not channel.closed and not self._queued:
+            return channel
+        # While others wait, the lock is taken for an open channel too, so that no call overtakes theirs.
+        self._queued += 1
+        try:
+            async with self._opening:
+                if self._channel is None or self._channel.closed:
+                    self._channel = await self._network.open_channel(
+                        self.address, timeout_ms=self._timeout_ms
+                    )
+                return self._channel
+        finally:
+            self._queued -= 1
 
     async def call(
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0

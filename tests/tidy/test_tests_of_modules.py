@@ -147,7 +147,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/parking/test_retries.py": "retrying",
     },
     "consumer/pulling": {
-        "unit/consumer/pulling/test_pull_client.py": "ack_sender pull_owner pull_views",
+        "unit/consumer/pulling/test_pull_client.py": "pull_owner pull_views",
         "unit/consumer/test_rebalance.py": "pull_gate",
         "integration/consumers/test_shared_groups.py": "shared_client",
         "integration/reading/test_reader.py": "read_messages",

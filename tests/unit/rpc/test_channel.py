@@ -121,6 +121,28 @@ async def test_no_answer_in_time_leaves_the_outcome_unknown(channel, desk):
     assert not channel.closed
 
 
+async def test_call_with_less_time_ends_before_older_ones_with_more(channel, desk):
+    """One timer serves all calls: it is set for the earliest end, and then for the next."""
+    long = channel.begin(Read(1, 1, 0), timeout_ms=300)
+    short = channel.begin(Read(1, 2, 0), timeout_ms=60)
+    endless = channel.begin(Read(1, 3, 0), timeout_ms=60_000)
+    with pytest.raises(OutcomeUnknownError, match="within 60 ms"):
+        await short
+    assert not long.done()
+    with pytest.raises(OutcomeUnknownError, match="within 300 ms"):
+        await long
+    desk.let_go.set()
+    answer, _ = await endless
+    assert answer.next_offset == 3
+
+
+async def test_call_of_a_closed_channel_fails_in_its_future(channel):
+    """`begin` itself raises nothing, so that a caller has one place for errors."""
+    await channel.close()
+    call = channel.begin(Append(1), timeout_ms=5_000)
+    assert isinstance(call.exception(), NotSentError)
+
+
 async def test_cancelled_call_leaves_the_channel_whole(channel, desk):
     """A caller that gives up takes nothing with it."""
     held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
