@@ -1,12 +1,10 @@
-"""A data-plane channel over one aiohttp WebSocket."""
+"""A data-plane channel over one WebSocket."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Callable
-
-import aiohttp
 
 from ..protocol.errors import FrameError, NotSentError, OutcomeUnknownError
 from ..protocol.frames import (
@@ -15,9 +13,10 @@ from ..protocol.frames import (
     Request,
     Throttled,
     decode_answer,
-    encode_frame,
+    frame_parts,
     refusal_error,
 )
+from .websocket.socket import DataSocket
 
 WAIT_MS_MAX = 60_000
 """No broker makes a call wait for longer, whatever it says."""
@@ -33,7 +32,7 @@ class WebSocketChannel:
 
     def __init__(
         self,
-        socket: aiohttp.ClientWebSocketResponse,
+        socket: DataSocket,
         address: str,
         on_throttled: Callable[[Throttled], None] = lambda _told: None,
     ) -> None:
@@ -59,19 +58,19 @@ class WebSocketChannel:
         if self._broken is not None:
             raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
         correlation_id = self._next_id()
-        frame = encode_frame(correlation_id, request, payload)
+        parts = frame_parts(correlation_id, request, payload)
         future = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         try:
             async with asyncio.timeout(timeout_ms / 1000) as limit:
                 self._limits[correlation_id] = limit, timeout_ms / 1000
-                await self._socket.send_bytes(frame)
+                await self._socket.send(parts)
                 answer, rest = await future
         except TimeoutError:
             raise OutcomeUnknownError(
                 f"no answer from {self._address} to {type(request).__name__} within {timeout_ms} ms"
             ) from None
-        except (ConnectionError, aiohttp.ClientError) as error:
+        except ConnectionError as error:
             raise OutcomeUnknownError(
                 f"the connection to {self._address} broke: {str(error) or type(error).__name__}"
             ) from error
@@ -87,10 +86,8 @@ class WebSocketChannel:
     async def _read(self) -> None:
         reason = ""
         try:
-            async for message in self._socket:
-                if message.type is not aiohttp.WSMsgType.BINARY:
-                    raise FrameError(f"no binary frame: {message.type.name} {message.data!r:.200}")
-                correlation_id, answer, payload = decode_answer(message.data)
+            while (data := await self._socket.receive()) is not None:
+                correlation_id, answer, payload = decode_answer(data)
                 if isinstance(answer, Refused) and correlation_id == 0:
                     reason = answer.message
                 elif isinstance(answer, Throttled):
@@ -99,11 +96,11 @@ class WebSocketChannel:
                 future = self._waiting.get(correlation_id)
                 if future is not None and not future.done():
                     future.set_result((answer, payload))
-        except (FrameError, aiohttp.ClientError, ConnectionError) as error:
-            reason = str(error) or type(error).__name__
+        except FrameError as error:
+            reason = str(error)
         finally:
             code = self._socket.close_code
-            reason = reason or f"closed by the other side, code {code}"
+            reason = reason or self._socket.problem or f"closed by the other side, code {code}"
             reason = self._broken = self._broken or reason
             for future in self._waiting.values():
                 if not future.done():

@@ -45,6 +45,7 @@ from .reasons import reason
 from .tls.contexts import client_context, use_as_client
 from .tls.handshakes import tls_problem, why_ended
 from .tls.settings import tls_of_environment
+from .websocket.handshake import open_socket
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 15.0
@@ -176,13 +177,10 @@ class HttpNetwork:
     async def _connect(self, address: str, timeout_ms: int) -> WebSocketChannel:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                socket = await self._session.ws_connect(
-                    f"{self._scheme}://{address}{DATA_PATH}",
-                    max_msg_size=FRAME_BYTES_MAX,
-                    compress=0,
-                    heartbeat=HEARTBEAT_SECONDS,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-                )
+                socket = await open_socket(
+                    self._session, f"{self._scheme}://{address}{DATA_PATH}",
+                    bytes_max=FRAME_BYTES_MAX, heartbeat_s=HEARTBEAT_SECONDS,
+                )  # fmt: skip
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if (problem := await self._tls_problem(address, error)) is not None:
                 raise problem from error
